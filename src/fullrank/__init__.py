@@ -1,0 +1,29 @@
+"""fullrank: federated learning when clients' data differ.
+
+One call runs an experiment (`fullrank.run`), another trains your own module on your own clients (`fullrank.fit`).
+"""
+
+__version__ = "0.1.0"
+
+from . import data, methods, models, objectives
+from .channels import Mean, Sum
+from .config import Experiment
+from .errors import Conflict
+from .methods import Method
+from .run import Run, fit, load_run, run
+
+__all__ = [
+    "Conflict",
+    "Experiment",
+    "Mean",
+    "Method",
+    "Run",
+    "Sum",
+    "data",
+    "fit",
+    "load_run",
+    "methods",
+    "models",
+    "objectives",
+    "run",
+]

@@ -1,0 +1,253 @@
+"""From an experiment to everything a run needs: data divided, network built, server and site ready."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from . import methods, models
+from .config import GIVEN, Experiment, Statistics
+from .data import DataSet, Pipeline, load_dataset
+from .data.federation import Federation, divide
+from .errors import Refusal
+from .evaluate import evaluate
+from .local.settings import Settings
+from .methods import Composition, Method
+from .models.entries import Entries, classify
+from .models.network import Net, Network
+from .randomness import torch_seeded
+from .server import Server
+from .site import Site
+from .trees import Tensors
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass
+class Assembly:
+    """The parts of one run, put together."""
+
+    experiment: Experiment
+    federation: Federation
+    network: Network
+    composition: Composition
+    entries: Entries
+    server: Server
+    site: Site
+    device: torch.device
+
+    @property
+    def no_global_model(self) -> str | None:
+        """Why there is no complete global model, or None."""
+        if not self.entries.personal:
+            return None
+        return f"{len(self.entries.personal)} entries of the model are each client's own ({self.entries.personal[0]} …)"
+
+    def judge(self, model: Tensors) -> dict[str, float]:
+        """Accuracy and loss of a global model on the test set and on the validation share, where there are."""
+        if self.no_global_model:
+            return {}
+        self.network.load(model)
+        measured: dict[str, float] = {}
+        for prefix, x, y in self._judged:
+            scores = evaluate(self.network, x, y, self.federation.pipeline)
+            measured |= {f"{prefix}{name}": value for name, value in scores.items()}
+        return measured
+
+    @cached_property
+    def _judged(self) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+        data, kept_back = self.federation.data, torch.from_numpy(self.federation.validation)
+        sets = [("", data.test.x, data.test.y)] if data.test is not None else []
+        if len(kept_back):
+            sets.append(("validation_", data.train.x[kept_back], data.train.y[kept_back]))
+        return [(prefix, x.to(self.device), y.to(self.device)) for prefix, x, y in sets]
+
+
+def assemble(
+    experiment: Experiment,
+    *,
+    federation: Federation | None = None,
+    module: nn.Module | None = None,
+    method: Method | None = None,
+    head: str | None = None,
+) -> Assembly:
+    """Put a run together; what is given replaces what the experiment would name."""
+    device = _device(experiment.engine.device)
+    federation = federation or federate(experiment)
+    composition = Composition(method or methods.build(experiment.method.name, **experiment.method.tables))
+    network = _network(experiment, federation, composition, module, head, device)
+    entries = classify(network, composition.personal, experiment.model.freeze, experiment.train.buffers)
+    settings = _settings(experiment)
+    common: dict[str, Any] = {"network": network, "composition": composition, "entries": entries}
+    return Assembly(
+        experiment=experiment,
+        federation=federation,
+        device=device,
+        site=Site(**common, federation=federation, settings=settings, seed=experiment.seed, device=device),
+        server=Server(
+            **common,
+            sizes=federation.size,
+            clients=federation.clients,
+            participation=experiment.train.participation,
+            seed=experiment.seed,
+            on_client_error=experiment.run.on_client_error,
+            personal_travels=module is not None or bool(experiment.model.start),
+        ),
+        **common,
+    )
+
+
+def federate(experiment: Experiment) -> Federation:
+    """The data set of an experiment, divided among its clients."""
+    table = experiment.data
+    data = load_dataset(table.name, table.root, seed=experiment.seed)
+    return divide(
+        data,
+        pipeline(experiment, data),
+        how=table.partition,
+        clients=table.clients,
+        seed=experiment.seed if table.seed < 0 else table.seed,
+        alpha=table.alpha,
+        variant=table.variant,
+        classes=table.classes,
+        passes=table.passes,
+        equal=table.equal,
+        holdout=table.holdout,
+        validation=table.validation,
+    )
+
+
+def pipeline(experiment: Experiment, data: DataSet) -> Pipeline:
+    """How batches of an experiment's data are prepared."""
+    normalise = experiment.data.normalise
+    numbers = normalise.model_dump() if isinstance(normalise, Statistics) else normalise
+    return Pipeline.build(data, numbers, experiment.data.augment)
+
+
+def _settings(experiment: Experiment) -> Settings:
+    table = experiment.train
+    return Settings(
+        epochs=table.epochs,
+        steps=table.steps,
+        batch_size=table.batch_size,
+        last_batch=table.last_batch,
+        lr=table.lr,
+        momentum=table.momentum,
+        weight_decay=table.weight_decay,
+        decay_on=table.decay_on if isinstance(table.decay_on, str) else tuple(table.decay_on),
+    )
+
+
+def _network(
+    experiment: Experiment,
+    federation: Federation,
+    composition: Composition,
+    module: nn.Module | None,
+    head: str | None,
+    device: torch.device,
+) -> Network:
+    data, seed = federation.data, experiment.seed
+    with torch_seeded(seed, "model"):
+        if module is None:
+            module = models.build(experiment.model.name, data.num_classes, data.in_channels, **experiment.model.options)
+        else:
+            module = copy.deepcopy(module)
+        if experiment.engine.precision in DTYPES:
+            module = module.to(DTYPES[experiment.engine.precision])
+        example = _example(federation, module)
+        network = Network.of(module, example, data.num_classes, head)
+    with torch_seeded(seed, "method"):
+        network = _changed(network, composition, example)
+    if experiment.model.start:
+        _start_from(network, Path(experiment.model.start))
+    network.module.to(device)
+    return network
+
+
+def _example(federation: Federation, module: nn.Module) -> torch.Tensor:
+    kinds = [p.dtype for p in module.parameters() if not nn.parameter.is_lazy(p) and p.is_floating_point()]
+    lazy = [p.dtype for p in module.parameters() if nn.parameter.is_lazy(p)]
+    dtype = (kinds or lazy or [torch.get_default_dtype()])[0]
+    return federation.pipeline(federation.data.train.x[:2], None, dtype)
+
+
+def _changed(network: Network, composition: Composition, example: torch.Tensor) -> Network:
+    """The network as the methods want it: another body, a fresh head if its width changed, another head."""
+    width = network.feature_dim
+    for part in composition.defined("model"):
+        network = part.model(network)
+    if composition.defined("model"):
+        with torch.no_grad(), network.mode(train=False):
+            network.feature_dim = _z(network, example).shape[1]
+    if network.feature_dim != width:
+        network.head = nn.Linear(network.feature_dim, network.num_classes, dtype=network.dtype)
+    for part in composition.defined("head"):
+        network.head = part.head(network)
+    if composition.defined("model") or composition.defined("head"):
+        network.module.to(network.dtype)
+        with torch.no_grad(), network.mode(train=False):
+            logits = network(example).logits
+        if logits.shape != (len(example), network.num_classes):
+            raise Refusal(f"the method's network gives scores of shape {tuple(logits.shape)}, not (samples, classes)")
+    if isinstance(network.module, Net):
+        network.module.feature_dim = network.feature_dim
+    return network
+
+
+def _z(network: Network, example: torch.Tensor) -> torch.Tensor:
+    """The representation, although the head may not fit it yet."""
+    if isinstance(network.module, Net):
+        return network.module.features(example)
+    caught: list[torch.Tensor] = []
+    part = network.module.get_submodule(network.z_name)
+    handle = part.register_forward_pre_hook(lambda _, args: caught.append(args[0]))
+    try:
+        network.module(example)
+    except RuntimeError:
+        if not caught:
+            raise
+    finally:
+        handle.remove()
+    return caught[0]
+
+
+def _start_from(network: Network, path: Path) -> None:
+    if not path.is_file():
+        raise Refusal(f'model.start: there is no file "{path}"')
+    try:
+        given = load_file(path)
+    except Exception as error:
+        raise Refusal(f'model.start: "{path}" is not a safetensors file ({error})') from None
+    own = network.tensors()
+    wrong = [f"{name} is missing" for name in own if name not in given]
+    wrong += [f"{name} is not in the model" for name in given if name not in own]
+    wrong += [
+        f"{name} has shape {tuple(given[name].shape)} instead of {tuple(own[name].shape)}"
+        for name in own
+        if name in given and given[name].shape != own[name].shape
+    ]
+    if wrong:
+        raise Refusal(f'model.start: "{path}" does not fit the model: {"; ".join(wrong)}')
+    network.load(given)
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name or "cpu")
+    except RuntimeError:
+        raise Refusal(f'engine.device = "{name}" is not a device; known are cpu, cuda, cuda:0 …') from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise Refusal(f'engine.device = "{name}": this machine has no CUDA device that torch can use')
+    return device
+
+
+def is_given(experiment: Experiment) -> bool:
+    """Whether the experiment's data or model came from a program, so that its file alone cannot repeat it."""
+    return GIVEN in (experiment.data.name, experiment.model.name) or experiment.method.name.startswith(f"{GIVEN}:")

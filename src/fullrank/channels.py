@@ -1,0 +1,152 @@
+"""What crosses between a client and the server: uploads as sums and means, reduced as they come, and counted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+
+from .trees import Tree, combine, elements, misfit, nbytes, not_finite
+
+
+@dataclass(frozen=True)
+class Sum:
+    """An upload of which the server sees the sum over clients."""
+
+    tree: Tree
+
+
+@dataclass(frozen=True)
+class Mean:
+    """An upload of which the server sees the weighted mean over clients. Counters (integers) take the maximum."""
+
+    tree: Tree
+    weight: float = 1.0
+
+
+Upload: TypeAlias = dict[str, dict[str, "Sum | Mean"]]
+"""What one client sends: by space (a method's name; "" for the model itself), then by name."""
+
+
+class Unusable(ValueError):
+    """An upload that is refused, with the reason."""
+
+
+@dataclass
+class Traffic:
+    """How much crossed a channel: elements and bytes, down and up."""
+
+    elements_down: int = 0
+    elements_up: int = 0
+    bytes_down: int = 0
+    bytes_up: int = 0
+
+    def count_down(self, tree: Mapping[str, Any]) -> None:
+        """Count a tree that travels from the server to one client."""
+        self.elements_down += elements(tree)
+        self.bytes_down += nbytes(tree)
+
+    def count_up(self, upload: Upload) -> None:
+        """Count one client's upload."""
+        for space in upload.values():
+            for part in space.values():
+                self.elements_up += elements(part.tree)
+                self.bytes_up += nbytes(part.tree)
+
+
+@dataclass
+class Reduction:
+    """Running float64 sums of uploads, in the order in which they are added. Memory is that of one upload."""
+
+    totals: Upload = field(default_factory=dict)
+    likeness: Upload = field(default_factory=dict)
+    clients: int = 0
+
+    def add(self, upload: Upload, model: Tree | None = None) -> None:
+        """Add one client's upload, or raise `Unusable` and leave the sums as they were.
+
+        `model` is what the upload of the model itself must look like; every other part must look like the first
+        client's.
+        """
+        self._check(upload, model)
+        for space, parts in upload.items():
+            for name, part in parts.items():
+                self._accumulate(space, name, part)
+        self.clients += 1
+
+    def _check(self, upload: Upload, model: Tree | None) -> None:
+        expected = self.likeness or upload
+        if misnamed := _names(upload) ^ _names(expected):
+            raise Unusable(f"its uploads differ from the other clients' in {', '.join(sorted(misnamed))}")
+        for space, parts in upload.items():
+            for name, part in parts.items():
+                what = f"{space}/{name}" if space else name
+                like = expected[space][name]
+                if type(part) is not type(like):
+                    raise Unusable(f"its {what} is a {type(part).__name__}, other clients' a {type(like).__name__}")
+                reference = model[name] if model is not None and not space else like.tree
+                if problem := misfit(part.tree, reference):
+                    raise Unusable(f"in its {what}, {problem}")
+                if path := not_finite(part.tree):
+                    raise Unusable(f"in its {what}, {path} is not finite")
+                if isinstance(part, Mean) and not (math.isfinite(part.weight) and part.weight >= 0):
+                    raise Unusable(f"the weight of its {what} is {part.weight}")
+
+    def _accumulate(self, space: str, name: str, part: Sum | Mean) -> None:
+        weight = part.weight if isinstance(part, Mean) else 1.0
+        totals = self.totals.setdefault(space, {})
+        if name not in totals:
+            empty = combine(part.tree, _empty_total)
+            totals[name] = Mean(empty, 0.0) if isinstance(part, Mean) else Sum(empty)
+            self.likeness.setdefault(space, {})[name] = type(part)(combine(part.tree, _meta))
+        total = totals[name]
+
+        def add(into: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            if into.is_floating_point():
+                return into.add_(value, alpha=weight)
+            if isinstance(part, Mean):
+                return torch.maximum(into, value, out=into)
+            return into.add_(value)
+
+        combine(total.tree, add, part.tree)
+        if isinstance(total, Mean):
+            totals[name] = Mean(total.tree, total.weight + weight)
+
+    def result(self) -> dict[str, dict[str, Tree]]:
+        """The reduced trees by space and name, in the dtype in which they were sent."""
+        return {
+            space: {
+                name: combine(part.tree, _finish(part, f"{space}/{name}"), self.likeness[space][name].tree)
+                for name, part in parts.items()
+            }
+            for space, parts in self.totals.items()
+        }
+
+
+def _names(upload: Upload) -> set[str]:
+    return {f"{space}/{name}" for space, parts in upload.items() for name in parts}
+
+
+def _meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(tensor, device="meta")
+
+
+def _empty_total(tensor: torch.Tensor) -> torch.Tensor:
+    # Integers are counters and masks: they add or compare exactly in 64 bits and never become floats.
+    dtype = torch.float64 if tensor.is_floating_point() else torch.int64
+    return torch.zeros(tensor.shape, dtype=dtype, device=tensor.device)
+
+
+def _finish(part: Sum | Mean, what: str) -> Any:
+    if isinstance(part, Mean) and part.weight <= 0:
+        raise Unusable(f"the weights of all clients' {what.lstrip('/')} are 0, so it has no mean")
+
+    def finish(total: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        if isinstance(part, Mean) and total.is_floating_point():
+            total = total / part.weight
+        return total.to(like.dtype)
+
+    return finish

@@ -1,0 +1,58 @@
+"""Checks of single values, and the sentences that say what is wrong with one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
+
+from .errors import Refusal
+
+_COMPARISONS = {
+    "greater_than": ("gt", "greater than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "string": "text",
+    "bool": "true or false",
+    "list": "a list",
+}
+
+
+def checked(kind: Any, value: Any, where: str) -> Any:
+    """The value if it is of the kind that an annotation describes, else a `Refusal` that names the key."""
+    try:
+        return TypeAdapter(kind).validate_python(value, strict=True)
+    except ValidationError as error:
+        raise Refusal(sentence(where, error.errors()[-1])) from None
+
+
+def sentence(where: str, detail: ErrorDetails) -> str:
+    """One sentence for one of pydantic's findings."""
+    kind, context, value = detail["type"], detail.get("ctx", {}), detail["input"]
+    start = f"{where} = {shown(value)}: must be"
+    if kind in _COMPARISONS:
+        name, words = _COMPARISONS[kind]
+        return f"{start} {words} {context[name]:g}"
+    if kind == "literal_error":
+        return f"{start} {str(context['expected']).replace(chr(39), chr(34))}"
+    if kind == "finite_number":
+        return f"{start} a finite number"
+    for beginning, words in _KINDS.items():
+        if kind.startswith(beginning):
+            return f"{start} {words}"
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return f"{start} a table, as in [{where}]"
+    return f"{where} = {shown(value)}: {detail['msg'].lower()}"
+
+
+def shown(value: Any) -> str:
+    """A value as a TOML file would have it."""
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,361 @@
+"""An experiment: a validated description of one run. TOML in, TOML out; unknown keys are refused by name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
+from pydantic_core import ErrorDetails
+
+from . import methods, models
+from .checking import sentence
+from .errors import Refusal, nearest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
+NotNegative: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+PARTITIONS = ("iid", "dirichlet", "pathological", "class-disjoint", "domain")
+VARIANTS = {
+    "dirichlet": ("balanced", "plain", "fedetf", "fedrepopt"),
+    "pathological": ("balanced", "shards", "niid-bench"),
+}
+GIVEN = "given"
+"""Stands for data, a partition or a model that a program handed over instead of naming it."""
+
+
+class Table(BaseModel):
+    """One table of the file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class Statistics(Table):
+    """Normalisation given as numbers, one per channel."""
+
+    mean: list[float]
+    std: list[float]
+
+
+class Data(Table):
+    """Which data, and who has which of them."""
+
+    name: str = "digits"
+    root: str = ""
+    partition: str = "dirichlet"
+    alpha: Annotated[float, Field(gt=0)] = 0.1
+    variant: str = "balanced"
+    classes: Annotated[int, Field(ge=1)] = 2
+    passes: Literal[1, 2] = 1
+    equal: Annotated[float, Field(ge=0, le=1)] = 0.0
+    clients: Annotated[int, Field(ge=1)] = 10
+    seed: Annotated[int, Field(ge=-1)] = -1
+    holdout: Share = 0.0
+    validation: Share = 0.0
+    normalise: Literal["auto", "none", "half"] | Statistics = "auto"
+    augment: Literal["auto", "none"] | list[str] = "auto"
+
+    @model_validator(mode="after")
+    def _names(self) -> Data:
+        if self.partition not in (*PARTITIONS, GIVEN) and not self.partition.endswith(".safetensors"):
+            hint = nearest(self.partition, PARTITIONS)
+            raise ValueError(f'data.partition = "{self.partition}" is not known; {hint}, or a saved .safetensors file')
+        known = VARIANTS.get(self.partition)
+        if known and self.variant not in known:
+            raise ValueError(
+                f'data.variant = "{self.variant}" is not known for {self.partition}; {nearest(self.variant, known)}'
+            )
+        return self
+
+
+class Model(Table):
+    """Which network; further keys go to it."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    name: str = "cnn"
+    start: str = ""
+    freeze: list[str] = []
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keys that go to the network."""
+        return dict(self.model_extra or {})
+
+
+class MethodTable(Table):
+    """Which method; one table of hyper-parameters per method."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    name: str = "fedavg"
+
+    @property
+    def tables(self) -> dict[str, Any]:
+        """Hyper-parameters by method."""
+        return dict(self.model_extra or {})
+
+
+class Train(Table):
+    """Rounds, participation, and how a client trains."""
+
+    rounds: Annotated[int, Field(ge=1)] = 10
+    participation: int | float = 1.0
+    epochs: Annotated[int, Field(ge=1)] = 1
+    steps: Annotated[int, Field(ge=0)] = 0
+    batch_size: Annotated[int, Field(ge=1)] = 64
+    last_batch: Literal["keep", "drop", "wrap"] = "keep"
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.01
+    momentum: Share = 0.9
+    weight_decay: NotNegative = 0.0
+    decay_on: str | list[str] = "all"
+    buffers: Literal["average", "local"] = "average"
+
+    @model_validator(mode="after")
+    def _share_or_number(self) -> Train:
+        share = isinstance(self.participation, float)
+        if self.participation <= 0 or (share and not self.participation <= 1):
+            raise ValueError(
+                f"train.participation = {self.participation}: must be a share of the clients, above 0.0 and up to 1.0, "
+                "or a whole number of clients from 1 on"
+            )
+        return self
+
+
+class EngineTable(Table):
+    """Where clients train."""
+
+    name: Literal["auto", "serial"] = "auto"
+    threads: Annotated[int, Field(ge=1)] = 1
+    device: str = ""
+    precision: Literal["auto", "float32", "float64"] = "auto"
+
+
+class Evaluate(Table):
+    """When the model is judged."""
+
+    every: Annotated[int, Field(ge=1)] = 1
+
+
+class RunTable(Table):
+    """What is kept on disk, and what happens when a client fails."""
+
+    checkpoint_every: Annotated[int, Field(ge=1)] = 1
+    keep: Annotated[int, Field(ge=1)] = 1
+    on_client_error: Literal["stop", "skip"] = "stop"
+
+
+class Experiment(Table):
+    """One run, described. Every key has a default, so `Experiment()` is a run on the embedded digits.
+
+    >>> Experiment.of({"data.alpha": 0.05, "method": {"name": "fedavg+feddecorr"}}).data.alpha
+    0.05
+    """
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    data: Data = Data()
+    model: Model = Model()
+    method: MethodTable = MethodTable()
+    train: Train = Train()
+    engine: EngineTable = EngineTable()
+    evaluate: Evaluate = Evaluate()
+    run: RunTable = RunTable()
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise Refusal(_sentences(error)) from None
+
+    @model_validator(mode="after")
+    def _resolvable(self, info: ValidationInfo) -> Experiment:
+        """The method and the model exist and take these options."""
+        try:
+            if self.model.name != GIVEN:
+                models.check_options(self.model.name, models.builder(self.model.name), self.model.options)
+            if not self.method.name.startswith(f"{GIVEN}:"):
+                methods.build(self.method.name, **self.method.tables)
+        except Refusal as problem:
+            raise ValueError(str(problem)) from problem
+        return self
+
+    # Reading and writing
+
+    @classmethod
+    def of(cls, source: Experiment | str | Path | Mapping[str, Any]) -> Experiment:
+        """From an experiment, the path of a TOML file, or a dict with nested or dotted keys."""
+        if isinstance(source, Experiment):
+            return source
+        if isinstance(source, Mapping):
+            return cls(**nested(source))
+        return cls.from_toml(source)
+
+    @classmethod
+    def from_toml(cls, path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
+        """From a TOML file, with `key=value` overrides on top."""
+        return cls(**merged(read_toml(path), parse_overrides(overrides)))
+
+    def to_toml(self, path: str | Path) -> None:
+        """Write every key, defaults included."""
+        Path(path).write_text(self.as_toml())
+
+    def as_toml(self) -> str:
+        """The text of the TOML file."""
+        return tomli_w.dumps(self.model_dump())
+
+    def but(self, **dotted: Any) -> Experiment:
+        """A copy with other values, keys dotted with `__` or given as a nested dict."""
+        return Experiment(**merged(self.model_dump(), nested({k.replace("__", "."): v for k, v in dotted.items()})))
+
+    # Names and differences
+
+    def flat(self) -> dict[str, Any]:
+        """Every key that matters to this run, dotted; tables of methods that the name does not mention left out."""
+        values = dotted(self.model_dump())
+        named = {methods.find(piece).name for piece in self._method_names()}
+        return {
+            key: value
+            for key, value in values.items()
+            if not (key.startswith("method.") and key.count(".") > 1 and key.split(".")[1] not in named)
+        }
+
+    def _method_names(self) -> list[str]:
+        return [] if self.method.name.startswith(f"{GIVEN}:") else [p.strip() for p in self.method.name.split("+")]
+
+    def resolved(self) -> Experiment:
+        """With every hyper-parameter of its methods written out."""
+        tables = dict(self.method.tables)
+        for piece in self._method_names():
+            cls = methods.find(piece)
+            tables[cls.name] = methods.check_fields(cls, tables.get(cls.name, {}))
+        return Experiment(**merged(self.model_dump(), {"method": tables}))
+
+    def hash(self) -> str:
+        """Of what decides the result: keys at their defaults, where data lie, engine, run and rounds left out."""
+        defaults = Experiment(method={"name": self.method.name}).resolved().flat()
+        chosen = {
+            key: value
+            for key, value in self.resolved().flat().items()
+            if (value != defaults.get(key) or key == "method.name")
+            and not key.startswith(("engine.", "run."))
+            and key not in ("data.root", "train.rounds")
+        }
+        return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
+
+    def directory(self) -> Path:
+        """Where a run goes that is not told where: the same experiment finds its own directory again."""
+        data = Path(self.data.name).stem if self.data.name.endswith(".npz") else self.data.name
+        method = "+".join(methods.find(piece).name for piece in self._method_names())
+        return Path("runs") / f"{data.replace(':', '.')}-{method}-{self.hash()[:8]}"
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """A TOML file as nested dicts."""
+    try:
+        with Path(path).open("rb") as file:
+            return tomllib.load(file)
+    except FileNotFoundError:
+        raise Refusal(f'there is no file "{path}"') from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Refusal(f'"{path}" is not valid TOML: {error}') from None
+    except OSError as error:
+        raise Refusal(f'"{path}" cannot be read: {error.strerror}') from None
+
+
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """`key=value` texts as nested dicts; the last of a repeated key wins."""
+    values: dict[str, Any] = {}
+    for text in overrides:
+        key, sign, value = text.partition("=")
+        if not sign or not key.strip():
+            raise Refusal(f'"{text}" is not of the form key=value, as in data.alpha=0.05')
+        values[key.strip()] = _read_value(key.strip(), value.strip())
+    return nested(values)
+
+
+def _read_value(key: str, text: str) -> Any:
+    """A value as TOML, else as text; always as text where the key takes text, and `.5` and `1.` as numbers."""
+    table, _, name = key.rpartition(".")
+    field = Experiment.model_fields.get(table)
+    default = getattr(field.default, name, None) if field is not None else None
+    annotation = str(type(field.default).model_fields[name].annotation) if default is not None and field else ""
+    if annotation == "<class 'str'>":
+        return text.strip("\"'")
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        pass
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys as nested dicts.
+
+    >>> nested({"data.alpha": 0.1, "data": {"clients": 5}})
+    {'data': {'alpha': 0.1, 'clients': 5}}
+    """
+    tree: dict[str, Any] = {}
+    for key, value in values.items():
+        *above, name = str(key).split(".")
+        node: Any = {name: nested(value) if isinstance(value, Mapping) else value}
+        for step in reversed(above):
+            node = {step: node}
+        tree = merged(tree, node)
+    return tree
+
+
+def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested dicts as dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= dotted(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Two nested dicts, the second on top of the first."""
+    result = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merged(result[key], value) if both else value
+    return result
+
+
+def _sentences(error: ValidationError) -> str:
+    """Each problem once, in one sentence. Of a union's alternatives the first is the usual one."""
+    problems: dict[str, str] = {}
+    for detail in error.errors():
+        where = ".".join(str(step) for step in detail["loc"] if _is_key(step))
+        problems.setdefault(where, _sentence(where, detail))
+    return "\n".join(problems.values())
+
+
+def _is_key(step: Any) -> bool:
+    """Whether a step of a finding's place is a key, not pydantic's name for one alternative of a union."""
+    return isinstance(step, str) and step.isidentifier() and step not in ("int", "float", "str", "Statistics")
+
+
+def _sentence(where: str, detail: ErrorDetails) -> str:
+    if detail["type"] == "value_error":
+        return str(detail["ctx"]["error"])
+    if detail["type"] == "extra_forbidden":
+        table, _, key = where.rpartition(".")
+        known = type(Experiment.model_fields[table].default).model_fields if table else Experiment.model_fields
+        return f"{where}: there is no such key; {nearest(key, known)}"
+    return sentence(where, detail)

@@ -1,0 +1,174 @@
+"""What a data set is: tensors with labels, checked once when they are put together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..errors import Refusal
+
+_CHUNK_BYTES = 1 << 24
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Samples with their labels, and, where known, the domain each came from and the group it belongs to.
+
+    >>> len(Split(torch.zeros(3, 2), torch.tensor([0, 1, 1])))
+    3
+    """
+
+    x: Tensor
+    y: Tensor
+    domain: Tensor | None = None
+    group: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.x.dim() == 0 or len(self.x) == 0:
+            raise Refusal(f"x has shape {tuple(self.x.shape)} and so no sample; its first axis must count samples")
+        for name in ("y", "domain", "group"):
+            column: Tensor | None = getattr(self, name)
+            if column is not None:
+                # frozen is for readers: labels are brought to one dtype before anybody sees the object
+                object.__setattr__(self, name, _integer_column(name, column, len(self.x)))
+        if self.x.is_floating_point():
+            _refuse_not_finite(self.x)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def take(self, index: Tensor) -> Split:
+        """The samples at these positions, in this order."""
+        domain = None if self.domain is None else self.domain[index]
+        group = None if self.group is None else self.group[index]
+        return Split(self.x[index], self.y[index], domain, group)
+
+
+@dataclass(frozen=True, eq=False)
+class DataSet:
+    """A training and a test split that agree in shape and labels, and how they are usually prepared.
+
+    `mean` and `std` are those of x / 255 per channel for uint8 images and of x itself for floating images;
+    `augment` names the operations that "auto" stands for.
+    """
+
+    name: str
+    train: Split
+    test: Split | None
+    classes: tuple[str, ...]
+    domains: tuple[str, ...] = ()
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    augment: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.classes:
+            raise Refusal(f"data set {self.name} has no classes; name at least one")
+        for split_name, split in self._splits():
+            _refuse_outside(split_name, "label", split.y, self.num_classes)
+            if self.domains and split.domain is not None:
+                _refuse_outside(split_name, "domain", split.domain, len(self.domains))
+        if self.test is not None:
+            self._refuse_unlike(self.test.x)
+        if (self.mean is None) != (self.std is None):
+            raise Refusal(f"data set {self.name} has only one of mean and std; give both or neither")
+
+    def _refuse_unlike(self, test: Tensor) -> None:
+        train = self.train.x
+        if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
+            raise Refusal(
+                f"training samples of {self.name} are {train.dtype} of shape {tuple(train.shape[1:])} and"
+                f" test samples {test.dtype} of shape {tuple(test.shape[1:])}; both must be alike"
+            )
+
+    def _splits(self) -> list[tuple[str, Split]]:
+        return [("train", self.train)] + ([] if self.test is None else [("test", self.test)])
+
+    @property
+    def num_classes(self) -> int:
+        """How many classes there are, with or without samples."""
+        return len(self.classes)
+
+    @property
+    def in_channels(self) -> int:
+        """Channels of an image; 1 for anything else."""
+        return self.train.x.shape[1] if self.train.x.dim() == 4 else 1
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return tuple(self.train.x.shape[1:])
+
+    @property
+    def images(self) -> bool:
+        """Whether samples are 8-bit images of shape (channels, height, width)."""
+        return self.train.x.dtype == torch.uint8 and self.train.x.dim() == 4
+
+    def fingerprint(self) -> str:
+        """SHA-256 of the content: equal data have equal fingerprints wherever and however they are stored."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        digest = hashlib.sha256(json.dumps(self.classes).encode())
+        for split_name, split in self._splits():
+            for column in ("x", "y", "domain", "group"):
+                tensor: Tensor | None = getattr(split, column)
+                if tensor is None:
+                    continue
+                # the header keeps apart columns whose bytes alone would run into each other
+                header = [split_name, column, str(tensor.dtype), list(tensor.shape)]
+                digest.update(json.dumps(header).encode())
+                for _, chunk in _chunks(tensor):
+                    digest.update(chunk.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return digest.hexdigest()
+
+
+def is_integer(dtype: torch.dtype) -> bool:
+    """Whether a dtype holds whole numbers (truth values are not counted as such)."""
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
+def _integer_column(name: str, column: Tensor, length: int) -> Tensor:
+    if column.dim() != 1 or not is_integer(column.dtype):
+        raise Refusal(
+            f"{name} is {column.dtype} of shape {tuple(column.shape)};"
+            f" it must be one whole number per sample, of shape ({length},)"
+        )
+    if len(column) != length:
+        raise Refusal(f"x has {length} samples and {name} has {len(column)}; they must be equally many")
+    return column.to(torch.int64)
+
+
+def _refuse_not_finite(x: Tensor) -> None:
+    for start, chunk in _chunks(x):
+        finite = torch.isfinite(chunk)
+        if not finite.all():
+            first = start + int((~finite.reshape(len(chunk), -1).all(1)).nonzero()[0])
+            raise Refusal(f"sample {first} of x holds NaN or infinity; every value must be finite")
+
+
+def _refuse_outside(split: str, what: str, values: Tensor, count: int) -> None:
+    plural = f"{what}s" if what == "domain" else "classes"
+    outside = ((values < 0) | (values >= count)).nonzero()
+    if len(outside):
+        first = int(outside[0])
+        raise Refusal(
+            f"sample {first} of the {split} split has {what} {int(values[first])};"
+            f" with {count} {plural} it must lie in 0..{count - 1}"
+        )
+
+
+def _chunks(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Pieces along the first axis, small enough that a copy of one is nothing beside the whole."""
+    row_bytes = max(1, math.prod(tensor.shape[1:]) * tensor.element_size())
+    rows = max(1, _CHUNK_BYTES // row_bytes)
+    for start in range(0, len(tensor), rows):
+        yield start, tensor[start : start + rows]

@@ -1,0 +1,156 @@
+"""How different the clients of a partition are: counts, entropy, distances, a hash and a picture in text."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import textwrap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fullrank.data.partition import IndexArray, Labels, whole_labels
+from fullrank.errors import Refusal
+
+CountArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+RAMP = " ·░▒▓█"
+MAX_CLIENTS_DRAWN = 40
+MIN_NAME_WIDTH = 4  # three letters and a space: below that numbers say more
+_TICK_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+
+def counts(labels: Labels, parts: Sequence[IndexArray], num_classes: int) -> CountArray:
+    """How many samples of each class each client holds, (clients, classes); one held twice counts twice."""
+    if not len(parts):
+        raise Refusal("the partition has no clients; it needs at least one")
+    y = whole_labels(labels)
+    if y.min() < 0 or y.max() >= num_classes:
+        raise Refusal(f"labels lie between {y.min()} and {y.max()}; they must lie in 0..{num_classes - 1}")
+    for client, part in enumerate(parts):
+        if len(part) and (np.min(part) < 0 or np.max(part) >= len(y)):
+            raise Refusal(f"client {client} has indices outside 0..{len(y) - 1}, the samples that there are")
+    table = np.zeros((len(parts), num_classes), dtype=np.int64)
+    for row, part in zip(table, parts, strict=True):
+        row += np.bincount(y[np.asarray(part, dtype=np.int64)], minlength=num_classes)
+    return table
+
+
+def label_entropy(counts: CountArray) -> FloatArray:
+    """Each client's entropy of labels in nats: 0 for one class (or no sample), log C for C equal ones."""
+    shares = _shares(counts)
+    return np.asarray(-(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(axis=1) + 0.0)
+
+
+def earth_movers_distance(counts: CountArray) -> FloatArray:
+    """Each client's distance to the distribution of labels over all clients, Σ_c |p_k(c) − p(c)|, in 0..2.
+
+    This is the quantity that Zhao et al. 2018 call the earth mover's distance: with classes all equally far
+    from one another it is twice the mass to be moved (twice the total variation). A client without samples
+    has no distribution; its entry is 0.
+    """
+    everywhere = counts.sum(axis=0) / max(1, counts.sum())
+    distances = np.abs(_shares(counts) - everywhere).sum(axis=1)
+    return np.where(counts.sum(axis=1) > 0, distances, 0.0)
+
+
+def partition_hash(parts: Sequence[IndexArray]) -> str:
+    """SHA-256 of the clients' sizes and indices as little-endian 64-bit integers; order matters."""
+    digest = hashlib.sha256(np.array([len(part) for part in parts], dtype="<i8").tobytes())
+    for part in parts:
+        digest.update(np.asarray(part, dtype="<i8").tobytes())
+    return digest.hexdigest()
+
+
+def describe(labels: Labels, parts: Sequence[IndexArray], num_classes: int) -> dict[str, Any]:
+    """All of this module's numbers in plain types, ready for JSON; means are over clients with samples."""
+    table = counts(labels, parts, num_classes)
+    sizes = table.sum(axis=1)
+    present = sizes > 0
+    entropy, distance = label_entropy(table), earth_movers_distance(table)
+    return {
+        "hash": partition_hash(parts),
+        "clients": len(parts),
+        "samples": int(sizes.sum()),
+        "unique_samples": len(np.unique(np.concatenate(parts))),
+        "size": {"min": int(sizes.min()), "median": float(np.median(sizes)), "max": int(sizes.max())},
+        "sizes": sizes.tolist(),
+        "entropy": {"mean": _mean(entropy[present]), "per_client": entropy.tolist()},
+        "emd": {"mean": _mean(distance[present]), "per_client": distance.tolist()},
+        "classes_per_client": _mean((table > 0).sum(axis=1)[present]),
+    }
+
+
+def draw_text(counts: CountArray, class_names: Sequence[str] | None = None, width: int = 80) -> str:
+    """A picture of who has what, one line a client: its number, its size and a shaded cell for each class.
+
+    The shade is the class's share of the client's samples, relative to the largest share drawn. Adjacent
+    classes are drawn as one cell where they would not fit ``width`` otherwise.
+    """
+    drawn = counts[:MAX_CLIENTS_DRAWN]
+    sizes = drawn.sum(axis=1)
+    size_width = max(len("size"), len(str(sizes.max())))
+    room = max(1, width - len("client") - size_width - 4)
+    labels, cell, per_cell = _lay_out(counts, class_names, room)
+    shares = np.add.reduceat(_shares(drawn), np.arange(0, counts.shape[1], per_cell), axis=1)
+    darkest = shares.max()
+
+    lines = [f"client  {'size':>{size_width}}  {_header(labels, cell)}"]
+    for client, (size, row) in enumerate(zip(sizes, shares, strict=True)):
+        blocks = (_shade(share, darkest) * max(1, cell - 1) for share in row)
+        lines.append(f"{client:>6}  {size:>{size_width}}  {''.join(block.ljust(cell) for block in blocks)}")
+    if len(counts) > len(drawn):
+        lines.append(f"and {len(counts) - len(drawn)} more clients")
+    lines += textwrap.wrap(_legend(darkest, per_cell), max(width, 1))
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def class_labels(counts: CountArray, class_names: Sequence[str] | None) -> list[str]:
+    """The names of the table's classes, or their numbers where there are no names."""
+    classes = counts.shape[1]
+    if class_names is not None and len(class_names) != classes:
+        raise Refusal(f"{len(class_names)} class names for {classes} classes; one for each is needed")
+    return [str(name) for name in (range(classes) if class_names is None else class_names)]
+
+
+def _lay_out(counts: CountArray, class_names: Sequence[str] | None, room: int) -> tuple[list[str], int, int]:
+    """The cells' labels, the width of a cell and the number of classes in it, for ``room`` columns."""
+    names = class_labels(counts, class_names)
+    per_cell = math.ceil(len(names) / room)
+    widest = room // math.ceil(len(names) / per_cell)
+    if class_names is None or widest < MIN_NAME_WIDTH:
+        labels = class_labels(counts, None)[::per_cell]
+    else:
+        labels = [name[: widest - 1] for name in names]
+    return labels, min(widest, max(3, *(len(label) + 1 for label in labels))), per_cell
+
+
+def _shares(counts: CountArray) -> FloatArray:
+    """Each client's distribution of labels; all zeros for a client without samples."""
+    return np.asarray(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))
+
+
+def _mean(values: npt.NDArray[Any]) -> float:
+    return float(values.mean()) if len(values) else 0.0
+
+
+def _shade(share: float, darkest: float) -> str:
+    """Blank for nothing at all, then equal steps up to the largest share."""
+    return RAMP[math.ceil(share / darkest * (len(RAMP) - 1))] if share > 0 else RAMP[0]
+
+
+def _header(labels: Sequence[str], cell: int) -> str:
+    """Each label over its cell, or every second, fifth, tenth … where they would run into one another."""
+    longest = max(map(len, labels))
+    step = next((step for step in _TICK_STEPS if step * cell > longest), len(labels))
+    return "".join(label.ljust(step * cell) for label in labels[::step])
+
+
+def _legend(darkest: float, per_cell: int) -> str:
+    steps = len(RAMP) - 1
+    bounds = " ".join(f"{RAMP[i]}≤{100 * darkest * i / steps:.3g}%" for i in range(1, steps + 1))
+    together = f"; a cell is {per_cell} neighbouring classes together" if per_cell > 1 else ""
+    return f"share of its samples: {bounds}, blank none{together}"

@@ -1,0 +1,24 @@
+"""The reference engine: one client after the other, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from .. import interrupt
+from ..site import Job, Result, Site
+
+
+class Serial:
+    """Does each job when its result is asked for."""
+
+    def __init__(self, site: Site):
+        self.site = site
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        """Results in the jobs' order."""
+        for job in jobs:
+            interrupt.check()
+            yield self.site.do(job)
+
+    def close(self) -> None:
+        """Nothing is held."""

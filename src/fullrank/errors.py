@@ -1,0 +1,40 @@
+"""The errors that a user can cause, each one sentence: what is wrong, where, and what would be right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class Refusal(ValueError):
+    """Bad input or an impossible request. The command line prints the sentence alone, without a traceback."""
+
+
+class Conflict(Refusal):
+    """Two methods that cannot be composed."""
+
+
+class ClientFailed(RuntimeError):
+    """A client raised or sent something unusable; carries the client's id and, chained, its own exception."""
+
+    def __init__(self, client: int, reason: str):
+        super().__init__(f"client {client}: {reason}")
+        self.client = client
+        self.reason = reason
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGTERM or Ctrl-C was received and everything worth keeping has been saved."""
+
+
+def nearest(wrong: str, right: Iterable[str]) -> str:
+    """A clause that suggests the nearest right name, or lists them all when none is near.
+
+    >>> nearest("feddecor", ["fedavg", "feddecorr"])
+    'did you mean "feddecorr"?'
+    """
+    names = sorted(set(right))
+    close = difflib.get_close_matches(wrong.lower(), names, n=1, cutoff=0.6)
+    if close:
+        return f'did you mean "{close[0]}"?'
+    return "known: " + ", ".join(names) if names else "none is known"

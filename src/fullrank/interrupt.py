@@ -1,0 +1,43 @@
+"""SIGTERM and Ctrl-C: noted when they come, obeyed where nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from .errors import Interrupted
+
+_requested = False
+
+
+def check() -> None:
+    """Raise `Interrupted` if a signal has come since the guard was entered."""
+    if _requested:
+        raise Interrupted
+
+
+@contextlib.contextmanager
+def guard() -> Iterator[None]:
+    """Inside, the first signal only asks `check` to stop the run; a second Ctrl-C stops it at once."""
+    global _requested
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers; there the embedding program decides
+        return
+
+    def note(number: int, frame: Any) -> None:
+        global _requested
+        if _requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        _requested = True
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    _requested = False
+    try:
+        yield
+    finally:
+        _requested = False
+        for number, handler in before.items():
+            signal.signal(number, handler)

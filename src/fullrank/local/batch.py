@@ -1,0 +1,61 @@
+"""The batch as criterion, losses and gradient corrections see it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from ..trees import Tensors, Tree
+
+
+class Batch:
+    """One batch with everything a method may look at.
+
+    What a head returns beside its logits appears under its own name (`b.mu`).
+    """
+
+    x: Tensor
+    """Inputs, normalised and augmented."""
+    y: Tensor
+    """Labels (N,)."""
+    z: Tensor
+    """The representation (N, d): what the head sees."""
+    logits: Tensor
+    """Scores (N, C)."""
+    base: Tensor
+    """The criterion's value."""
+    w: Tensors
+    """Shared entries, current."""
+    model: Tensors
+    """All entries, current."""
+    w0: Tensors
+    """Shared entries as received."""
+    own: Tree
+    """This method's client state."""
+    sent: Tree
+    """What this method's server half broadcast."""
+    counts: Tensor
+    """The client's number of samples of each class (C,)."""
+    features: Callable[[Tree], Tensor]
+    """`features(tree)`: z of this batch under other weights, in eval mode, without gradient; the rest as received."""
+    grad_at: Callable[[Tensors], Tensors]
+    """`grad_at(w)`: the gradient of everything to the left, at other values of the trained entries."""
+
+    def __init__(self, extras: Tensors, **values: Any):
+        self.extras = extras
+        self.__dict__.update(values)
+
+    def __getattr__(self, name: str) -> Any:
+        extras = self.__dict__.get("extras", {})
+        if name in extras:
+            return extras[name]
+        raise AttributeError(f"a batch has no {name}" + (f"; the head gives {', '.join(extras)}" if extras else ""))
+
+    def but(self, **values: Any) -> Batch:
+        """A copy with other values."""
+        other = copy.copy(self)
+        other.__dict__.update(values)
+        return other

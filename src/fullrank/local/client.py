@@ -1,0 +1,283 @@
+"""The client as a method sees it: its data's numbers, its model, its state, and the fits that it can ask for."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import Refusal, nearest
+from ..methods.compose import Composition
+from ..methods.method import Method
+from ..models.entries import Entries, select
+from ..models.network import Network
+from ..randomness import generator, torch_seeded
+from ..trees import Tensors, Tree, clone
+from .batch import Batch
+from .loop import Report, Samples, train
+from .plan import make_plan
+from .settings import Settings, Travel
+from .step import Bound, Context, State, Step
+
+OPTIMISER = ("lr", "momentum", "weight_decay", "decay_on")
+
+
+class Client:
+    """One client during one job. `own` and `sent` are those of the method whose hook is running."""
+
+    def __init__(
+        self,
+        id: int,
+        round: int,
+        *,
+        seed: int,
+        network: Network,
+        composition: Composition,
+        entries: Entries,
+        settings: Settings,
+        samples: Samples,
+        received: Tensors,
+        sent: dict[str, Tree],
+        state: Tree,
+    ):
+        self.id = id
+        self.round = round
+        self.n = len(samples)
+        self.samples = samples
+        self.counts = _class_counts(samples, network)
+        self.network = network
+        self.entries = entries
+        self.reports: list[Report] = []
+        self._seed = seed
+        self._composition = composition
+        self._settings = settings
+        self._received = received
+        self._sent = sent
+        self._state = state
+        self._space = ""
+        self._velocity: Tensors = {}
+        self._travels: dict[str, Travel] = {}
+        self._side_fits = itertools.count()
+        network.load(received)
+
+    # What a method looks at
+
+    def seen_by(self, part: Method) -> Client:
+        """The same client with another method's `own` and `sent`."""
+        view = copy.copy(self)
+        view._space = part.name
+        return view
+
+    @property
+    def own(self) -> Tree:
+        """This method's state at this client; assign a new tree to change it."""
+        state: Tree = self._state.get(self._space, {})
+        return state
+
+    @own.setter
+    def own(self, tree: Mapping[str, Any]) -> None:
+        self._state[self._space] = clone(tree)  # a copy, because the client's model goes on changing
+
+    @property
+    def sent(self) -> Tree:
+        """What this method's server half broadcast."""
+        return self._sent.get(self._space, {})
+
+    @property
+    def model(self) -> Tensors:
+        """All entries of the client's model, current."""
+        return {name: tensor.detach() for name, tensor in self.network.tensors().items()}
+
+    @property
+    def w(self) -> Tensors:
+        """The shared entries, current."""
+        model = self.model
+        return {name: model[name] for name in self.entries.shared}
+
+    @property
+    def w0(self) -> Tensors:
+        """The shared entries as received."""
+        return {name: self._received[name] for name in self.entries.shared}
+
+    @property
+    def travel(self) -> float:
+        """How far a constant unit gradient would have moved a shared weight in this round's fits."""
+        found = {self._travels[name].distance for name in self.entries.shared if name in self._travels}
+        if len(found) > 1:
+            raise Refusal(
+                "the shared entries were trained for different numbers of steps, so they have no common travel"
+            )
+        return found.pop() if found else 0.0
+
+    # What a method asks for
+
+    def fit(
+        self,
+        only: str | tuple[str, ...] | None = None,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        model: Mapping[str, Tensor] | None = None,
+        loss: Callable[[Batch], Tensor] | None = None,
+        criterion: Callable[[Batch], Tensor] | None = None,
+        stats: Literal["move", "freeze"] = "move",
+        **optimiser: Any,
+    ) -> Tensors:
+        """Train on this client's data and return the trained model's entries.
+
+        `only` are selectors of what to train (a frozen entry only if named in full). With `model` it is a side fit:
+        it starts from that tree, leaves the client's model alone and draws its own batches. `loss` is a further term
+        of this fit, `criterion` replaces the method's, `stats="freeze"` keeps norm layers in eval mode. Optimiser
+        settings of its own (lr, momentum …) mean an optimiser of its own; else the round's fits share one.
+        """
+        settings = self._adapted(epochs, steps, optimiser)
+        if model is None:
+            label = f"fit-{len(self.reports)}"
+            fresh = bool(optimiser)
+            report = self._run(label, settings, self._trained(only), fresh, False, loss, criterion, stats)
+            self.reports.append(report)
+            return self.model
+        label = f"side-{next(self._side_fits)}"
+        with self._holding(model):
+            self._run(label, settings, self._trained(only), True, True, loss, criterion, stats)
+            return clone(self.model)
+
+    @torch.no_grad()
+    def features(self, batch_size: int = 256) -> tuple[Tensor, Tensor]:
+        """z and y of all training samples under the current model: eval mode, no augmentation."""
+        everything = torch.arange(self.n, device=self.samples.index.device)
+        with self.network.mode(train=False):
+            pairs = [self.samples.batch(some, None, self.network.dtype) for some in torch.split(everything, batch_size)]
+            z = [self.network(x).z for x, _ in pairs]
+        return torch.cat(z), torch.cat([y for _, y in pairs])
+
+    def prototypes(self, normalise: bool = False) -> tuple[Tensor, Tensor]:
+        """Class sums (C, d) of z and class counts (C,) over the training samples; zeros for what the client lacks."""
+        z, y = self.features()
+        if normalise:
+            z = torch.nn.functional.normalize(z)
+        sums = z.new_zeros(self.network.num_classes, z.shape[1]).index_add_(0, y, z)
+        return sums, self.counts
+
+    # How it is done
+
+    def _adapted(self, epochs: int | None, steps: int | None, optimiser: dict[str, Any]) -> Settings:
+        for key in optimiser:
+            if key not in {field.name for field in dataclasses.fields(Settings)}:
+                raise Refusal(f'client.fit has no setting "{key}"; {nearest(key, OPTIMISER)}')
+        settings = dataclasses.replace(self._settings, **optimiser)
+        if epochs is not None:
+            settings = dataclasses.replace(settings, epochs=epochs, steps=0)
+        if steps is not None:
+            settings = dataclasses.replace(settings, steps=steps)
+        return settings
+
+    def _trained(self, only: str | tuple[str, ...] | None) -> tuple[str, ...]:
+        frozen = set(self.entries.frozen)
+        trainable = [name for name in self.network.parameter_names if name not in frozen]
+        if only is None:
+            return tuple(trainable)
+        selectors = (only,) if isinstance(only, str) else only
+        chosen = select(self.network, selectors)
+        named = frozen & set(selectors)
+        return tuple(
+            name for name in self.network.parameter_names if name in chosen and (name not in frozen or name in named)
+        )
+
+    def _run(
+        self,
+        label: str,
+        settings: Settings,
+        names: tuple[str, ...],
+        fresh: bool,
+        side: bool,
+        loss: Callable[[Batch], Tensor] | None,
+        criterion: Callable[[Batch], Tensor] | None,
+        stats: Literal["move", "freeze"],
+    ) -> Report:
+        network, where = self.network, (self.round, self.id, label)
+        plan = make_plan(
+            self.n,
+            settings,
+            generator(self._seed, "batches", *where),
+            self.samples.prepare.draws,
+            single=not network.has_batch_norm,
+        )
+        with (
+            self._training(names, stats),
+            torch_seeded(self._seed, "torch", *where, device=self.counts.device),
+        ):
+            state = self._state_of(names, settings, {} if fresh else self._velocity)
+            step = Step(
+                self._composition,
+                Bound(network, state.trained),
+                settings,
+                frozenset(self.entries.shared),
+                _decayed(network, settings),
+                side,
+                criterion,
+                loss,
+            )
+            context = Context(self._received, self._state, self._sent, self.counts)
+            report = train(step, state, context, self.samples, plan, network.dtype)
+        if not side:
+            for name in names:
+                before = self._travels.get(name, Travel())
+                alone = Travel().on(report.steps, settings)
+                self._travels[name] = (
+                    Travel(before.speed, before.distance + alone.distance)
+                    if fresh
+                    else before.on(report.steps, settings)
+                )
+        return report
+
+    def _state_of(self, names: tuple[str, ...], settings: Settings, velocity: Tensors) -> State:
+        tensors = self.network.tensors()
+        if settings.momentum:
+            for name in names:
+                velocity.setdefault(name, torch.zeros_like(tensors[name], requires_grad=False))
+        buffers = {name: tensors[name] for name in self.network.buffer_names}
+        rest = {name: t for name, t in tensors.items() if name not in names and name not in buffers}
+        return State({name: tensors[name] for name in names}, rest, buffers, velocity)
+
+    @contextlib.contextmanager
+    def _training(self, names: tuple[str, ...], stats: Literal["move", "freeze"]) -> Iterator[None]:
+        """Train mode, with gradients for the trained entries alone."""
+        parameters = self.network.parameters()
+        before = {name: parameter.requires_grad for name, parameter in parameters.items()}
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(name in names)
+        try:
+            with self.network.mode(train=True, stats=stats):
+                yield
+        finally:
+            for name, parameter in parameters.items():
+                parameter.requires_grad_(before[name])
+
+    @contextlib.contextmanager
+    def _holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """Another model in the network inside; the client's own afterwards."""
+        before = clone(self.model)
+        self.network.load(tensors)
+        try:
+            yield
+        finally:
+            self.network.load(before)
+
+
+def _class_counts(samples: Samples, network: Network) -> Tensor:
+    counts = torch.bincount(samples.y[samples.index], minlength=network.num_classes)
+    return counts.to(network.dtype)  # floating, because methods take its logarithm and its powers
+
+
+def _decayed(network: Network, settings: Settings) -> frozenset[str]:
+    parameters = network.parameters()
+    if settings.decay_on == "matrices":
+        return frozenset(name for name, parameter in parameters.items() if parameter.dim() >= 2)
+    return frozenset(select(network, settings.decay_on)) & frozenset(parameters)

@@ -1,0 +1,70 @@
+"""The plan of a local fit: which samples form which batch, and the random numbers of their augmentation.
+
+It is made on the host, from the seed, before training, so that every engine trains on the same batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from .settings import Settings
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Batches of a fit, in order."""
+
+    index: np.ndarray
+    """Positions among the client's samples, all batches in a row."""
+    sizes: tuple[int, ...]
+    """Samples of each batch."""
+    epochs: tuple[int, ...]
+    """The local epoch of each batch."""
+    draws: np.ndarray
+    """Uniform numbers for augmentation, (len(index), draws a sample), float32."""
+    skipped: int
+    """Batches of a single sample left out because of BatchNorm."""
+
+    @property
+    def steps(self) -> int:
+        """Number of batches."""
+        return len(self.sizes)
+
+
+def make_plan(samples: int, settings: Settings, rng: np.random.Generator, draws: int = 0, single: bool = True) -> Plan:
+    """Plan `settings.epochs` passes, or exactly `settings.steps` batches; `single=False` leaves batches of one out."""
+    batches: list[np.ndarray] = []
+    epochs: list[int] = []
+    skipped = 0
+    for epoch, batch in _passes(samples, settings, rng):
+        if len(batch) == 1 and not single:
+            skipped += 1
+            if settings.steps and samples == 1:
+                break  # no number of passes would give a usable batch
+            continue
+        batches.append(batch)
+        epochs.append(epoch)
+        if settings.steps and len(batches) == settings.steps:
+            break
+    index = np.concatenate(batches) if batches else np.empty(0, np.int64)
+    uniform = rng.random((len(index), draws), dtype=np.float32)
+    return Plan(index, tuple(map(len, batches)), tuple(epochs), uniform, skipped)
+
+
+def _passes(samples: int, settings: Settings, rng: np.random.Generator) -> Iterator[tuple[int, np.ndarray]]:
+    if samples == 0 or (settings.last_batch == "drop" and samples < settings.batch_size):
+        return
+    epoch = 0
+    while settings.steps or epoch < settings.epochs:
+        order = rng.permutation(samples)
+        size = settings.batch_size
+        if settings.last_batch == "wrap" and samples > size and samples % size:
+            order = np.concatenate([order, order[: size - samples % size]])
+        if settings.last_batch == "drop":
+            order = order[: samples - samples % size]
+        for start in range(0, len(order), size):
+            yield epoch, order[start : start + size]
+        epoch += 1

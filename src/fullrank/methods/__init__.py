@@ -1,0 +1,97 @@
+"""Methods by name: one file each, found by its name, composed with `+`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, get_type_hints
+
+from ..checking import checked
+from ..errors import Refusal, nearest
+from ..naming import import_object
+from .compose import Composed, Composition, defines
+from .method import Method
+
+__all__ = ["Composed", "Composition", "Method", "available", "build", "defines", "find"]
+
+_NOT_METHODS = {"method", "compose"}
+
+
+@cache
+def _library() -> dict[str, type[Method]]:
+    found: dict[str, type[Method]] = {}
+    for module in pkgutil.iter_modules(__path__):
+        if module.name in _NOT_METHODS:
+            continue
+        namespace = vars(importlib.import_module(f"{__name__}.{module.name}"))
+        for value in namespace.values():
+            if isinstance(value, type) and issubclass(value, Method) and value.__module__ == namespace["__name__"]:
+                found[value.name] = value
+    return found
+
+
+def available() -> dict[str, type[Method]]:
+    """The library's methods by name.
+
+    >>> "feddecorr" in available()
+    True
+    """
+    return dict(sorted(_library().items()))
+
+
+def find(name: str) -> type[Method]:
+    """The class behind one method's name, or behind `package.module:Class`."""
+    if ":" not in name:
+        if name not in _library():
+            raise Refusal(f'method.name: there is no method "{name}"; {nearest(name, _library())}')
+        return _library()[name]
+    found = import_object(name, "method.name")
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise Refusal(f'method.name: "{name}" is not a subclass of fullrank.Method')
+    if missed := _undecorated_fields(found):
+        raise Refusal(
+            f'method.name: "{name}" declares {", ".join(missed)} but is not a dataclass; '
+            "put @dataclass(frozen=True) above it"
+        )
+    return found
+
+
+def _undecorated_fields(cls: type[Method]) -> list[str]:
+    fields = {field.name for field in dataclasses.fields(cls)}
+    own = inspect.get_annotations(cls)
+    return [name for name, kind in own.items() if name not in fields and "ClassVar" not in str(kind)]
+
+
+def check_fields(cls: type[Method], table: Mapping[str, Any]) -> dict[str, Any]:
+    """Validate a method's hyper-parameters against its dataclass fields."""
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    for key in table:
+        if key not in fields:
+            raise Refusal(f"method.{cls.name}.{key}: there is no such hyper-parameter; {nearest(key, fields)}")
+    kinds = get_type_hints(cls, include_extras=True)
+    return {
+        name: checked(kinds[name], table[name], f"method.{cls.name}.{name}") if name in table else field.default
+        for name, field in fields.items()
+    }
+
+
+def build(name: str, **tables: Mapping[str, Any]) -> Method:
+    """A method by name, with its hyper-parameters; several joined by "+" are composed.
+
+    >>> build("fedprox+feddecorr", feddecorr={"beta": 0.2}).parts[1].beta
+    0.2
+    """
+    parts: list[Method] = []
+    for piece in name.split("+"):
+        cls = find(piece.strip())
+        parts.append(cls(**check_fields(cls, tables.get(cls.name, {}))))
+    for table in tables:
+        if table not in {part.name for part in parts} and table not in _library():
+            raise Refusal(f"method.{table}: there is no such method; {nearest(table, _library())}")
+        if table in _library():
+            check_fields(_library()[table], tables[table])
+    return parts[0] if len(parts) == 1 else Composed(tuple(parts))

@@ -1,0 +1,103 @@
+"""Composition of methods: each keeps its own space for state and uploads; hooks are chained, summed or exclusive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ..errors import Conflict
+from .method import Method
+
+EXCLUSIVE = ("head", "criterion", "train", "weight", "personalise", "predict")
+
+
+def defines(method: Method, hook: str) -> bool:
+    """Whether a method overrides a hook."""
+    return getattr(type(method), hook) is not getattr(Method, hook)
+
+
+@dataclass(frozen=True)
+class Composed(Method):
+    """Several methods as one; made by `a + b`."""
+
+    members: tuple[Method, ...]
+
+    def __post_init__(self) -> None:
+        names = [part.name for part in self.members]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise Conflict(f'the method "{name}" stands twice in "{"+".join(names)}"')
+        for hook in EXCLUSIVE:
+            owners = [part.name for part in self.members if defines(part, hook)]
+            if len(owners) > 1:
+                raise Conflict(
+                    f'"{owners[0]}" and "{owners[1]}" cannot be combined: each has its own {_WHAT[hook]} (`{hook}`)'
+                )
+
+    @property
+    def parts(self) -> tuple[Method, ...]:
+        """The methods that this one is composed of."""
+        return self.members
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The parts' names joined by "+"."""
+        return "+".join(part.name for part in self.members)
+
+
+_WHAT = {
+    "head": "classifier",
+    "criterion": "loss in place of cross-entropy",
+    "train": "order of local fits",
+    "weight": "weight of a client in the mean",
+    "personalise": "way to a personal model",
+    "predict": "personal prediction",
+}
+
+
+class Composition:
+    """The hooks of a method's parts, each kind in the order in which it runs."""
+
+    def __init__(self, method: Method):
+        self.method = method
+        self.parts = method.parts
+
+    def exclusive(self, hook: str) -> tuple[Method, Callable[..., Any]]:
+        """The part that defines an exclusive hook (else the first, with FedAvg's) and the hook itself."""
+        part = next((part for part in self.parts if defines(part, hook)), self.parts[0])
+        return part, getattr(part, hook)
+
+    def defined(self, hook: str) -> tuple[Method, ...]:
+        """The parts that define a hook, as written."""
+        return tuple(part for part in self.parts if defines(part, hook))
+
+    @cached_property
+    def losses(self) -> tuple[Method, ...]:
+        """In the order of names, so that composition commutes to the bit."""
+        return tuple(sorted(self.defined("loss"), key=lambda part: part.name))
+
+    @cached_property
+    def corrections(self) -> tuple[Method, ...]:
+        """Gradient corrections: as written, then the drift corrections by name.
+
+        A control variate that another correction then scaled would no longer estimate what it corrects.
+        """
+        parts = self.defined("grad")
+        drifting = sorted((part for part in parts if part.drift), key=lambda part: part.name)
+        return tuple(part for part in parts if not part.drift) + tuple(drifting)
+
+    @cached_property
+    def aggregators(self) -> tuple[Method, ...]:
+        """As written, the one that weighs the clients first."""
+        return tuple(sorted(self.defined("aggregate"), key=lambda part: not defines(part, "weight")))
+
+    @cached_property
+    def personal(self) -> tuple[str, ...]:
+        """All selectors of personal entries."""
+        return tuple(selector for part in self.parts for selector in part.personal)
+
+    def part(self, name: str) -> Method:
+        """A part by name."""
+        return next(part for part in self.parts if part.name == name)

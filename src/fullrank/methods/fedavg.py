@@ -1,0 +1,12 @@
+"""FedAvg."""
+
+from dataclasses import dataclass
+
+from .method import Method
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """Each client minimises its own loss; the server takes the mean of their weights, by sample counts."""
+
+    paper = "McMahan et al., AISTATS 2017"

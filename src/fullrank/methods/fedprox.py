@@ -1,0 +1,21 @@
+"""FedProx."""
+
+from dataclasses import dataclass
+
+from ..local.batch import Batch
+from ..trees import Tree, combine
+from .method import Method, NotNegative
+
+
+@dataclass(frozen=True)
+class FedProx(Method):
+    """Adds (μ/2)‖w_k − w‖² to each client's loss, as the gradient correction g + μ(w_k − w)."""
+
+    paper = "Li et al., MLSys 2020"
+    drift, neutral = True, {"mu": 0.0}
+
+    mu: NotNegative = 0.001
+
+    def grad(self, g: Tree, b: Batch) -> Tree:
+        """Eq. 2 of the paper, differentiated."""
+        return combine(g, lambda g, w, w0: g + self.mu * (w - w0), b.w, b.w0)

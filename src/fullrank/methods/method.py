@@ -1,0 +1,140 @@
+"""A method: everything that differs from federated averaging, client half and server half, in one object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
+
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from ..channels import Mean, Sum
+from ..trees import Tree
+
+if TYPE_CHECKING:
+    from ..local.batch import Batch
+    from ..local.client import Client
+    from ..models import Network
+    from ..server import Server
+
+NotNegative: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+"""A finite number from 0 on: what a coefficient of a loss is."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """Federated averaging. A subclass overrides the hooks in which it differs, and nothing else.
+
+    Hyper-parameters are dataclass fields: decorate subclasses with `@dataclass(frozen=True)`. Inside `criterion`,
+    `loss` and `grad` everything is a pure function of tensors: no `.item()`, no Python branch on data, no boolean
+    indexing. Trees are never written in place: a new value is a new tree.
+
+    >>> @dataclass(frozen=True)
+    ... class WeightShrink(Method):
+    ...     strength: float = 0.01
+    ...
+    ...     def loss(self, b):
+    ...         return self.strength * sum((w**2).sum() for w in b.w.values())
+    >>> (WeightShrink() + Method()).name
+    'weightshrink+method'
+    """
+
+    name: ClassVar[str] = "method"
+    """How files, the command line and the checkpoint call it: the class name in lower case unless set."""
+    paper: ClassVar[str] = ""
+    """Where it comes from."""
+    personal: ClassVar[tuple[str, ...]] = ()
+    """Selectors of entries that never leave a client."""
+    broadcast: ClassVar[tuple[str, ...]] = ()
+    """Entries of its server state that travel down each round."""
+    drift: ClassVar[bool] = False
+    """Its gradient correction concerns the distance to the global model: shared entries only, last, no side fits."""
+    neutral: ClassVar[Mapping[str, Any]] = {}
+    """Field values at which it is FedAvg to the bit."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" not in cls.__dict__:
+            cls.name = cls.__name__.lower()
+
+    @property
+    def parts(self) -> tuple[Method, ...]:
+        """The methods that this one is composed of."""
+        return (self,)
+
+    def __add__(self, other: Method) -> Method:
+        from .compose import Composed
+
+        return Composed(self.parts + other.parts)
+
+    # The network
+
+    def model(self, net: Network) -> Network:
+        """Change the network's body; a fresh linear head follows if the feature width changes. Chained."""
+        return net
+
+    def head(self, net: Network) -> nn.Module:
+        """Give another classifier for `net`. Exclusive."""
+        return net.head
+
+    # State
+
+    def server_state(self, server: Server) -> Tree:
+        """What the server keeps for this method, at the start."""
+        return {}
+
+    def client_state(self, client: Client) -> Tree:
+        """What a client keeps for this method, when it is first called upon."""
+        return {}
+
+    # The local step
+
+    def criterion(self, b: Batch) -> Tensor:
+        """The base loss of a batch. Exclusive."""
+        return F.cross_entropy(b.logits, b.y)
+
+    def loss(self, b: Batch) -> Tensor:
+        """A term added to the criterion, whose value is `b.base`. Summed."""
+        return b.base * 0
+
+    def grad(self, g: Tree, b: Batch) -> Tree:
+        """Correct the gradient of criterion and losses, before weight decay and momentum. Chained."""
+        return g
+
+    # The client's round
+
+    def train(self, client: Client) -> None:
+        """Run the local fits. Exclusive."""
+        client.fit()
+
+    def after(self, client: Client) -> Mapping[str, Sum | Mean]:
+        """After local training: update `client.own`, return further uploads."""
+        return {}
+
+    def weight(self, client: Client) -> float:
+        """This client's weight in the mean of the weights. Exclusive."""
+        return client.n
+
+    # The server's round
+
+    def aggregate(self, server: Server, new: Tree, up: Mapping[str, Tree]) -> Tree:
+        """The new shared entries: `new` is the mean of the weights so far, `up` holds the reduced uploads.
+
+        The result may also hold frozen entries, which then travel again. Chained.
+        """
+        return new
+
+    def finish(self, server: Server) -> None:
+        """After the last round. What it makes of the model is the result; further rounds go on from before it."""
+
+    # The personal model
+
+    def personalise(self, client: Client) -> Tree | None:
+        """Make a client's own model from the global one, by fits or as the tree that is returned. Exclusive."""
+        return None
+
+    def predict(self, b: Batch) -> Tensor:
+        """The personal model's scores. Exclusive."""
+        return b.logits

@@ -1,0 +1,63 @@
+"""Networks that split into a backbone (gives z), a neck and a head (gives logits)."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+from torch import nn
+
+from ..checking import checked
+from ..errors import Refusal, nearest
+from ..naming import import_object
+from .cnn import cnn
+from .mlp import mlp
+from .network import Net, Network, Output
+
+__all__ = ["Net", "Network", "Output", "available", "build", "builder"]
+
+_BUILDERS: dict[str, Callable[..., nn.Module]] = {"cnn": cnn, "mlp": mlp}
+
+
+def available() -> dict[str, Callable[..., nn.Module]]:
+    """The library's networks by name.
+
+    >>> sorted(available())[:2]
+    ['cnn', 'mlp']
+    """
+    return dict(_BUILDERS)
+
+
+def builder(name: str) -> Callable[..., nn.Module]:
+    """The function behind a model's name, or behind `package.module:function`."""
+    if ":" in name:
+        return import_object(name, "model.name")  # type: ignore[no-any-return]
+    if name not in _BUILDERS:
+        raise Refusal(f'model.name = "{name}" is not known; {nearest(name, _BUILDERS)}')
+    return _BUILDERS[name]
+
+
+def build(name: str, num_classes: int, in_channels: int = 3, **options: Any) -> nn.Module:
+    """Build a network by name; further options go to the network.
+
+    >>> build("cnn", num_classes=10, in_channels=1).feature_dim
+    128
+    """
+    function = builder(name)
+    check_options(name, function, options)
+    return function(num_classes=num_classes, in_channels=in_channels, **options)
+
+
+def check_options(name: str, function: Callable[..., Any], options: dict[str, Any]) -> None:
+    """Refuse options that a network does not take, and values of the wrong kind."""
+    parameters = inspect.signature(function).parameters
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
+        return
+    known = [parameter for parameter in parameters if parameter not in ("num_classes", "in_channels")]
+    kinds = get_type_hints(function, include_extras=True) if inspect.isroutine(function) else {}
+    for key, value in options.items():
+        if key not in known:
+            raise Refusal(f'model.{key}: the network "{name}" has no such option; {nearest(key, known)}')
+        if key in kinds:
+            checked(kinds[key], value, f"model.{key}")

@@ -1,0 +1,46 @@
+"""A small convolutional network for images of any size from 8×8 on."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import nn
+
+from ..errors import Refusal
+from .network import Net
+
+
+def cnn(
+    num_classes: int,
+    in_channels: int = 3,
+    *,
+    width: int = 32,
+    features: int = 128,
+    norm: Literal["none", "batch", "group"] = "none",
+    dropout: float = 0.0,
+) -> Net:
+    """Two 3×3 convolutions (width, 2·width) and one dense layer; z has `features` dimensions, after its ReLU."""
+    backbone = nn.Sequential(
+        nn.Conv2d(in_channels, width, 3, padding=1),
+        _norm(norm, width),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(width, 2 * width, 3, padding=1),
+        _norm(norm, 2 * width),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(2 * width * 16, features),
+        nn.ReLU(),
+    )
+    return Net(backbone, features, num_classes, dropout)
+
+
+def _norm(kind: str, channels: int) -> nn.Module:
+    if kind == "batch":
+        return nn.BatchNorm2d(channels)
+    if kind == "group":
+        return nn.GroupNorm(min(8, channels), channels)
+    if kind == "none":
+        return nn.Identity()
+    raise Refusal(f'model.norm = "{kind}": the CNN knows none, batch and group')

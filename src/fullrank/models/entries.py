@@ -1,0 +1,87 @@
+"""The entries of a model by class (shared, buffers, personal, frozen), and the selectors that name them."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from ..errors import Refusal, nearest
+
+if TYPE_CHECKING:
+    from .network import Network
+
+NORM_LAYERS: tuple[type[nn.Module], ...] = (
+    nn.modules.batchnorm._NormBase,  # every BatchNorm and InstanceNorm, also synchronised and lazy ones
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.RMSNorm,
+)
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Names of a model's entries, each in exactly one class."""
+
+    shared: tuple[str, ...]
+    buffers: tuple[str, ...]
+    personal: tuple[str, ...]
+    frozen: tuple[str, ...]
+
+
+def classify(
+    network: Network, personal: Iterable[str] = (), freeze: Iterable[str] = (), buffers: str = "average"
+) -> Entries:
+    """Sort a network's entries: `personal` and `freeze` are selectors, `buffers` the policy of `train.buffers`."""
+    own = select(network, personal) | (set(network.buffer_names) if buffers == "local" else set())
+    still = select(network, freeze) & set(network.parameter_names)
+    frozen = {name for name, parameter in network.parameters().items() if not parameter.requires_grad or name in still}
+    own -= frozen
+    return Entries(
+        shared=tuple(n for n in network.parameter_names if n not in own and n not in frozen),
+        buffers=tuple(n for n in network.buffer_names if n not in own),
+        personal=tuple(n for n in network.names if n in own),
+        frozen=tuple(n for n in network.parameter_names if n in frozen),
+    )
+
+
+def select(network: Network, selectors: str | Iterable[str]) -> set[str]:
+    """The names of the entries that selectors name; one that names nothing is refused.
+
+    A selector is "all", "norm" (by module type), "head", "neck", "backbone", "buffers", an entry's name, a prefix
+    (`backbone.layer1`) or a pattern (`*.bias`).
+    """
+    chosen: set[str] = set()
+    for selector in [selectors] if isinstance(selectors, str) else selectors:
+        found = _one(network, selector)
+        if not found:
+            hint = nearest(selector, [*network.names, "all", "norm", "head", "backbone", "buffers"])
+            raise Refusal(f'the selector "{selector}" names no entry of the model; {hint}')
+        chosen |= found
+    return chosen
+
+
+def _one(network: Network, selector: str) -> set[str]:
+    names = set(network.names)
+    if selector == "all":
+        return names
+    if selector == "buffers":
+        return set(network.buffer_names)
+    if selector == "norm":
+        return {name for name in names if isinstance(network.owner(name), NORM_LAYERS)}
+    if selector == "head":
+        return _below(names, network.head_name)
+    if selector == "neck":
+        return _below(names, "neck")
+    if selector == "backbone":
+        return names - _below(names, network.head_name) - _below(names, "neck")
+    if any(sign in selector for sign in "*?["):
+        return set(fnmatch.filter(names, selector))
+    return _below(names, selector)
+
+
+def _below(names: set[str], prefix: str) -> set[str]:
+    return {name for name in names if name == prefix or name.startswith(f"{prefix}.")}

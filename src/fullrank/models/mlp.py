@@ -1,0 +1,28 @@
+"""A multi-layer perceptron for inputs of any shape."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from .network import Net
+
+
+def mlp(
+    num_classes: int,
+    in_channels: int = 1,
+    *,
+    width: int = 128,
+    depth: int = 2,
+    features: int = 0,
+    dropout: float = 0.0,
+) -> Net:
+    """`depth` dense layers of `width` units with ReLU; z is the last one's output (`features` wide where given).
+
+    The first layer takes its width from the first batch that it sees, so any input shape will do; `in_channels` is
+    accepted like every network's and not needed.
+    """
+    widths = [width] * (depth - 1) + [features or width]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for index, out in enumerate(widths):
+        layers += [nn.LazyLinear(out) if index == 0 else nn.Linear(widths[index - 1], out), nn.ReLU()]
+    return Net(nn.Sequential(*layers), widths[-1], num_classes, dropout)

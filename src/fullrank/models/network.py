@@ -1,0 +1,297 @@
+"""What the library sees of a model: a forward that also gives the representation, entries by name, a head to replace.
+
+A network of the library is a `Net`: backbone, neck, head. A user's own module is taken as it is: its classifier stays
+at its own place, its entries keep their names, and the representation is read where it enters the classifier.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import Refusal, nearest
+from ..trees import Tensors
+from .entries import NORM_LAYERS
+
+Dropouts = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+
+class Output(NamedTuple):
+    """One forward: logits (N, C), the representation z (N, d), and whatever else the head names."""
+
+    logits: Tensor
+    z: Tensor
+    extras: Tensors
+
+
+class Net(nn.Module):
+    """A backbone that gives the representation, a neck (the identity unless a method puts one), a linear head."""
+
+    def __init__(self, backbone: nn.Module, feature_dim: int, num_classes: int, dropout: float = 0.0):
+        super().__init__()
+        self.backbone = backbone
+        self.neck: nn.Module = nn.Identity()
+        self.dropout: nn.Module = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.head: nn.Module = nn.Linear(feature_dim, num_classes)
+        self.feature_dim = feature_dim
+
+    def features(self, x: Tensor) -> Tensor:
+        """The representation z: what the head sees, before dropout."""
+        z: Tensor = self.neck(self.backbone(x))
+        return z
+
+    def represent(self, x: Tensor) -> Output:
+        """Logits and representation of one forward."""
+        z = self.features(x)
+        return _output(self.head(self.dropout(z)), z)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits."""
+        return self.represent(x).logits
+
+
+class Network:
+    """A module together with the place of its classifier."""
+
+    def __init__(self, module: nn.Module, head_name: str, z_name: str, num_classes: int, feature_dim: int):
+        self.module = module
+        self.head_name = head_name
+        self.z_name = z_name  # the module whose input is z: the head, or the dropout in front of it
+        self.num_classes = num_classes
+        self.feature_dim = feature_dim
+        self._neck_hooked = False
+        self._functional = _Functional(self)
+
+    @classmethod
+    def of(cls, module: nn.Module, example: Tensor, num_classes: int, head: str | None = None) -> Network:
+        """Take a module as it is; `example` is a small batch of inputs, `head` the classifier's name if not found.
+
+        Lazy modules are materialised by this first forward.
+        """
+        head_name, z_name, z, logits = _find_head(module, example, head)
+        asks = 'say which layer is the classifier with head="its.name"'
+        if z.dim() != 2:
+            raise Refusal(
+                f'the input of the classifier "{head_name}" has shape {tuple(z.shape)}, not (samples, features); {asks}'
+            )
+        if logits.dim() != 2 or logits.shape[1] != num_classes:
+            raise Refusal(
+                f'the model\'s classifier "{head_name}" gives {logits.shape[-1]} outputs, but the data have '
+                f"{num_classes} classes; give the model {num_classes} outputs, or {asks}"
+            )
+        return cls(module, head_name, z_name, num_classes, z.shape[1])
+
+    # Entries
+
+    @property
+    def parameter_names(self) -> tuple[str, ...]:
+        """Names of the parameters, in the module's order; a tied parameter is listed once."""
+        return tuple(name for name, _ in self.module.named_parameters())
+
+    @property
+    def buffer_names(self) -> tuple[str, ...]:
+        """Names of the buffers that belong to the model's state."""
+        state = self.module.state_dict(keep_vars=True)
+        return tuple(name for name, _ in self.module.named_buffers() if name in state)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all entries."""
+        return self.parameter_names + self.buffer_names
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The module's own parameters by name."""
+        return dict(self.module.named_parameters())
+
+    def tensors(self) -> Tensors:
+        """The module's own parameters and buffers by name: live, not copies."""
+        buffers = dict(self.module.named_buffers())
+        return {**self.parameters(), **{name: buffers[name] for name in self.buffer_names}}
+
+    @torch.no_grad()
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy values into the module's own tensors."""
+        own = self.tensors()
+        for name, value in tensors.items():
+            own[name].copy_(value)
+
+    def owner(self, name: str) -> nn.Module:
+        """The submodule that holds an entry."""
+        return self.module.get_submodule(name.rpartition(".")[0])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating dtype of the parameters."""
+        kinds = [p.dtype for p in self.module.parameters() if p.is_floating_point()]
+        return kinds[0] if kinds else torch.get_default_dtype()
+
+    @property
+    def has_batch_norm(self) -> bool:
+        """Whether a batch of one sample is unsafe in training."""
+        return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
+
+    # Parts that a method may replace
+
+    @property
+    def head(self) -> nn.Module:
+        """The classifier, at its own place."""
+        return self.module.get_submodule(self.head_name)
+
+    @head.setter
+    def head(self, head: nn.Module) -> None:
+        if not self.head_name:
+            raise Refusal("the model is a single layer, so its classifier cannot be replaced; wrap it in a module")
+        self.module.set_submodule(self.head_name, head)
+        if self._neck_hooked and self.z_name == self.head_name:
+            head.register_forward_pre_hook(_Neck(self.neck))
+
+    @property
+    def neck(self) -> nn.Module:
+        """What stands between the backbone and the classifier."""
+        if isinstance(self.module, Net) or self._neck_hooked:
+            return self.module.get_submodule("neck")
+        return nn.Identity()
+
+    @neck.setter
+    def neck(self, neck: nn.Module) -> None:
+        if not isinstance(self.module, Net):
+            if hasattr(self.module, "neck"):
+                raise Refusal('the model has a part called "neck" already, so a method cannot add one')
+            self.module.get_submodule(self.z_name).register_forward_pre_hook(_Neck(neck))
+            self._neck_hooked = True
+        self.module.add_module("neck", neck)
+
+    # Forwards
+
+    def __call__(self, x: Tensor) -> Output:
+        """Forward in the module's current mode, with its own tensors."""
+        if isinstance(self.module, Net):
+            return self.module.represent(x)
+        head = self.head
+        caught: dict[str, Any] = {}
+
+        def catch_z(_: nn.Module, args: tuple[Any, ...]) -> None:
+            caught["z"] = args[0]
+
+        def catch_logits(_: nn.Module, args: tuple[Any, ...], result: Any) -> Tensor:
+            caught["out"] = _output(result, caught["z"])
+            logits: Tensor = caught["out"].logits
+            return logits
+
+        handles = [
+            self.module.get_submodule(self.z_name).register_forward_pre_hook(catch_z),
+            head.register_forward_hook(catch_logits),
+        ]
+        try:
+            result = self.module(x)
+        finally:
+            for handle in handles:
+                handle.remove()
+        out: Output = caught["out"]
+        return out._replace(logits=result)
+
+    def at(self, tensors: Mapping[str, Tensor], x: Tensor) -> Output:
+        """Forward in the module's current mode with the given tensors in place of its own (`functional_call`)."""
+        renamed = {f"module.{name}": tensor for name, tensor in tensors.items()}
+        out: Output = torch.func.functional_call(self._functional, renamed, (x,))
+        return out
+
+    @contextlib.contextmanager
+    def mode(self, train: bool, stats: str = "move") -> Iterator[None]:
+        """Train or eval mode inside, the former modes afterwards; `stats="freeze"` leaves norm layers in eval mode."""
+        before = [(module, module.training) for module in self.module.modules()]
+        self.module.train(train)
+        if stats == "freeze":
+            for module, _ in before:
+                if isinstance(module, NORM_LAYERS):
+                    module.training = False
+        try:
+            yield
+        finally:
+            for module, training in before:
+                module.training = training
+
+
+class _Functional(nn.Module):
+    """Gives `functional_call` a module whose forward returns the whole `Output`."""
+
+    def __init__(self, network: Network):
+        super().__init__()
+        self.module = network.module
+        self.call = network.__call__
+
+    def forward(self, x: Tensor) -> Output:
+        return self.call(x)
+
+
+class _Neck:
+    """A hook that sends a module's input through the neck first (an object, so that deep copies copy its neck)."""
+
+    def __init__(self, neck: nn.Module):
+        self.neck = neck
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (self.neck(args[0]), *args[1:])
+
+
+def _output(result: Any, z: Tensor) -> Output:
+    logits, extras = result if isinstance(result, tuple) else (result, {})
+    return Output(logits, z, extras)
+
+
+def _find_head(module: nn.Module, example: Tensor, head: str | None) -> tuple[str, str, Tensor, Tensor]:
+    """The classifier's name, the name of the module whose input is z, z and the logits, from one eval forward."""
+    if isinstance(module, Net):
+        with _eval(module):
+            out = module.represent(example)
+        return "head", "head", out.z, out.logits
+    names = dict(module.named_modules())
+    if head is not None and head not in names:
+        raise Refusal(f'the model has no part called "{head}"; {nearest(head, [n for n in names if n])}')
+    calls: list[tuple[str, Any, Any]] = []
+
+    def record(name: str) -> Any:
+        return lambda _, args, result: calls.append((name, args[0] if args else None, result))
+
+    watched = {name: part for name, part in names.items() if name == head or isinstance(part, (nn.Linear, *Dropouts))}
+    handles = [part.register_forward_hook(record(name)) for name, part in watched.items()]
+    try:
+        with _eval(module):
+            module(example)
+    finally:
+        for handle in handles:
+            handle.remove()
+    candidates = (
+        [c for c in calls if c[0] == head]
+        if head is not None
+        else [c for c in calls if isinstance(names[c[0]], nn.Linear)]
+    )
+    if not candidates:
+        called = f'"{head}" is never called' if head is not None else "no nn.Linear is called"
+        raise Refusal(f'{called} in the model\'s forward; say which layer is the classifier with head="its.name"')
+    name, z, logits = candidates[-1]
+    if sum(c[0] == name for c in calls) > 1:
+        raise Refusal(
+            f'the layer "{name}" is called more than once in a forward; name the classifier with head="its.name"'
+        )
+    # In eval mode a dropout hands on its very input, so the one in front of the classifier is known by identity.
+    in_front = [c[0] for c in calls if isinstance(names[c[0]], Dropouts) and c[2] is z]
+    if isinstance(logits, tuple):
+        logits = logits[0]
+    return name, (in_front[0] if in_front else name), z, logits
+
+
+@contextlib.contextmanager
+def _eval(module: nn.Module) -> Iterator[None]:
+    before = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part, training in before:
+            part.training = training

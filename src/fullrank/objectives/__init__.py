@@ -1,0 +1,10 @@
+"""The losses, as pure functions of tensors that any training loop can use.
+
+They know nothing of clients, rounds or models. Each is differentiable and branches on shapes only, never on
+data, so the same code runs eagerly, under `torch.func.vmap` and `torch.func.grad`, and traced.
+"""
+
+from fullrank.objectives.decorrelation import decorrelation, singular_variance
+from fullrank.objectives.proximal import proximal
+
+__all__ = ["decorrelation", "proximal", "singular_variance"]

@@ -1,0 +1,35 @@
+"""FedProx's term: Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, *Federated Optimization in Heterogeneous
+Networks* (MLSys 2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fullrank.errors import Refusal
+
+
+def proximal(w: Mapping[str, Tensor], w0: Mapping[str, Tensor]) -> Tensor:
+    """FedProx (Eq. 2 without μ): ½ Σ ‖w − w0‖² over the named weights, whose gradient is w − w0.
+
+    The reference `w0` is a constant: no gradient flows to it. It must hold the weights as received, not the
+    very tensors being trained, or the term stays zero.
+
+    >>> w, w0 = {"a": torch.tensor([3.0, 1.0])}, {"a": torch.tensor([1.0, 1.0])}
+    >>> proximal(w, w0)
+    tensor(2.)
+    """
+    for name in [*w, *w0]:
+        if name not in w or name not in w0:
+            raise Refusal(f'proximal: "{name}" is in {"w" if name in w else "w0"} only')
+        if w[name].shape != w0[name].shape:
+            raise Refusal(f'proximal: "{name}" has shape {tuple(w[name].shape)} in w, {tuple(w0[name].shape)} in w0')
+    squares = [(_wide(x) - _wide(w0[name].detach())).square().sum() for name, x in w.items()]
+    return torch.stack(squares).sum() / 2 if squares else torch.zeros(())
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,249 @@
+"""The run directory: everything is written atomically, so that a kill at any moment loses at most a round."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy
+import torch
+from safetensors.torch import load_file, save
+
+from . import __version__
+from .errors import Refusal
+from .server import Server
+from .trees import Tensors, flatten, unflatten
+
+FORMAT = 1
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that it is either there whole or as it was before, also after a power cut."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with beside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
+    with contextlib.suppress(OSError):  # not every file system lets a directory be synchronised
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON atomically."""
+    write_atomically(path, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write a safetensors file atomically; it takes contiguous tensors that share no memory."""
+    seen: set[int] = set()
+    ready: Tensors = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach().cpu().contiguous()
+        address = tensor.untyped_storage().data_ptr()
+        if address in seen:
+            tensor = tensor.clone()
+        seen.add(tensor.untyped_storage().data_ptr())
+        ready[name] = tensor
+    write_atomically(path, save(ready))
+
+
+class RunDirectory:
+    """One run's directory, locked by the process that runs it."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self._lock: IO[str] | None = None
+
+    # Opening
+
+    def open(self) -> None:
+        """Create and lock the directory; a second process is refused."""
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.path / ".lock").open("a")
+        except OSError as error:
+            raise Refusal(f'the run directory "{self.path}" cannot be written: {error.strerror}') from None
+        try:
+            _lock(self._lock)
+        except OSError:
+            self._lock.close()
+            self._lock = None
+            raise Refusal(
+                f'another process is running in "{self.path}"; wait for it, or choose another --out'
+            ) from None
+
+    def close(self) -> None:
+        """Unlock the directory."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    @property
+    def started(self) -> bool:
+        """Whether a run has begun here."""
+        return (self.path / "experiment.toml").is_file()
+
+    def foreign(self) -> bool:
+        """Whether the directory holds things that no run put there."""
+        own = {
+            "checkpoints",
+            ".lock",
+            "log.txt",
+            "experiment.toml",
+            "partition.json",
+            "partition.safetensors",
+            "environment.json",
+        }
+        names = {entry.name for entry in self.path.iterdir() if not entry.name.endswith(".part")}
+        return bool(names - own)
+
+    # Rows
+
+    def append_row(self, row: Mapping[str, Any]) -> None:
+        """Add one round's metrics."""
+        with (self.path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All complete rows."""
+        return read_rows(self.path)
+
+    def cut_rows(self, rounds: int) -> list[dict[str, Any]]:
+        """Forget the rows after a round: their rounds were not saved and will be played again."""
+        kept = [row for row in self.rows() if row["round"] <= rounds]
+        write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in kept).encode())
+        return kept
+
+    # Checkpoints
+
+    def save(self, server: Server, keep: int) -> None:
+        """Write a checkpoint: first the tensors, then, as its last act, the small file that names them."""
+        number = f"{server.round:06d}"
+        save_tensors(self.checkpoints / f"server-{number}.safetensors", flatten(server.state()))
+        if unsaved := server.store.unsaved():
+            file = f"clients-{number}.safetensors"
+            save_tensors(self.checkpoints / file, flatten(unsaved))
+            server.store.saved_as(file, self.checkpoints)
+        clients: dict[str, list[int]] = {}
+        for client, file in server.store.files.items():
+            clients.setdefault(file, []).append(client)
+        manifest = {
+            "format": FORMAT,
+            "round": server.round,
+            "server": f"server-{number}.safetensors",
+            "clients": clients,
+        }
+        write_json(self.checkpoints / f"{number}.json", manifest)
+        self._sweep(keep)
+
+    def _sweep(self, keep: int) -> None:
+        """Delete checkpoints beyond the newest `keep`, and every file that none of the rest names."""
+        manifests = self._manifests()
+        for path in manifests[:-keep]:
+            path.unlink()
+        named = {path.name for path in manifests[-keep:]}
+        for path in manifests[-keep:]:
+            manifest = json.loads(path.read_text())
+            named |= {manifest["server"], *manifest["clients"]}
+        for path in self.checkpoints.iterdir():
+            if path.name not in named:
+                path.unlink()
+
+    def _manifests(self) -> list[Path]:
+        return sorted(path for path in self.checkpoints.glob("*.json") if path.stem.isdigit())
+
+    def last_round(self) -> int:
+        """The rounds that the newest checkpoint has behind it; 0 without one."""
+        manifests = self._manifests()
+        return int(manifests[-1].stem) if manifests else 0
+
+    def restore(self, server: Server, device: torch.device) -> None:
+        """Bring a server to where the newest checkpoint left it."""
+        manifests = self._manifests()
+        if not manifests:
+            return
+        manifest = json.loads(manifests[-1].read_text())
+        if manifest["format"] != FORMAT:
+            raise Refusal(
+                f'the checkpoints in "{self.path}" have format {manifest["format"]}, this version reads {FORMAT}'
+            )
+        state = unflatten(load_file(self.checkpoints / manifest["server"]))
+        server.restore(state, manifest["round"], device)
+        files = {client: file for file, clients in manifest["clients"].items() for client in clients}
+        server.store.restore(files, self.checkpoints)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The complete rows of a run's metrics; a line that a kill cut short is not one."""
+    file = path / "metrics.jsonl"
+    if not file.is_file():
+        return []
+    lines = file.read_text().split("\n")[:-1]
+    return [json.loads(line) for line in lines]
+
+
+def environment(threads: int, device: torch.device) -> dict[str, Any]:
+    """What a result depends on beside its experiment."""
+    return {
+        "fullrank": __version__,
+        "git_commit": _git_commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "command": sys.argv,
+    }
+
+
+def _git_commit() -> str | None:
+    """The commit of the package's own source tree, with a mark if it has changes; None where it is installed."""
+    here = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        tracked = git("ls-files", "--error-unmatch", __file__)
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain") else "") if tracked else None
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _lock(file: IO[str]) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,307 @@
+"""The server: samples clients, sends them the model, reduces what comes back, and lets the method decide."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .channels import Mean, Reduction, Sum, Traffic, Unusable
+from .data.augment import Pipeline
+from .engine import Engine
+from .errors import ClientFailed, Refusal
+from .local.client import Client
+from .local.loop import Samples, train
+from .local.plan import make_plan
+from .local.settings import Settings
+from .local.step import Bound, Context, State, Step
+from .methods.compose import Composition
+from .methods.method import Method
+from .models.entries import Entries
+from .models.network import Net, Network
+from .randomness import generator, torch_seeded
+from .site import Job, Result
+from .store import ClientStore
+from .trees import Tensors, Tree, clone, misfit, moved
+
+Query = Callable[[Client], Mapping[str, Sum | Mean]]
+
+
+@dataclass
+class Played:
+    """What is known of a round beside its model: who took part, what they measured, what crossed the channels."""
+
+    round: int
+    traffic: Traffic = field(default_factory=Traffic)
+    results: list[Result] = field(default_factory=list)
+    skipped: dict[int, str] = field(default_factory=dict)
+    """Clients left out after a failure, with the reason."""
+    idle: list[int] = field(default_factory=list)
+    """Clients that made no step and so sent nothing."""
+
+
+class Server:
+    """One federation's server. Methods see it through `seen_by`, with `own` as their own state."""
+
+    def __init__(
+        self,
+        network: Network,
+        composition: Composition,
+        entries: Entries,
+        *,
+        sizes: Callable[[int], int],
+        clients: int,
+        participation: float | int,
+        seed: int,
+        on_client_error: str = "stop",
+        personal_travels: bool = False,
+    ):
+        self.net = network
+        self.clients = clients
+        self.round = 0
+        self.taking_part: tuple[int, ...] = ()
+        self.store = ClientStore()
+        self.contacts: dict[int, int] = {}
+        """The version of the frozen entries that each client has."""
+        self.frozen_version = self._sent_version = 0
+        self._composition = composition
+        self._entries = entries
+        self._sizes = sizes
+        self._number = participants(participation, clients)
+        self._seed = seed
+        self._on_client_error = on_client_error
+        self._personal_travels = personal_travels
+        self._model: Tensors = clone(network.tensors())
+        self._own: dict[str, Tree] = {}
+        self._space = ""
+        self._engine: Engine | None = None
+        self._traffic = Traffic()
+        for part in composition.parts:
+            if state := part.server_state(self.seen_by(part)):
+                self._own[part.name] = clone(state)
+
+    # What a method looks at and asks for
+
+    def seen_by(self, part: Method) -> Server:
+        """The same server with a method's own state."""
+        view = copy.copy(self)
+        view._space = part.name
+        return view
+
+    @property
+    def own(self) -> Tree:
+        """This method's server state; assign a new tree to change it."""
+        return self._own.get(self._space, {})
+
+    @own.setter
+    def own(self, tree: Tree) -> None:
+        self._own[self._space] = clone(tree)
+
+    @property
+    def model(self) -> Tensors:
+        """All entries of the global model; personal ones as they were at the start."""
+        return dict(self._model)
+
+    @property
+    def w(self) -> Tensors:
+        """The shared entries of the global model; in `finish`, assign some or all of them to change the result."""
+        return {name: self._model[name] for name in self._entries.shared}
+
+    @w.setter
+    def w(self, new: Tensors) -> None:
+        self._accept(new)
+
+    def ask(self, query: Query) -> dict[str, Tree]:
+        """Let every client answer `query(client)` under the current model; the reduced Sums and Means by name.
+
+        `query` is a method of the asking method's class, so that a client elsewhere knows it by name.
+        """
+        part = getattr(query, "__self__", None)
+        name = getattr(query, "__name__", "")
+        if not (isinstance(part, Method) and part in self._composition.parts):
+            raise Refusal(f"server.ask takes a function of the method itself, not {query!r}")
+        everybody = self.scheduled(tuple(range(self.clients)))
+        reduction = Reduction()
+        for result in self._collect("query", everybody, self._traffic, query=(part.name, name)):
+            self._reduce(reduction, result, None)
+        return reduction.result()[part.name]
+
+    def fit_head(self, z: Tensor, y: Tensor, *, epochs: int, batch_size: int = 64, **optimiser: Any) -> Tensors:
+        """Train a copy of the classifier on features, by the loop that clients use; its entries under their names."""
+        head = copy.deepcopy(self.net.head)
+        prefix = f"{self.net.head_name}."
+        body = Net(nn.Identity(), z.shape[1], self.net.num_classes)
+        body.head = head
+        network = Network(body, "head", "head", self.net.num_classes, z.shape[1])
+        network.load({f"head.{n.removeprefix(prefix)}": t for n, t in self._model.items() if n.startswith(prefix)})
+        settings = Settings(epochs=epochs, batch_size=batch_size, **optimiser)
+        plan = make_plan(len(z), settings, generator(self._seed, "head", self.round))
+        trained: Tensors = {n: p.requires_grad_() for n, p in network.parameters().items()}
+        velocity = {n: torch.zeros_like(p) for n, p in trained.items()} if settings.momentum else {}
+        step = Step(Composition(Method()), Bound(network, trained), settings, frozenset(trained), frozenset(trained))
+        context = Context(clone(trained), {}, {}, torch.bincount(y, minlength=self.net.num_classes).to(z.dtype))
+        samples = Samples(z, y, torch.arange(len(z), device=z.device), Pipeline())
+        with torch_seeded(self._seed, "head", self.round, device=z.device), network.mode(train=True):
+            train(step, State(trained, {}, {}, velocity), context, samples, plan, z.dtype)
+        return {f"{prefix}{n.removeprefix('head.')}": t for n, t in clone(trained).items()}
+
+    # A round
+
+    def play(self, engine: Engine, watch: Callable[[Result], None] | None = None) -> Played:
+        """One round. Nothing of the server's or the clients' state changes before all of it has succeeded."""
+        self._engine = engine
+        self.taking_part = self.sample(self.round)
+        played = Played(self.round)
+        reduction = Reduction()
+        expected = {"w": self.w, "buffers": {name: self._model[name] for name in self._entries.buffers}}
+        states: dict[int, Tree] = {}
+        for result in self._collect("train", self.scheduled(self.taking_part), played.traffic):
+            try:
+                self._reduce(reduction, result, expected)
+            except ClientFailed as failure:
+                if self._on_client_error == "stop":
+                    raise
+                played.skipped[result.client] = failure.reason
+                continue
+            if not result.steps:
+                played.idle.append(result.client)
+            played.traffic.count_up(result.upload)
+            states[result.client] = result.state
+            result.upload, result.state = {}, {}
+            played.results.append(result)
+            if watch is not None:
+                watch(result)
+        if not reduction.clients:
+            reasons = "; ".join(f"client {k}: {why}" for k, why in played.skipped.items()) or "none of them made a step"
+            raise Refusal(f"round {self.round + 1}: no client sent anything ({reasons})")
+        self._aggregate(reduction)
+        for client, state in states.items():
+            self.contacts[client] = self._sent_version
+            if state:
+                self.store.put(client, state)
+        self.round += 1
+        return played
+
+    def sample(self, round: int) -> tuple[int, ...]:
+        """Who takes part: a function of seed and round, the same for every method."""
+        if self._number == self.clients:
+            return tuple(range(self.clients))
+        chosen = generator(self._seed, "clients", round).choice(self.clients, self._number, replace=False)
+        return tuple(sorted(int(client) for client in chosen))
+
+    def scheduled(self, clients: tuple[int, ...]) -> list[int]:
+        """The order of work and of summation: largest first, then by id."""
+        return sorted(clients, key=lambda client: (-self._sizes(client), client))
+
+    def job(self, kind: Any, client: int, query: tuple[str, str] = ("", "")) -> Job:
+        """What one client gets to work with."""
+        entries, model = self._entries, self._model
+        down: Tree = {
+            "w": {name: model[name] for name in entries.shared},
+            "buffers": {name: model[name] for name in entries.buffers},
+            "sent": {
+                part.name: {name: self._own[part.name][name] for name in part.broadcast}
+                for part in self._composition.parts
+                if part.broadcast
+            },
+        }
+        if entries.frozen and self.contacts.get(client) != self.frozen_version:
+            down["frozen"] = {name: model[name] for name in entries.frozen}
+        if entries.personal and self._personal_travels and client not in self.contacts:
+            down["personal"] = {name: model[name] for name in entries.personal}
+        return Job(kind, client, self.round, down, self.store.get(client), query)
+
+    def _collect(self, kind: str, clients: list[int], traffic: Traffic, **rest: Any) -> Iterator[Result]:
+        assert self._engine is not None
+        self._sent_version = self.frozen_version
+
+        def jobs() -> Iterator[Job]:
+            for client in clients:
+                job = self.job(kind, client, **rest)
+                traffic.count_down(job.down)
+                yield job
+
+        return self._engine.run(jobs())
+
+    def _reduce(self, reduction: Reduction, result: Result, expected: Tree | None) -> None:
+        if result.error is not None:
+            name = type(result.error).__name__
+            raise ClientFailed(result.client, f"{name}: {result.error}") from result.error
+        if not result.upload:
+            return
+        try:
+            reduction.add(result.upload, expected)
+        except Unusable as problem:
+            raise ClientFailed(result.client, f"its upload is refused: {problem}") from None
+
+    def _aggregate(self, reduction: Reduction) -> None:
+        reduced = reduction.result()
+        mean = reduced.pop("")
+        new: Tree = mean["w"]
+        own = dict(self._own)  # so that an aggregation that fails leaves nothing behind
+        try:
+            for part in self._composition.aggregators:
+                new = part.aggregate(self.seen_by(part), new, {**reduced.get(part.name, {}), "w": mean["w"]})
+        except Exception:
+            self._own.clear()
+            self._own.update(own)
+            raise
+        self._accept({**new, **mean["buffers"]})
+
+    def _accept(self, new: Tensors) -> None:
+        """Take new values of shared, frozen or buffer entries into the model."""
+        known = {name: self._model[name] for name in new if name in self._model}
+        personal = set(new) & set(self._entries.personal)
+        if problem := misfit(new, known) or (f"{personal.pop()} is personal" if personal else None):
+            raise Refusal(f"the aggregated model does not fit: {problem}")
+        self._model.update({name: value.detach().to(known[name].dtype) for name, value in new.items()})
+        if set(new) & set(self._entries.frozen):
+            self.frozen_version += 1
+
+    # After the last round
+
+    def finished(self, engine: Engine) -> tuple[Server, Traffic]:
+        """A copy of this server on which every `finish` hook has run; this one stays as it is."""
+        final = copy.copy(self)
+        final._model, final._own, final._engine = dict(self._model), dict(self._own), engine
+        final._traffic = Traffic()
+        for part in self._composition.defined("finish"):
+            part.finish(final.seen_by(part))
+        return final, final._traffic
+
+    # Checkpoints
+
+    def state(self) -> Tree:
+        """Everything the server must remember, but for the clients' states."""
+        ids = sorted(self.contacts)
+        return {
+            "model": dict(self._model),
+            "own": dict(self._own),
+            "contacts": {
+                "clients": torch.tensor(ids, dtype=torch.int64),
+                "versions": torch.tensor([self.contacts[client] for client in ids], dtype=torch.int64),
+            },
+            "frozen_version": torch.tensor(self.frozen_version),
+        }
+
+    def restore(self, state: Tree, round: int, device: torch.device) -> None:
+        """Continue from what `state` gave after `round` rounds."""
+        self.round = round
+        self._model = {name: value.to(device) for name, value in state["model"].items()}
+        self._own = moved(state.get("own", {}), device)
+        contacts = state["contacts"]
+        self.contacts = dict(zip(contacts["clients"].tolist(), contacts["versions"].tolist(), strict=True))
+        self.frozen_version = int(state["frozen_version"])
+
+
+def participants(participation: float | int, clients: int) -> int:
+    """How many clients take part: a share (the nearest number, at least one) or, as an integer, a number."""
+    if isinstance(participation, int):
+        if participation > clients:
+            raise Refusal(f"train.participation = {participation}: there are only {clients} clients")
+        return participation
+    return max(1, round(participation * clients))

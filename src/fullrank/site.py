@@ -1,0 +1,186 @@
+"""A site: where clients' jobs are done. Every engine, in this process or elsewhere, runs the same one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from .channels import Mean, Upload
+from .data.federation import Federation
+from .errors import Refusal
+from .local.client import Client
+from .local.loop import Samples
+from .local.settings import Settings
+from .methods.compose import Composition, defines
+from .models.entries import Entries
+from .models.network import Network
+from .trees import Tensors, Tree, clone, moved
+
+
+@dataclass(frozen=True)
+class Job:
+    """One client's work: everything that reaches the client, and nothing else does."""
+
+    kind: Literal["train", "query", "personal"]
+    client: int
+    round: int
+    down: Tree
+    """What the server sends: "w", "buffers", "sent", and at first contact "frozen" and "personal"."""
+    state: Tree | None
+    """What the client kept; None at first contact."""
+    query: tuple[str, str] = ("", "")
+    """For a query: the method's name and the name of its function."""
+
+
+@dataclass
+class Result:
+    """What came of a job."""
+
+    client: int
+    samples: int
+    upload: Upload = field(default_factory=dict)
+    state: Tree = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    model: Tensors = field(default_factory=dict)
+    """For a personal job: the client's own model."""
+    error: Exception | None = None
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of the client's own fits."""
+        return int(self.metrics.get("steps", 0))
+
+
+class Site:
+    """Holds what clients on one machine have in common: the network's structure, the method, the data, the settings."""
+
+    def __init__(
+        self,
+        network: Network,
+        composition: Composition,
+        entries: Entries,
+        federation: Federation,
+        settings: Settings,
+        seed: int,
+        device: torch.device,
+    ):
+        self.network = network
+        self.composition = composition
+        self.entries = entries
+        self.federation = federation
+        self.settings = settings
+        self.seed = seed
+        self.device = device
+        self.start = clone(network.tensors())
+        self.frozen: Tensors = {name: self.start[name] for name in entries.frozen}
+        self._constants = self._outside_the_state()
+        self._x = federation.data.train.x.to(device)
+        self._y = federation.data.train.y.to(device)
+
+    def do(self, job: Job) -> Result:
+        """Do one job; an exception of the client's becomes the result's error."""
+        try:
+            return getattr(self, f"_{job.kind}")(job)  # type: ignore[no-any-return]
+        except Exception as error:
+            return Result(job.client, self.federation.size(job.client), error=error)
+
+    def _train(self, job: Job) -> Result:
+        client, state = self._client(job)
+        part, train = self.composition.exclusive("train")
+        train(client.seen_by(part))
+        metrics = _measured(client)
+        result = Result(job.client, client.n, state=state, metrics=metrics)
+        if result.steps:
+            result.upload = self._upload(client)
+        if self.entries.personal:
+            model = client.model
+            state["model"] = clone({name: model[name] for name in self.entries.personal})
+        return result
+
+    def _query(self, job: Job) -> Result:
+        client, state = self._client(job)
+        part = self.composition.part(job.query[0])
+        upload = {part.name: dict(getattr(part, job.query[1])(client.seen_by(part)))}
+        return Result(job.client, client.n, upload=upload, state=state)
+
+    def _personal(self, job: Job) -> Result:
+        client, state = self._client(job)
+        part, personalise = self.composition.exclusive("personalise")
+        tree = personalise(client.seen_by(part))
+        model = {**client.model, **(tree or {})}
+        return Result(job.client, client.n, state=state, model=clone(model))
+
+    def _client(self, job: Job) -> tuple[Client, Tree]:
+        """The client with its model, and its state, which a first contact starts."""
+        if "frozen" in job.down:
+            self.frozen = job.down["frozen"]
+        state: Tree = moved(job.state or {}, self.device)
+        received = {**self.start, **self.frozen, **job.down.get("personal", {}), **state.get("model", {})}
+        received |= {**job.down["w"], **job.down["buffers"]}
+        self._restore_constants()
+        client = Client(
+            job.client,
+            job.round,
+            seed=self.seed,
+            network=self.network,
+            composition=self.composition,
+            entries=self.entries,
+            settings=self.settings,
+            samples=self.samples(job.client),
+            received=received,
+            sent=job.down["sent"],
+            state=state,
+        )
+        for part in self.composition.parts:
+            if part.name not in state and defines(part, "client_state"):
+                view = client.seen_by(part)
+                view.own = part.client_state(view)
+        return client, state
+
+    def samples(self, client: int) -> Samples:
+        """A client's training samples."""
+        index = torch.from_numpy(self.federation.parts[client]).to(self.device)
+        return Samples(self._x, self._y, index, self.federation.pipeline)
+
+    def _upload(self, client: Client) -> Upload:
+        model = client.model
+        part, weigh = self.composition.exclusive("weight")
+        upload: Upload = {
+            "": {
+                "w": Mean(
+                    clone({name: model[name] for name in self.entries.shared}),
+                    float(weigh(client.seen_by(part))),
+                ),
+                "buffers": Mean(clone({name: model[name] for name in self.entries.buffers}), float(client.n)),
+            }
+        }
+        for part in self.composition.parts:
+            if extra := dict(part.after(client.seen_by(part))):
+                if reserved := {"w"} & set(extra):
+                    raise Refusal(f'"{part.name}" cannot upload under the reserved name "{reserved.pop()}"')
+                upload[part.name] = extra
+        return upload
+
+    def _outside_the_state(self) -> Tensors:
+        """Buffers that do not belong to the model's state: no client may leave a trace in them for the next."""
+        state = set(self.network.buffer_names)
+        return {name: t.clone() for name, t in self.network.module.named_buffers() if name not in state}
+
+    @torch.no_grad()
+    def _restore_constants(self) -> None:
+        if self._constants:
+            for name, buffer in self.network.module.named_buffers():
+                if name in self._constants:
+                    buffer.copy_(self._constants[name])
+
+
+def _measured(client: Client) -> dict[str, Any]:
+    epochs = [epoch for report in client.reports for epoch in report.epochs]
+    return {
+        "samples": client.n,
+        "steps": sum(report.steps for report in client.reports),
+        "skipped_batches": sum(report.skipped for report in client.reports),
+        "epochs": epochs,
+    }
