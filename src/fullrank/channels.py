@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from .trees import Tree, combine, elements, misfit, nbytes, not_finite
+from .errors import Refusal
+from .trees import Tree, combine, elements, flatten, misfit, nbytes, not_finite
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ Upload: TypeAlias = dict[str, dict[str, "Sum | Mean"]]
 """What one client sends: by space (a method's name; "" for the model itself), then by name."""
 
 
-class Unusable(ValueError):
+class Unusable(Refusal):
     """An upload that is refused, with the reason."""
 
 
@@ -85,11 +86,15 @@ class Reduction:
             for name, part in parts.items():
                 what = f"{space}/{name}" if space else name
                 like = expected[space][name]
+                if not isinstance(part, (Sum, Mean)):
+                    raise Unusable(f"its {what} is a {type(part).__name__}; uploads are a Sum or a Mean")
                 if type(part) is not type(like):
                     raise Unusable(f"its {what} is a {type(part).__name__}, other clients' a {type(like).__name__}")
                 reference = model[name] if model is not None and not space else like.tree
                 if problem := misfit(part.tree, reference):
                     raise Unusable(f"in its {what}, {problem}")
+                if path := _other_kind(part.tree, reference):
+                    raise Unusable(f"in its {what}, {path} is not of the expected kind, floating or whole numbers")
                 if path := not_finite(part.tree):
                     raise Unusable(f"in its {what}, {path} is not finite")
                 if isinstance(part, Mean) and not (math.isfinite(part.weight) and part.weight >= 0):
@@ -99,7 +104,7 @@ class Reduction:
         weight = part.weight if isinstance(part, Mean) else 1.0
         totals = self.totals.setdefault(space, {})
         if name not in totals:
-            empty = combine(part.tree, _empty_total)
+            empty = combine(part.tree, _empty_sum if isinstance(part, Sum) else _empty_mean)
             totals[name] = Mean(empty, 0.0) if isinstance(part, Mean) else Sum(empty)
             self.likeness.setdefault(space, {})[name] = type(part)(combine(part.tree, _meta))
         total = totals[name]
@@ -116,7 +121,7 @@ class Reduction:
             totals[name] = Mean(total.tree, total.weight + weight)
 
     def result(self) -> dict[str, dict[str, Tree]]:
-        """The reduced trees by space and name, in the dtype in which they were sent."""
+        """The reduced trees by space and name, in the dtype in which they were sent; sums of integers in 64 bits."""
         return {
             space: {
                 name: combine(part.tree, _finish(part, f"{space}/{name}"), self.likeness[space][name].tree)
@@ -134,10 +139,20 @@ def _meta(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(tensor, device="meta")
 
 
-def _empty_total(tensor: torch.Tensor) -> torch.Tensor:
+def _other_kind(tree: Tree, like: Tree) -> str | None:
+    """The path of the first tensor that is floating where it should be whole, or the reverse, or None."""
+    want = flatten(like)
+    return next((p for p, t in flatten(tree).items() if t.is_floating_point() != want[p].is_floating_point()), None)
+
+
+def _empty_sum(tensor: torch.Tensor) -> torch.Tensor:
     # Integers are counters and masks: they add or compare exactly in 64 bits and never become floats.
     dtype = torch.float64 if tensor.is_floating_point() else torch.int64
     return torch.zeros(tensor.shape, dtype=dtype, device=tensor.device)
+
+
+def _empty_mean(tensor: torch.Tensor) -> torch.Tensor:
+    return _empty_sum(tensor) if tensor.is_floating_point() else tensor.to(torch.int64, copy=True)
 
 
 def _finish(part: Sum | Mean, what: str) -> Any:
@@ -147,6 +162,8 @@ def _finish(part: Sum | Mean, what: str) -> Any:
     def finish(total: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         if isinstance(part, Mean) and total.is_floating_point():
             total = total / part.weight
+        if isinstance(part, Sum) and not total.is_floating_point():
+            return total  # the sum of many small integers need not be one
         return total.to(like.dtype)
 
     return finish

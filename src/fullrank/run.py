@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -20,32 +20,16 @@ from .assemble import Assembly, assemble, is_given, pipeline
 from .config import GIVEN, Experiment, merged, nested, read_toml
 from .data import DataSet, Split, as_split
 from .data.federation import given
+from .display import Plain, Silent, Together, Watcher
 from .engine import Engine, choose, open_engine
 from .errors import Interrupted, Refusal
 from .methods import Method
 from .rundir import RunDirectory, environment, read_rows, save_tensors, write_atomically, write_json
 from .server import Played
-from .site import Result
 from .summary import summarise
-from .trees import Tensors, clone
+from .trees import Tensors, clone, moved
 
 FREE_ON_RESUME = ("train.rounds", "data.root", "engine.workers", "run.")
-
-
-class Watcher(Protocol):
-    """Somebody who looks on while a run goes on."""
-
-    def started(self, experiment: Experiment, done: int, clients: int, out: Path | None) -> None:
-        """The run begins, or goes on after `done` rounds, with so many clients a round."""
-
-    def client_done(self, result: Result) -> None:
-        """A client has finished its part of the round."""
-
-    def round_done(self, row: Mapping[str, Any]) -> None:
-        """A round is over; this is its row of the metrics."""
-
-    def ended(self, run: Run) -> None:
-        """The run is complete."""
 
 
 class Run:
@@ -88,8 +72,9 @@ class Run:
         assembly = self._assembled()
         if not 0 <= client < assembly.federation.clients:
             raise Refusal(f"there is no client {client}; clients are 0 to {assembly.federation.clients - 1}")
-        self._final_entries()
-        result = assembly.site.do(assembly.server.job("personal", client))
+        job = assembly.server.holding(self._final_entries()).job("personal", client)
+        with _threads(self.experiment.engine.threads):
+            result = assembly.site.do(job)
         if result.error is not None:
             raise result.error
         return self._module(result.model)
@@ -104,7 +89,8 @@ class Run:
         if self._final is None:
             assert self.path is not None
             file = self.path / "model.safetensors"
-            self._final = {**assembly.server.model, **(load_file(file) if file.is_file() else {})}
+            result = moved(load_file(file), assembly.device) if file.is_file() else {}
+            self._final = {**assembly.server.model, **result}
         return self._final
 
     def _assembled(self) -> Assembly:
@@ -117,6 +103,7 @@ class Run:
                 )
             self._assembly = assemble(self.experiment)
             RunDirectory(self.path).restore(self._assembly.server, self._assembly.device)
+            self._assembly.resumed()
         return self._assembly
 
 
@@ -244,9 +231,9 @@ def _execute(
             if not resume:
                 raise Refusal(f'"{path}" holds a run already; resume it, or choose another directory')
             experiment = _agreed(experiment, directory, change_engine)
-        with interrupt.guard(), _threads(experiment.engine.threads):
+        with interrupt.guard(), _threads(experiment.engine.threads), _log(directory) as log:
             assembly = assemble(experiment, **parts)
-            return _play(assembly, directory, watcher)
+            return _play(assembly, directory, Together(watcher or Silent(), log))
     finally:
         if directory is not None:
             directory.close()
@@ -257,34 +244,41 @@ def _resolved(experiment: Experiment) -> Experiment:
     return Experiment(**merged(experiment.resolved().model_dump(), engine))
 
 
-def _play(assembly: Assembly, directory: RunDirectory | None, watcher: Watcher | None) -> Run:
+def _play(assembly: Assembly, directory: RunDirectory | None, watcher: Watcher) -> Run:
     experiment, server = assembly.experiment, assembly.server
     rows = _begin(assembly, directory) if directory is not None else []
     path = directory.path if directory is not None else None
-    if (
-        directory is not None
-        and server.round >= experiment.train.rounds
-        and (directory.path / "summary.json").is_file()
-    ):
+    if directory is not None and directory.finished(experiment.train.rounds):
         finished = load_run(directory.path)
         finished._assembly = assembly
-        if watcher is not None:
-            watcher.started(experiment, server.round, 0, path)
-            watcher.ended(finished)
+        watcher.started(experiment, server.round, 0, path)
+        watcher.ended(finished)
         return finished
+    if directory is not None:
+        directory.discard_result()
     engine = open_engine(experiment.engine.name, assembly.site)
     try:
-        if watcher is not None:
-            watcher.started(experiment, server.round, len(server.sample(server.round)), path)
+        watcher.started(experiment, server.round, len(server.sample(server.round)), path)
         while server.round < experiment.train.rounds:
             _one_round(assembly, engine, directory, rows, watcher)
         return _end(assembly, engine, directory, rows, watcher)
     except Interrupted:
         if directory is not None and directory.last_round() < server.round:
             directory.save(server, experiment.run.keep)
-        raise
+        raise Interrupted(_how_to_go_on(server.round, experiment.train.rounds, path)) from None
     finally:
         engine.close()
+
+
+def _how_to_go_on(done: int, rounds: int, path: Path | None) -> str:
+    if path is None:
+        return f"stopped after round {done} of {rounds}; nothing is on disk, because no directory was given"
+    saved = (
+        f'the first {done} of {rounds} rounds are saved in "{path}"'
+        if done
+        else f'no round was complete yet in "{path}"'
+    )
+    return f"stopped; {saved}; the same command goes on from there"
 
 
 def _one_round(
@@ -292,11 +286,11 @@ def _one_round(
     engine: Engine,
     directory: RunDirectory | None,
     rows: list[dict[str, Any]],
-    watcher: Watcher | None,
+    watcher: Watcher,
 ) -> None:
     experiment, server = assembly.experiment, assembly.server
     start = time.perf_counter()
-    played = server.play(engine, watcher.client_done if watcher is not None else None)
+    played = server.play(engine, watcher.client_done)
     trained = time.perf_counter()
     last = server.round == experiment.train.rounds
     scores = assembly.judge(server.model) if last or server.round % experiment.evaluate.every == 0 else {}
@@ -307,8 +301,7 @@ def _one_round(
         directory.append_row(row)
         if last or server.round % experiment.run.checkpoint_every == 0:
             directory.save(server, experiment.run.keep)
-    if watcher is not None:
-        watcher.round_done(row)
+    watcher.round_done(row)
 
 
 def _begin(assembly: Assembly, directory: RunDirectory) -> list[dict[str, Any]]:
@@ -329,14 +322,13 @@ def _begin(assembly: Assembly, directory: RunDirectory) -> list[dict[str, Any]]:
         history = json.loads((path / "environment.json").read_text())
         history.setdefault("resumed", []).append({"after_round": directory.last_round(), **around})
     else:
-        if directory.foreign():
-            raise Refusal(f'"{path}" is not empty and holds no run; choose another directory')
         save_tensors(path / "partition.safetensors", federation.tensors())
         write_json(path / "partition.json", facts)
         history = around
     write_json(path / "environment.json", history)
     write_atomically(path / "experiment.toml", experiment.as_toml().encode())
     directory.restore(assembly.server, assembly.device)
+    assembly.resumed()
     return directory.cut_rows(assembly.server.round)
 
 
@@ -345,7 +337,7 @@ def _end(
     engine: Engine,
     directory: RunDirectory | None,
     rows: list[dict[str, Any]],
-    watcher: Watcher | None,
+    watcher: Watcher,
 ) -> Run:
     """Let the methods finish, judge what they made of the model, and write the result."""
     ending: dict[str, Any] = {}
@@ -367,8 +359,7 @@ def _end(
         own = set(assembly.entries.personal)
         save_tensors(directory.path / "model.safetensors", {n: t for n, t in model.items() if n not in own})
         write_json(directory.path / "summary.json", {**result.summary(), "ending": ending})
-    if watcher is not None:
-        watcher.ended(result)
+    watcher.ended(result)
     return result
 
 
@@ -402,6 +393,16 @@ def _agreed(experiment: Experiment, directory: RunDirectory, change_engine: bool
     if experiment.train.rounds < done:
         raise Refusal(f'train.rounds = {experiment.train.rounds}, but "{path}" has {done} rounds behind it already')
     return experiment
+
+
+@contextlib.contextmanager
+def _log(directory: RunDirectory | None) -> Iterator[Watcher]:
+    """The run's own log of plain lines."""
+    if directory is None:
+        yield Silent()
+        return
+    with (directory.path / "log.txt").open("a") as file:
+        yield Plain(file)
 
 
 @contextlib.contextmanager

@@ -6,22 +6,25 @@ import contextlib
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import numpy
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save
 
 from . import __version__
 from .errors import Refusal
 from .server import Server
-from .trees import Tensors, flatten, unflatten
+from .trees import Tensors, flatten, misfit, unflatten
 
 FORMAT = 1
+CHECKPOINT_FILE = re.compile(r"\d+\.json|(server|clients)-\d+\.safetensors|\..*\.part")
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -70,7 +73,9 @@ class RunDirectory:
     # Opening
 
     def open(self) -> None:
-        """Create and lock the directory; a second process is refused."""
+        """Create and lock the directory; a second process is refused, and so is a directory with other things."""
+        if not self.started and self.foreign():
+            raise Refusal(f'"{self.path}" is not empty and holds no run; choose another directory')
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / ".lock").open("a")
@@ -84,6 +89,8 @@ class RunDirectory:
             raise Refusal(
                 f'another process is running in "{self.path}"; wait for it, or choose another --out'
             ) from None
+        for stale in (*self.path.glob(".*.part"), *self.checkpoints.glob(".*.part")):
+            stale.unlink()  # a kill left it half written
 
     def close(self) -> None:
         """Unlock the directory."""
@@ -97,7 +104,9 @@ class RunDirectory:
         return (self.path / "experiment.toml").is_file()
 
     def foreign(self) -> bool:
-        """Whether the directory holds things that no run put there."""
+        """Whether the directory holds things that no run puts there before it has begun."""
+        if not self.path.is_dir():
+            return False
         own = {
             "checkpoints",
             ".lock",
@@ -107,8 +116,13 @@ class RunDirectory:
             "partition.safetensors",
             "environment.json",
         }
-        names = {entry.name for entry in self.path.iterdir() if not entry.name.endswith(".part")}
-        return bool(names - own)
+        names = {path.name for path in self.path.iterdir() if not CHECKPOINT_FILE.fullmatch(path.name)}
+        return bool(names - own) or (self.checkpoints.is_dir() and any(self.checkpoints.iterdir()))
+
+    def finished(self, rounds: int) -> bool:
+        """Whether a run of so many rounds is complete here, its result written."""
+        summary = self.path / "summary.json"
+        return summary.is_file() and json.loads(summary.read_text())["rounds"] == rounds
 
     # Rows
 
@@ -128,6 +142,11 @@ class RunDirectory:
         kept = [row for row in self.rows() if row["round"] <= rounds]
         write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in kept).encode())
         return kept
+
+    def discard_result(self) -> None:
+        """Forget how a run of fewer rounds ended; without the summary it is not complete."""
+        for name in ("summary.json", "model.safetensors"):
+            (self.path / name).unlink(missing_ok=True)
 
     # Checkpoints
 
@@ -161,11 +180,12 @@ class RunDirectory:
             manifest = json.loads(path.read_text())
             named |= {manifest["server"], *manifest["clients"]}
         for path in self.checkpoints.iterdir():
-            if path.name not in named:
+            if path.name not in named and CHECKPOINT_FILE.fullmatch(path.name):
                 path.unlink()
 
     def _manifests(self) -> list[Path]:
-        return sorted(path for path in self.checkpoints.glob("*.json") if path.stem.isdigit())
+        found = [path for path in self.checkpoints.glob("*.json") if path.stem.isdigit()]
+        return sorted(found, key=lambda path: int(path.stem))
 
     def last_round(self) -> int:
         """The rounds that the newest checkpoint has behind it; 0 without one."""
@@ -177,15 +197,41 @@ class RunDirectory:
         manifests = self._manifests()
         if not manifests:
             return
-        manifest = json.loads(manifests[-1].read_text())
+        manifest = self._intact(manifests[-1], _read_manifest)
         if manifest["format"] != FORMAT:
             raise Refusal(
                 f'the checkpoints in "{self.path}" have format {manifest["format"]}, this version reads {FORMAT}'
             )
-        state = unflatten(load_file(self.checkpoints / manifest["server"]))
+        state = unflatten(self._intact(self.checkpoints / manifest["server"], load_file))
+        if problem := misfit(state["model"], server.model):
+            raise Refusal(f'the checkpoint in "{self.path}" does not fit the model: {problem}')
+        for file in manifest["clients"]:
+            self._intact(self.checkpoints / file, _read_header)
         server.restore(state, manifest["round"], device)
         files = {client: file for file, clients in manifest["clients"].items() for client in clients}
         server.store.restore(files, self.checkpoints)
+
+    def _intact(self, path: Path, read: Callable[[Path], Any]) -> Any:
+        """What a file of the newest checkpoint holds; one sentence where it is missing or damaged."""
+        try:
+            return read(path)
+        except FileNotFoundError:
+            problem = "is missing"
+        except Exception as error:
+            problem = f"is damaged ({error})"
+        *older, newest = self._manifests()
+        way_out = f'delete "{newest}" to go on from round {int(older[-1].stem)}' if older else "start a new run"
+        raise Refusal(f'the checkpoint file "{path}" {problem}; {way_out}')
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    content = json.loads(path.read_text())
+    return {key: content[key] for key in ("format", "round", "server", "clients")}
+
+
+def _read_header(path: Path) -> None:
+    with safe_open(path, framework="pt"):  # refuses a file that is shorter or longer than its header says
+        pass
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -194,7 +240,10 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     if not file.is_file():
         return []
     lines = file.read_text().split("\n")[:-1]
-    return [json.loads(line) for line in lines]
+    try:
+        return [json.loads(line) for line in lines]
+    except json.JSONDecodeError as error:
+        raise Refusal(f'"{file}" is damaged: a line of it is not JSON ({error})') from None
 
 
 def environment(threads: int, device: torch.device) -> dict[str, Any]:

@@ -21,12 +21,12 @@ from .local.settings import Settings
 from .local.step import Bound, Context, State, Step
 from .methods.compose import Composition
 from .methods.method import Method
-from .models.entries import Entries
+from .models.entries import Entries, select
 from .models.network import Net, Network
 from .randomness import generator, torch_seeded
 from .site import Job, Result
 from .store import ClientStore
-from .trees import Tensors, Tree, clone, misfit, moved
+from .trees import Tensors, Tree, clone, misfit, moved, not_finite
 
 Query = Callable[[Client], Mapping[str, Sum | Mean]]
 
@@ -128,16 +128,16 @@ class Server:
         reduction = Reduction()
         for result in self._collect("query", everybody, self._traffic, query=(part.name, name)):
             self._reduce(reduction, result, None)
+            self._traffic.count_up(result.upload)
         return reduction.result()[part.name]
 
     def fit_head(self, z: Tensor, y: Tensor, *, epochs: int, batch_size: int = 64, **optimiser: Any) -> Tensors:
         """Train a copy of the classifier on features, by the loop that clients use; its entries under their names."""
-        head = copy.deepcopy(self.net.head)
-        prefix = f"{self.net.head_name}."
+        prefix = f"{self.net.head_name}." if self.net.head_name else ""
         body = Net(nn.Identity(), z.shape[1], self.net.num_classes)
-        body.head = head
+        body.head = self.net.bare_head()
         network = Network(body, "head", "head", self.net.num_classes, z.shape[1])
-        network.load({f"head.{n.removeprefix(prefix)}": t for n, t in self._model.items() if n.startswith(prefix)})
+        network.load({f"head.{n.removeprefix(prefix)}": self._model[n] for n in select(self.net, "head")})
         settings = Settings(epochs=epochs, batch_size=batch_size, **optimiser)
         plan = make_plan(len(z), settings, generator(self._seed, "head", self.round))
         trained: Tensors = {n: p.requires_grad_() for n, p in network.parameters().items()}
@@ -250,13 +250,18 @@ class Server:
             self._own.clear()
             self._own.update(own)
             raise
+        if lost := [name for name in self._entries.shared if name not in new]:
+            raise Refusal(f"the aggregated model does not fit: {lost[0]} is missing")
         self._accept({**new, **mean["buffers"]})
 
     def _accept(self, new: Tensors) -> None:
         """Take new values of shared, frozen or buffer entries into the model."""
         known = {name: self._model[name] for name in new if name in self._model}
         personal = set(new) & set(self._entries.personal)
-        if problem := misfit(new, known) or (f"{personal.pop()} is personal" if personal else None):
+        problem = misfit(new, known) or (f"{personal.pop()} is personal" if personal else None)
+        if problem is None and (path := not_finite(new)):
+            problem = f"{path} is not finite"
+        if problem:
             raise Refusal(f"the aggregated model does not fit: {problem}")
         self._model.update({name: value.detach().to(known[name].dtype) for name, value in new.items()})
         if set(new) & set(self._entries.frozen):
@@ -272,6 +277,13 @@ class Server:
         for part in self._composition.defined("finish"):
             part.finish(final.seen_by(part))
         return final, final._traffic
+
+    def holding(self, model: Tensors) -> Server:
+        """A copy of this server whose global model is another, as `finish` may have made one."""
+        other = copy.copy(self)
+        other._model = {**self._model, **model}
+        other.frozen_version += 1  # so that its jobs carry the frozen entries too
+        return other
 
     # Checkpoints
 

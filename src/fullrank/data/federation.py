@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from ..errors import Refusal
-from ..randomness import generator
+from ..randomness import key
 from . import partition
 from .augment import Pipeline
 from .dataset import DataSet
@@ -105,8 +105,10 @@ def divide(
         parts = [keep[part] for part in _parts(labels[keep], how, clients, seed, alpha, variant, classes, passes)]
     if not any(map(len, parts)):
         raise Refusal("no client has any sample")
-    held = [_hold_out(part, holdout, seed, client) for client, part in enumerate(parts)]
-    return Federation(data, [train for train, _ in held], [test for _, test in held], kept_back, pipeline)
+    held = [part[:0] for part in parts]
+    if holdout:
+        parts, held = map(list, partition.hold_out(parts, holdout, key(seed, "holdout") % 2**32))
+    return Federation(data, parts, held, kept_back, pipeline)
 
 
 def given(data: DataSet, pipeline: Pipeline, sizes: list[int]) -> Federation:
@@ -134,16 +136,6 @@ def _parts(
     if how == "pathological":
         return partition.pathological(labels, clients, classes, seed, variant)
     return partition.class_disjoint(labels, clients, classes, seed, passes)
-
-
-def _hold_out(part: np.ndarray, share: float, seed: int, client: int) -> tuple[np.ndarray, np.ndarray]:
-    """A client's training samples and its hold-out of ⌊share·n⌋ of them. A sample held twice stays on one side."""
-    unique = np.unique(part)
-    taken = int(share * len(unique))
-    if not taken:
-        return part, part[:0]
-    held = generator(seed, "holdout", client).permutation(unique)[:taken]
-    return part[~np.isin(part, held)], np.sort(held)
 
 
 def _joined(parts: list[np.ndarray]) -> torch.Tensor:

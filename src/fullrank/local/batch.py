@@ -42,7 +42,7 @@ class Batch:
     features: Callable[[Tree], Tensor]
     """`features(tree)`: z of this batch under other weights, in eval mode, without gradient; the rest as received."""
     grad_at: Callable[[Tensors], Tensors]
-    """`grad_at(w)`: the gradient of everything to the left, at other values of the trained entries."""
+    """`grad_at(w)`: the gradient of everything to the left, at other values of some or all trained entries."""
 
     def __init__(self, extras: Tensors, **values: Any):
         self.extras = extras

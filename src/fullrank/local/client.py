@@ -181,14 +181,14 @@ class Client:
     def _trained(self, only: str | tuple[str, ...] | None) -> tuple[str, ...]:
         frozen = set(self.entries.frozen)
         trainable = [name for name in self.network.parameter_names if name not in frozen]
-        if only is None:
-            return tuple(trainable)
-        selectors = (only,) if isinstance(only, str) else only
-        chosen = select(self.network, selectors)
-        named = frozen & set(selectors)
-        return tuple(
-            name for name in self.network.parameter_names if name in chosen and (name not in frozen or name in named)
-        )
+        if only is not None:
+            selectors = (only,) if isinstance(only, str) else only
+            chosen = select(self.network, selectors)
+            named = frozen & set(selectors)
+            trainable = [n for n in self.network.parameter_names if n in chosen and (n not in frozen or n in named)]
+        if not trainable:
+            raise Refusal(f"there is nothing to train: every parameter{f' of {only}' if only else ''} is frozen")
+        return tuple(trainable)
 
     def _run(
         self,
@@ -223,6 +223,7 @@ class Client:
                 side,
                 criterion,
                 loss,
+                self._space,
             )
             context = Context(self._received, self._state, self._sent, self.counts)
             report = train(step, state, context, self.samples, plan, network.dtype)

@@ -42,7 +42,7 @@ def make_plan(samples: int, settings: Settings, rng: np.random.Generator, draws:
     for epoch, batch in _passes(samples, settings, rng):
         if len(batch) == 1 and not single:
             skipped += 1
-            if settings.steps and samples == 1:
+            if settings.steps and (samples == 1 or settings.batch_size == 1):
                 break  # no number of passes would give a usable batch
             continue
         batches.append(batch)

@@ -119,6 +119,8 @@ class Step:
     """In place of the method's criterion."""
     loss: Callable[[Batch], Tensor] | None = None
     """A further term of this fit."""
+    space: str = ""
+    """The method that asked for this fit: its state is what `criterion` and `loss` see as their own."""
 
     def __call__(self, state: State, context: Context, x: Tensor, y: Tensor) -> tuple[State, dict[str, Tensor]]:
         """The new state, and each term's value with the gradient's norm. Nothing is written in place."""
@@ -155,12 +157,13 @@ class Step:
 
         g, seen = self.backend.gradient(objective, at)
         with torch.no_grad():
-            b = self._batch(state, context, x, y, at, seen["output"], seen["terms"]["criterion"])
+            b = self._batch(state, seen["buffers"], context, x, y, at, seen["output"], seen["terms"]["criterion"])
             for index, part in enumerate(corrections):
 
                 def grad_at(w: Tensors, left: int = index) -> Tensors:
+                    there = {name: w.get(name, value) for name, value in at.items()}
                     with torch.enable_grad():
-                        return self._corrected(state, context, x, y, w, corrections[:left])[0]
+                        return self._corrected(state, context, x, y, there, corrections[:left])[0]
 
                 view = b.but(own=context.own.get(part.name, {}), sent=context.sent.get(part.name, {}), grad_at=grad_at)
                 if part.drift:
@@ -175,18 +178,19 @@ class Step:
     ) -> tuple[Tensor, dict[str, Any]]:
         output, buffers = self.backend.call(trained, state.rest, state.buffers, x)
         part, criterion = self.composition.exclusive("criterion")
-        b = self._batch(state, context, x, y, trained, output, None)
+        b = self._batch(state, buffers, context, x, y, trained, output, None)
 
-        def seen_by(method: Method) -> Batch:
-            return b.but(own=context.own.get(method.name, {}), sent=context.sent.get(method.name, {}))
+        def seen_by(space: str) -> Batch:
+            return b.but(own=context.own.get(space, {}), sent=context.sent.get(space, {}))
 
-        total = b.base = (self.criterion or criterion)(seen_by(part))
+        given = self.criterion
+        total = b.base = given(seen_by(self.space)) if given is not None else criterion(seen_by(part.name))
         terms = {"criterion": total}
         for part in self.composition.losses:
-            terms[part.name] = part.loss(seen_by(part))
+            terms[part.name] = part.loss(seen_by(part.name))
             total = total + terms[part.name]
         if self.loss is not None:
-            terms["fit"] = self.loss(b)
+            terms["fit"] = self.loss(seen_by(self.space))
             total = total + terms["fit"]
         terms = {name: value.detach() for name, value in terms.items()}
         output = Output(output.logits.detach(), output.z.detach(), {k: v.detach() for k, v in output.extras.items()})
@@ -195,6 +199,7 @@ class Step:
     def _batch(
         self,
         state: State,
+        buffers: Tensors,
         context: Context,
         x: Tensor,
         y: Tensor,
@@ -202,7 +207,7 @@ class Step:
         output: Output,
         base: Tensor | None,
     ) -> Batch:
-        model = {**state.rest, **trained, **state.buffers}
+        model = {**state.rest, **trained, **buffers}
 
         def features(tree: Tree) -> Tensor:
             network = self.backend.network

@@ -74,9 +74,17 @@ def check_fields(cls: type[Method], table: Mapping[str, Any]) -> dict[str, Any]:
             raise Refusal(f"method.{cls.name}.{key}: there is no such hyper-parameter; {nearest(key, fields)}")
     kinds = get_type_hints(cls, include_extras=True)
     return {
-        name: checked(kinds[name], table[name], f"method.{cls.name}.{name}") if name in table else field.default
+        name: checked(kinds[name], table[name], f"method.{cls.name}.{name}") if name in table else _default(cls, field)
         for name, field in fields.items()
     }
+
+
+def _default(cls: type[Method], field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    if field.default is dataclasses.MISSING:
+        raise Refusal(f"method.{cls.name}.{field.name} must be given: it has no default")
+    return field.default
 
 
 def build(name: str, **tables: Mapping[str, Any]) -> Method:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from ..errors import Conflict
+from ..errors import Conflict, Refusal
 from .method import Method
 
 EXCLUSIVE = ("head", "criterion", "train", "weight", "personalise", "predict")
@@ -63,6 +63,8 @@ class Composition:
     def __init__(self, method: Method):
         self.method = method
         self.parts = method.parts
+        if "model" in {part.name for part in self.parts}:
+            raise Refusal('no method can be called "model": clients keep personal entries there; give it another name')
 
     def exclusive(self, hook: str) -> tuple[Method, Callable[..., Any]]:
         """The part that defines an exclusive hook (else the first, with FedAvg's) and the hook itself."""

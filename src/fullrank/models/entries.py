@@ -58,7 +58,8 @@ def select(network: Network, selectors: str | Iterable[str]) -> set[str]:
     for selector in [selectors] if isinstance(selectors, str) else selectors:
         found = _one(network, selector)
         if not found:
-            hint = nearest(selector, [*network.names, "all", "norm", "head", "backbone", "buffers"])
+            known = {*network.names, "all", "norm", "head", "neck", "backbone", "buffers"} - {selector}
+            hint = nearest(selector, known)
             raise Refusal(f'the selector "{selector}" names no entry of the model; {hint}')
         chosen |= found
     return chosen
@@ -72,16 +73,17 @@ def _one(network: Network, selector: str) -> set[str]:
         return set(network.buffer_names)
     if selector == "norm":
         return {name for name in names if isinstance(network.owner(name), NORM_LAYERS)}
+    neck = _below(names, network.neck_name) if network.neck_name else set()
     if selector == "head":
-        return _below(names, network.head_name)
-    if selector == "neck":
-        return _below(names, "neck")
+        return _below(names, network.head_name) - neck
+    if selector == "neck" and network.neck_name:
+        return neck
     if selector == "backbone":
-        return names - _below(names, network.head_name) - _below(names, "neck")
+        return names - _below(names, network.head_name) - neck
     if any(sign in selector for sign in "*?["):
         return set(fnmatch.filter(names, selector))
     return _below(names, selector)
 
 
 def _below(names: set[str], prefix: str) -> set[str]:
-    return {name for name in names if name == prefix or name.startswith(f"{prefix}.")}
+    return {name for name in names if not prefix or name == prefix or name.startswith(f"{prefix}.")}

@@ -7,6 +7,7 @@ at its own place, its entries keep their names, and the representation is read w
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from ..errors import Refusal, nearest
 from ..trees import Tensors
 from .entries import NORM_LAYERS
 
+_CALLS_ITS_CHILDREN = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 Dropouts = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
@@ -63,7 +65,8 @@ class Network:
         self.z_name = z_name  # the module whose input is z: the head, or the dropout in front of it
         self.num_classes = num_classes
         self.feature_dim = feature_dim
-        self._neck_hooked = False
+        self.neck_name = "neck" if isinstance(module, Net) else ""  # empty until a method puts a neck
+        self._neck_hook: _Neck | None = None
         self._functional = _Functional(self)
 
     @classmethod
@@ -72,17 +75,21 @@ class Network:
 
         Lazy modules are materialised by this first forward.
         """
-        head_name, z_name, z, logits = _find_head(module, example, head)
+        head_name, z_name, z, logits, result = _find_head(module, example, head)
         asks = 'say which layer is the classifier with head="its.name"'
-        if z.dim() != 2:
+        if not isinstance(z, Tensor) or z.dim() != 2:
+            shape = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
             raise Refusal(
-                f'the input of the classifier "{head_name}" has shape {tuple(z.shape)}, not (samples, features); {asks}'
+                f'the input of the classifier "{head_name}" has shape {shape}, not (samples, features); {asks}'
             )
         if logits.dim() != 2 or logits.shape[1] != num_classes:
             raise Refusal(
                 f'the model\'s classifier "{head_name}" gives {logits.shape[-1]} outputs, but the data have '
                 f"{num_classes} classes; give the model {num_classes} outputs, or {asks}"
             )
+        if not isinstance(result, Tensor) or result.shape != (len(example), num_classes):
+            shape = f"shape {tuple(result.shape)}" if isinstance(result, Tensor) else f"type {type(result).__name__}"
+            raise Refusal(f"the model's forward gives a result of {shape}; it must give scores (samples, classes)")
         return cls(module, head_name, z_name, num_classes, z.shape[1])
 
     # Entries
@@ -145,25 +152,54 @@ class Network:
     def head(self, head: nn.Module) -> None:
         if not self.head_name:
             raise Refusal("the model is a single layer, so its classifier cannot be replaced; wrap it in a module")
+        neck, replaced = self.neck, head is not self.head
         self.module.set_submodule(self.head_name, head)
-        if self._neck_hooked and self.z_name == self.head_name:
-            head.register_forward_pre_hook(_Neck(self.neck))
+        if not isinstance(self.module, Net) and _logits_alone not in head._forward_hooks.values():
+            head.register_forward_hook(_logits_alone)
+        before_z = self._neck_hook if self.z_name == self.head_name else None
+        if before_z is not None and before_z not in head._forward_pre_hooks.values():
+            head.register_forward_pre_hook(before_z)
+        if replaced and self.neck_name == f"{self.head_name}.neck":
+            self.neck_name = self._place_of_neck()
+            self._register_neck(neck)
 
     @property
     def neck(self) -> nn.Module:
         """What stands between the backbone and the classifier."""
-        if isinstance(self.module, Net) or self._neck_hooked:
-            return self.module.get_submodule("neck")
-        return nn.Identity()
+        return self.module.get_submodule(self.neck_name) if self.neck_name else nn.Identity()
 
     @neck.setter
     def neck(self, neck: nn.Module) -> None:
-        if not isinstance(self.module, Net):
-            if hasattr(self.module, "neck"):
-                raise Refusal('the model has a part called "neck" already, so a method cannot add one')
-            self.module.get_submodule(self.z_name).register_forward_pre_hook(_Neck(neck))
-            self._neck_hooked = True
-        self.module.add_module("neck", neck)
+        if not self.neck_name:
+            self.neck_name = self._place_of_neck()
+            self._neck_hook = _Neck(neck)
+            self.module.get_submodule(self.z_name).register_forward_pre_hook(self._neck_hook)
+        self._register_neck(neck)
+
+    def _register_neck(self, neck: nn.Module) -> None:
+        owner, _, name = self.neck_name.rpartition(".")
+        self.module.get_submodule(owner).add_module(name, neck)
+        if self._neck_hook is not None:
+            self._neck_hook.neck = neck
+
+    def _place_of_neck(self) -> str:
+        """The outermost module around the classifier that may have one more child: a container would call it."""
+        path = self.z_name.split(".") if self.z_name else []
+        for depth in range(len(path) + 1):
+            owner = self.module.get_submodule(".".join(path[:depth]))
+            if not isinstance(owner, _CALLS_ITS_CHILDREN) and not hasattr(owner, "neck"):
+                return ".".join([*path[:depth], "neck"])
+        raise Refusal("the model has no place for a neck: its classifier and all around it are containers; wrap it")
+
+    def bare_head(self) -> nn.Module:
+        """A copy of the classifier alone, without a neck that a method put in front of it."""
+        head = copy.deepcopy(self.head)
+        hooks = head._forward_pre_hooks
+        for key in [key for key, hook in hooks.items() if isinstance(hook, _Neck)]:
+            del hooks[key]
+        if self.neck_name == (f"{self.head_name}.neck" if self.head_name else "neck"):
+            del head.neck
+        return head
 
     # Forwards
 
@@ -184,7 +220,7 @@ class Network:
 
         handles = [
             self.module.get_submodule(self.z_name).register_forward_pre_hook(catch_z),
-            head.register_forward_hook(catch_logits),
+            head.register_forward_hook(catch_logits, prepend=True),
         ]
         try:
             result = self.module(x)
@@ -238,30 +274,41 @@ class _Neck:
         return (self.neck(args[0]), *args[1:])
 
 
+def _logits_alone(module: nn.Module, args: tuple[Any, ...], result: Any) -> Tensor:
+    """The rest of a user's module, and whoever calls it, sees a replaced classifier's logits only."""
+    logits: Tensor = result[0] if isinstance(result, tuple) else result
+    return logits
+
+
 def _output(result: Any, z: Tensor) -> Output:
     logits, extras = result if isinstance(result, tuple) else (result, {})
     return Output(logits, z, extras)
 
 
-def _find_head(module: nn.Module, example: Tensor, head: str | None) -> tuple[str, str, Tensor, Tensor]:
-    """The classifier's name, the name of the module whose input is z, z and the logits, from one eval forward."""
+def _find_head(module: nn.Module, example: Tensor, head: str | None) -> tuple[str, str, Any, Any, Any]:
+    """One eval forward: the name of the classifier, of the module whose input is z; z, logits, the model's result."""
     if isinstance(module, Net):
         with _eval(module):
             out = module.represent(example)
-        return "head", "head", out.z, out.logits
+        return "head", "head", out.z, out.logits, out.logits
     names = dict(module.named_modules())
     if head is not None and head not in names:
         raise Refusal(f'the model has no part called "{head}"; {nearest(head, [n for n in names if n])}')
     calls: list[tuple[str, Any, Any]] = []
+    versions: list[int] = []
 
     def record(name: str) -> Any:
-        return lambda _, args, result: calls.append((name, args[0] if args else None, result))
+        def hook(_: nn.Module, args: tuple[Any, ...], result: Any) -> None:
+            calls.append((name, args[0] if args else None, result))
+            versions.append(getattr(result, "_version", 0))
+
+        return hook
 
     watched = {name: part for name, part in names.items() if name == head or isinstance(part, (nn.Linear, *Dropouts))}
     handles = [part.register_forward_hook(record(name)) for name, part in watched.items()]
     try:
         with _eval(module):
-            module(example)
+            result = module(example)
     finally:
         for handle in handles:
             handle.remove()
@@ -278,11 +325,16 @@ def _find_head(module: nn.Module, example: Tensor, head: str | None) -> tuple[st
         raise Refusal(
             f'the layer "{name}" is called more than once in a forward; name the classifier with head="its.name"'
         )
-    # In eval mode a dropout hands on its very input, so the one in front of the classifier is known by identity.
-    in_front = [c[0] for c in calls if isinstance(names[c[0]], Dropouts) and c[2] is z]
+    # In eval mode a dropout hands on its very input, so the one in front of the classifier is known by identity
+    # (unless something wrote into the tensor in between, as an in-place ReLU does).
+    in_front = [
+        c[0]
+        for c, version in zip(calls, versions, strict=True)
+        if isinstance(names[c[0]], Dropouts) and c[2] is z and version == z._version
+    ]
     if isinstance(logits, tuple):
         logits = logits[0]
-    return name, (in_front[0] if in_front else name), z, logits
+    return name, (in_front[0] if in_front else name), z, logits, result
 
 
 @contextlib.contextmanager

@@ -1,0 +1,35 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+DEMO ?= runs/demo
+
+.PHONY: demo test check test-slow test-gpu clean
+
+# The stamp is newer than what it was installed from, or the installation runs again.
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(VENV)/installed
+	$(BIN)/python examples/demo.py --out $(DEMO)
+
+test: $(VENV)/installed check
+	$(BIN)/python -m pytest -n 2 tests src/fullrank --doctest-modules
+
+check: $(VENV)/installed
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+test-slow: $(VENV)/installed
+	$(BIN)/python -m pytest -n 2 -m slow tests
+
+# Runs with whatever python has torch and a GPU: `make test-gpu PYTHON=python3`.
+test-gpu:
+	$(PYTHON) -m pytest -m gpu tests
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

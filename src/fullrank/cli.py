@@ -1,0 +1,227 @@
+"""The command line: thin commands over the public functions."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import traceback
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from . import __version__, display, methods, models
+from .assemble import federate
+from .config import Experiment, merged, parse_overrides, read_toml
+from .data.heterogeneity import draw_text
+from .errors import ClientFailed, Interrupted, Refusal
+from .run import run as run_experiment
+
+app = typer.Typer(
+    help="Federated learning when clients' data differ: train, compare, and keep the representation from collapsing.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+File = Annotated[
+    str | None,
+    typer.Argument(metavar="[FILE.toml]", help="The experiment; without one, the defaults (embedded digits)."),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Another value for a key, as in --set data.alpha=0.05. Repeatable."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"fullrank {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Run with --help for the commands."""
+
+
+@app.command()
+def run(
+    file: File = None,
+    overrides: Overrides = None,
+    out: Annotated[
+        str | None, typer.Option("--out", metavar="DIR", help="Where to write; else named after the run.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    as_json: AsJson = False,
+    change_engine: Annotated[
+        bool, typer.Option("--change-engine", help="Resume with other engine keys; no longer equal to the bit.")
+    ] = False,
+) -> None:
+    """Run an experiment, or go on with it where it stopped.
+
+    The same command again resumes: everything is saved after each round, and a resumed run ends exactly like an
+    uninterrupted one. More rounds on a finished run go on from its end.
+
+    Example: fullrank run --set method.name=fedavg+feddecorr --set data.alpha=0.05 --set train.rounds=30
+    """
+    experiment = _experiment(file, overrides)
+    with display.choose(quiet, as_json) as watcher:
+        finished = run_experiment(experiment, out, change_engine=change_engine, watcher=watcher)
+    if quiet or as_json:
+        return
+    console = Console(soft_wrap=True)
+    console.print(display.summary_table(finished))
+    summary = finished.summary()
+    for measure, reason in summary["absent"].items():
+        console.print(f"no {measure}: {reason}", highlight=False)
+    traffic = f"{display.size(summary['bytes_up'])} up, {display.size(summary['bytes_down'])} down"
+    print(f"{summary['rounds']} rounds complete, {traffic}, {summary['seconds']:.1f} s; results in {finished.path}")
+
+
+@app.command("methods")
+def list_methods(as_json: AsJson = False) -> None:
+    """List the methods, their papers and their hyper-parameters. Compose them with +, as in fedprox+feddecorr."""
+    found = methods.available()
+    if as_json:
+        print(json.dumps({name: _method_facts(cls) for name, cls in found.items()}, indent=1))
+        return
+    table = Table("method", "hyper-parameters", "what it does", "paper", box=None, pad_edge=False)
+    for name, cls in found.items():
+        facts = _method_facts(cls)
+        fields = "\n".join(f"{key} = {json.dumps(value)}" for key, value in facts["hyper_parameters"].items())
+        table.add_row(name, fields, facts["what"], facts["paper"])
+    Console().print(table)
+    print('\nYours: --set method.name="package.module:Class", a subclass of fullrank.Method.')
+
+
+@app.command("models")
+def list_models(as_json: AsJson = False) -> None:
+    """List the networks, their sizes and their options."""
+    facts = {name: _model_facts(name) for name in models.available()}
+    if as_json:
+        print(json.dumps(facts, indent=1))
+        return
+    table = Table("model", "parameters", "features", "options", "what it is", box=None, pad_edge=False)
+    for name, fact in facts.items():
+        options = "\n".join(f"{key} = {json.dumps(value)}" for key, value in fact["options"].items())
+        table.add_row(name, f"{fact['parameters']:,}", str(fact["features"]), options, fact["what"])
+    console = Console()
+    console.print(table)
+    print(
+        '\nParameters for 8×8 images of one channel and 10 classes. Yours: --set model.name="package.module:function".'
+    )
+
+
+@app.command()
+def partition(
+    file: File = None,
+    overrides: Overrides = None,
+    png: Annotated[
+        str | None, typer.Option("--png", metavar="FILE", help="Draw it as a picture too (fullrank[report]).")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show who has which data under an experiment, and how much clients differ.
+
+    Example: fullrank partition --set data.alpha=0.05 --set data.clients=20
+    """
+    federation = federate(_experiment(file, overrides))
+    facts = federation.describe()
+    if png is not None:
+        from .report.partition import draw_partition
+
+        draw_partition(federation.class_counts, png, federation.data.classes)
+    if as_json:
+        print(json.dumps({"fingerprint": federation.data.fingerprint(), **facts}, indent=1))
+        return
+    print(draw_text(federation.class_counts, federation.data.classes, width=Console().width))
+    size, entropy, emd = facts["size"], facts["entropy"], facts["emd"]
+    print()
+    print(f"clients              {facts['clients']}")
+    print(f"training samples     {facts['samples']}" + _apart(facts))
+    print(f"size                 {size['min']} to {size['max']}, median {size['median']:g}")
+    print(f"classes per client   {facts['classes_per_client']:.2f} on average, of {federation.data.num_classes}")
+    print(f"label entropy        {entropy['mean']:.3f} nats on average")
+    print(f"distance to global   {emd['mean']:.3f} on average (earth mover's, 0 equal to 2 disjoint)")
+    print(f"partition hash       {facts['hash']}")
+    print(f"data fingerprint     {federation.data.fingerprint()}")
+    if png is not None:
+        print(f"drawn in             {png}")
+
+
+def _apart(facts: dict[str, Any]) -> str:
+    parts = [
+        f"{facts[name]} {words}"
+        for name, words in (("holdout", "held out"), ("validation", "for validation"))
+        if facts[name]
+    ]
+    return f" (and {', '.join(parts)})" if parts else ""
+
+
+def _experiment(file: str | None, overrides: list[str] | None) -> Experiment:
+    values = read_toml(file) if file is not None else {}
+    return Experiment(**merged(values, parse_overrides(overrides or [])))
+
+
+def _method_facts(cls: type[methods.Method]) -> dict[str, Any]:
+    return {
+        "what": _first_sentence(cls),
+        "paper": cls.paper,
+        "hyper_parameters": {field.name: field.default for field in dataclasses.fields(cls)},
+    }
+
+
+def _model_facts(name: str) -> dict[str, Any]:
+    import inspect
+
+    import torch
+
+    builder = models.available()[name]
+    net = models.build(name, num_classes=10, in_channels=1)
+    net(torch.zeros(2, 1, 8, 8))
+    options = {
+        key: parameter.default
+        for key, parameter in inspect.signature(builder).parameters.items()
+        if key not in ("num_classes", "in_channels")
+    }
+    size = sum(parameter.numel() for parameter in net.parameters())
+    return {"what": _first_sentence(builder), "parameters": size, "features": net.feature_dim, "options": options}
+
+
+def _first_sentence(thing: Any) -> str:
+    return " ".join((thing.__doc__ or "").split("\n\n")[0].split())
+
+
+def main() -> None:
+    """The entry point: one clear sentence and a non-zero status for everything that a user can get wrong."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a method, model or data set in the current directory can be named
+    try:
+        app()
+    except Refusal as problem:
+        _fail(str(problem), 2)
+    except ClientFailed as failure:
+        if failure.__cause__ is not None:
+            traceback.print_exception(failure.__cause__)
+        _fail(f"{failure}; nothing of this round was kept", 1)
+    except Interrupted as stop:
+        _fail(str(stop), 130)
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read us has read enough
+        sys.exit(1)
+
+
+def _fail(sentence: str, status: int) -> None:
+    print(f"fullrank: {sentence}", file=sys.stderr)
+    sys.exit(status)

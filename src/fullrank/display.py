@@ -1,0 +1,274 @@
+"""What a person sees of a run: a live display in a terminal, plain lines elsewhere, JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+
+from .config import Experiment
+from .site import Result
+
+if TYPE_CHECKING:
+    from .run import Run
+
+
+class Watcher(Protocol):
+    """Somebody who looks on while a run goes on."""
+
+    def started(self, experiment: Experiment, done: int, clients: int, out: Path | None) -> None:
+        """The run begins, or goes on after `done` rounds, with so many clients a round."""
+
+    def client_done(self, result: Result) -> None:
+        """A client has finished its part of the round."""
+
+    def round_done(self, row: Mapping[str, Any]) -> None:
+        """A round is over; this is its row of the metrics."""
+
+    def ended(self, run: Run) -> None:
+        """The run is complete."""
+
+
+class Silent:
+    """Shows nothing; the others start from it."""
+
+    def __enter__(self) -> Watcher:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the terminal as it was."""
+
+    def started(self, experiment: Experiment, done: int, clients: int, out: Path | None) -> None:
+        """The run begins or goes on."""
+        self.experiment, self.rounds, self.clients = experiment, experiment.train.rounds, clients
+        self.done, self.clients_done = done, 0
+        self.pace = Pace(self.rounds - done)
+
+    def client_done(self, result: Result) -> None:
+        """One more client has finished."""
+        self.clients_done += 1
+
+    def round_done(self, row: Mapping[str, Any]) -> None:
+        """One more round is over."""
+        self.done, self.clients_done = row["round"], 0
+        self.pace.round_done()
+
+    def ended(self, run: Run) -> None:
+        """The run is complete."""
+
+
+class Plain(Silent):
+    """One line a round."""
+
+    def __init__(self, stream: IO[str]):
+        self.stream = stream
+
+    def _say(self, text: str) -> None:
+        print(text, file=self.stream, flush=True)
+
+    def started(self, experiment: Experiment, done: int, clients: int, out: Path | None) -> None:
+        """Say what runs, and where it writes."""
+        super().started(experiment, done, clients, out)
+        for line in opening(experiment, done, clients, out):
+            self._say(line)
+
+    def round_done(self, row: Mapping[str, Any]) -> None:
+        """Say how the round ended."""
+        super().round_done(row)
+        left = f"  left {clock(self.pace.left())}" if self.done < self.rounds else ""
+        self._say(f"round {row['round']}/{self.rounds}{scores(row)}  {row['seconds']:.1f} s{left}")
+        for warning in warnings(row):
+            self._say(warning)
+
+
+class Live(Silent):
+    """A live display: round, accuracy, clients done, time left."""
+
+    def __init__(self, console: Console):
+        self.console = console
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[state]}"),
+            console=console,
+            transient=True,
+        )
+        self.rounds_bar = TaskID(0)
+        self.clients_bar = TaskID(0)
+
+    def __exit__(self, *_: object) -> None:
+        """Stop the display."""
+        self.progress.stop()
+
+    def started(self, experiment: Experiment, done: int, clients: int, out: Path | None) -> None:
+        """Say what runs and show the bars."""
+        super().started(experiment, done, clients, out)
+        for line in opening(experiment, done, clients, out):
+            self.console.print(line, highlight=False, soft_wrap=True)
+        if done < self.rounds:
+            self.rounds_bar = self.progress.add_task(
+                "rounds ", total=self.rounds, completed=done, state=self._state({})
+            )
+            self.clients_bar = self.progress.add_task("clients", total=clients, state=f"0/{clients}")
+            self.progress.start()
+
+    def client_done(self, result: Result) -> None:
+        """Move the clients' bar."""
+        super().client_done(result)
+        state = f"{self.clients_done}/{self.clients}"
+        self.progress.update(self.clients_bar, completed=self.clients_done, state=state)
+
+    def round_done(self, row: Mapping[str, Any]) -> None:
+        """Move the rounds' bar and show the scores."""
+        super().round_done(row)
+        self.progress.update(self.rounds_bar, completed=self.done, state=self._state(row))
+        self.progress.update(self.clients_bar, completed=0, state=f"0/{self.clients}")
+        for warning in warnings(row):
+            self.progress.console.print(warning, style="yellow", highlight=False)
+
+    def ended(self, run: Run) -> None:
+        """Show the result."""
+        self.progress.stop()
+
+    def _state(self, row: Mapping[str, Any]) -> str:
+        left = f"  left {clock(self.pace.left())}" if row and self.done < self.rounds else ""
+        return f"{self.done}/{self.rounds}{scores(row)}{left}"
+
+
+class Json(Silent):
+    """One JSON object a line: each round's row, and the summary at the end."""
+
+    def __init__(self, stream: IO[str]):
+        self.stream = stream
+
+    def round_done(self, row: Mapping[str, Any]) -> None:
+        """Print the row."""
+        super().round_done(row)
+        print(json.dumps({"event": "round", **row}), file=self.stream, flush=True)
+
+    def ended(self, run: Run) -> None:
+        """Print the summary."""
+        where = str(run.path) if run.path is not None else None
+        print(json.dumps({"event": "end", "out": where, "summary": run.summary()}), file=self.stream, flush=True)
+
+
+class Together:
+    """Several watchers as one."""
+
+    def __init__(self, *watchers: Watcher):
+        self.watchers = watchers
+
+    def started(self, experiment: Experiment, done: int, clients: int, out: Path | None) -> None:
+        """Tell all."""
+        for watcher in self.watchers:
+            watcher.started(experiment, done, clients, out)
+
+    def client_done(self, result: Result) -> None:
+        """Tell all."""
+        for watcher in self.watchers:
+            watcher.client_done(result)
+
+    def round_done(self, row: Mapping[str, Any]) -> None:
+        """Tell all."""
+        for watcher in self.watchers:
+            watcher.round_done(row)
+
+    def ended(self, run: Run) -> None:
+        """Tell all."""
+        for watcher in self.watchers:
+            watcher.ended(run)
+
+
+class Pace:
+    """How long the remaining rounds will take, from those played in this process."""
+
+    def __init__(self, rounds: int):
+        self.remaining = rounds
+        self.played = 0
+        self.start = time.monotonic()
+
+    def round_done(self) -> None:
+        """Count a round."""
+        self.played += 1
+        self.remaining -= 1
+
+    def left(self) -> float:
+        """Seconds left."""
+        return (time.monotonic() - self.start) / max(1, self.played) * self.remaining
+
+
+def choose(quiet: bool, as_json: bool) -> Silent:
+    """The display for this terminal and these options."""
+    if as_json:
+        return Json(sys.stdout)
+    if quiet:
+        return Silent()
+    return Live(Console()) if sys.stdout.isatty() else Plain(sys.stdout)
+
+
+def opening(experiment: Experiment, done: int, clients: int, out: Path | None) -> list[str]:
+    """What stands above a run."""
+    data, train = experiment.data, experiment.train
+    how = {"dirichlet": f"dirichlet α={data.alpha:g}"}.get(data.partition, data.partition)
+    amount = f"{train.steps} steps" if train.steps else f"{train.epochs} epoch{'s' if train.epochs > 1 else ''}"
+    lines = [
+        f"{experiment.method.name} on {data.name}: {data.clients} clients ({how}), {clients or data.clients} a round, "
+        f"{train.rounds} rounds of {amount}, {experiment.model.name}, seed {experiment.seed}"
+    ]
+    if out is not None and done >= train.rounds:
+        lines.append(f"complete already in {out}: all {done} rounds are behind it")
+    elif out is not None:
+        lines.append(f"writing to {out}" + (f", going on after round {done}" if done else ""))
+    return lines
+
+
+def warnings(row: Mapping[str, Any]) -> list[str]:
+    """What went wrong in a round without stopping it."""
+    lines = [f"round {row['round']}: client {k} was left out: {why}" for k, why in row.get("skipped", {}).items()]
+    if row.get("idle"):
+        names = ", ".join(map(str, row["idle"]))
+        lines.append(f"round {row['round']}: no batch to train on and so nothing sent by client {names}")
+    return lines
+
+
+def scores(row: Mapping[str, Any]) -> str:
+    """Accuracy and loss of a row, as far as they were measured."""
+    found = [("accuracy", 4), ("loss", 4), ("validation_accuracy", 4)]
+    return "".join(f"  {name.replace('_', ' ')} {row[name]:.{digits}f}" for name, digits in found if name in row)
+
+
+def clock(seconds: float) -> str:
+    """Seconds as h:mm:ss."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
+
+
+def size(number: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} TB"
+
+
+def summary_table(run: Run) -> Table:
+    """The result of a run."""
+    summary = run.summary()
+    table = Table(title=None, box=None, pad_edge=False)
+    for column in ("", "last", "best over rounds", "mean of last 5"):
+        table.add_column(column, justify="left" if not column else "right")
+    for measure in ("accuracy", "loss", "validation_accuracy", "validation_loss"):
+        if measure in summary:
+            values = summary[measure]
+            table.add_row(measure.replace("_", " "), *(f"{values[key]:.4f}" for key in ("last", "best", "last5")))
+            if "final" in values:
+                table.add_row(f"{measure} after finishing", f"{values['final']:.4f}", "", "")
+    return table

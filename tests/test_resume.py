@@ -1,0 +1,210 @@
+"""A run that is killed, anywhere, and resumed equals one that was never interrupted, bit by bit."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from killing import ANY, Strike, assert_equal_outcomes, assert_tidy, attempt
+
+SEED = 20_260_611
+"""From which the kill points that nobody chose are drawn."""
+
+SETTINGS = {
+    "data.clients": 5,
+    "data.alpha": 0.5,
+    "model.width": 2,
+    "model.features": 8,
+    "train.rounds": 4,
+    "train.participation": 3,
+    "train.steps": 2,
+    "train.batch_size": 8,
+    "train.momentum": 0.9,
+}
+CASES = {
+    "fedavg": {"model.norm": "batch", "model.dropout": 0.3, "data.augment": ["crop", "flip"]},
+    "fedprox+feddecorr": {"method.name": "fedprox+feddecorr", "method.fedprox.mu": 0.1, "train.weight_decay": 0.01},
+    "state at clients and server": {"method.name": "stateful:Variates+stateful:Momentum", "model.norm": "group"},
+    "personal norm layers": {"method.name": "stateful:OwnNorms", "model.norm": "batch", "train.buffers": "average"},
+    "a frozen frame that changes": {"method.name": "stateful:Frame", "model.norm": "batch", "train.buffers": "local"},
+    "everything": {
+        "method.name": "feddecorr+stateful:Variates+stateful:OwnNorms+stateful:Calibrated+stateful:Momentum",
+        "model.norm": "batch",
+        "model.dropout": 0.3,
+        "data.augment": ["crop", "flip"],
+        "data.validation": 0.1,
+        "train.weight_decay": 0.01,
+    },
+}
+IN_A_ROUND = (
+    "a local step",
+    "an upload, not yet summed",
+    "a sum",
+    "a round, not yet written",
+    "half a row",
+    "a row, not yet its checkpoint",
+    "half of server",
+    "bytes of server",
+    "bytes of clients",
+    "bytes of manifest",
+    "a checkpoint, not yet swept",
+    "a deletion",
+    "a checkpoint",
+)
+AT_THE_ENDS = (
+    "bytes of partition",
+    "bytes of environment",
+    "half of experiment",
+    "name of experiment",
+    "bytes of metrics",
+    "the methods' finish",
+    "half of model",
+    "name of model",
+    "bytes of summary",
+    "name of summary",
+)
+SAVING = [(1, 1), (2, 1), (2, 2), (3, 2), (9, 1)]
+"""Rounds between checkpoints, checkpoints kept."""
+
+
+def settings_of(case, every=1, keep=1):
+    return {**SETTINGS, **CASES[case], "run.checkpoint_every": every, "run.keep": keep}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """Of a case (and how often it saves), an uninterrupted run's directory and the points that it passed."""
+    known = {}
+
+    def run(case, every=1, keep=1):
+        if (case, every, keep) not in known:
+            path = tmp_path_factory.mktemp("uninterrupted") / "run"
+            known[case, every, keep] = path, attempt(settings_of(case, every, keep), path).succeeded()
+        return known[case, every, keep]
+
+    return run
+
+
+def kill_and_resume(settings, out, strikes, reference, why=""):
+    """Kill at each strike in turn, then let the run end, and compare."""
+    why = why or ", ".join(map(str, strikes))
+    for strike in strikes:
+        ended = attempt(settings, out, strike)
+        if ended.signal != signal.SIGKILL:  # a drawn strike may lie beyond what was left to do
+            assert strike.point == ANY, f"{why}: never reached"
+            ended.succeeded()
+    attempt(settings, out).succeeded()
+    assert_equal_outcomes(out, reference, why)
+    assert_tidy(out, settings["run.keep"])
+
+
+def middle(trace, point):
+    return Strike(point, trace.count(point) // 2 + 1)
+
+
+@pytest.mark.parametrize("point", IN_A_ROUND)
+@pytest.mark.parametrize("case", CASES)
+def test_killed_in_a_round(case, point, uninterrupted, tmp_path):
+    reference, trace = uninterrupted(case)
+    if point not in trace:
+        assert point == "bytes of clients"  # where clients keep nothing
+        return
+    kill_and_resume(settings_of(case), tmp_path / "run", [middle(trace, point)], reference)
+
+
+@pytest.mark.parametrize("point", AT_THE_ENDS)
+def test_killed_before_the_first_round_or_after_the_last(point, uninterrupted, tmp_path):
+    reference, trace = uninterrupted("everything")
+    kill_and_resume(settings_of("everything"), tmp_path / "run", [middle(trace, point)], reference)
+
+
+@pytest.mark.parametrize("case", ["fedavg", "fedprox+feddecorr", "everything"])
+def test_killed_at_drawn_points_also_while_resuming(case, uninterrupted, tmp_path):
+    draw = random.Random(f"{SEED} {case}")
+    reference, trace = uninterrupted(case, 2)
+    for number in range(2):
+        strikes = [Strike(ANY, draw.randint(1, len(trace))) for _ in range(2)]
+        why = f"seed {SEED}, case {case!r}, number {number}: {', '.join(map(str, strikes))}"
+        kill_and_resume(settings_of(case, 2), tmp_path / f"run-{number}", strikes, reference, why)
+
+
+def test_how_often_a_run_saves_changes_nothing(uninterrupted):
+    for every, keep in SAVING[1:]:
+        assert_equal_outcomes(uninterrupted("everything", every, keep)[0], uninterrupted("everything")[0])
+
+
+def test_killed_again_at_every_round(uninterrupted, tmp_path):
+    """Whoever is killed in each round, after its checkpoint, arrives all the same."""
+    reference, _ = uninterrupted("everything")
+    strikes = [Strike("a local step", 8)] * 3  # six steps a round: always in the second round of an attempt
+    kill_and_resume(settings_of("everything"), tmp_path / "run", strikes, reference)
+
+
+def test_a_process_of_its_own_is_killed_and_resumed(uninterrupted, tmp_path):
+    program = (
+        "import fullrank, killing\n"
+        "killing.Points(killing.Strike('bytes of manifest', 2)).install()\n"
+        f"fullrank.run({settings_of('everything')!r}, out={str(tmp_path / 'run')!r})\n"
+    )
+    around = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run([sys.executable, "-c", program], env=around, capture_output=True, text=True, timeout=120)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert not (tmp_path / "run" / "summary.json").exists()
+    reference, _ = uninterrupted("everything")
+    kill_and_resume(settings_of("everything"), tmp_path / "run", [], reference)
+
+
+def test_killed_while_a_finished_run_goes_on_for_more_rounds(uninterrupted, tmp_path):
+    """What the shorter run had written as its end is never taken for the longer run's."""
+    case, reference = "everything", uninterrupted("everything")[0]
+    for point in ("a local step", "a deletion", "a checkpoint", "the methods' finish", "name of model"):
+        shorter = {**settings_of(case), "train.rounds": 3}
+        out = tmp_path / point
+        attempt(shorter, out).succeeded()
+        _, trace = uninterrupted(case)
+        last = trace.count(point) if point in ("the methods' finish", "name of model") else 1
+        kill_and_resume(settings_of(case), out, [Strike(point, last)], reference, f"more rounds, killed at {point!r}")
+
+
+# The full matrix
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("saving", SAVING, ids=lambda saving: f"every{saving[0]}-keep{saving[1]}")
+@pytest.mark.parametrize("case", CASES)
+def test_killed_at_every_point(case, saving, uninterrupted, tmp_path):
+    """First, middle and last arrival at every point that such a run passes."""
+    reference, _ = uninterrupted(case)
+    own, trace = uninterrupted(case, *saving)
+    assert_equal_outcomes(own, reference)
+    for point in dict.fromkeys(trace):
+        for arrival in sorted({1, trace.count(point) // 2 + 1, trace.count(point)}):
+            out = tmp_path / f"{point}-{arrival}"
+            kill_and_resume(settings_of(case, *saving), out, [Strike(point, arrival)], reference)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("saving", SAVING, ids=lambda saving: f"every{saving[0]}-keep{saving[1]}")
+@pytest.mark.parametrize("case", CASES)
+def test_killed_up_to_three_times_at_drawn_points(case, saving, uninterrupted, tmp_path):
+    draw = random.Random(f"{SEED} {case} {saving}")
+    reference, _ = uninterrupted(case)
+    _, trace = uninterrupted(case, *saving)
+    for number in range(15):
+        strikes = [Strike(ANY, draw.randint(1, len(trace))) for _ in range(draw.randint(1, 3))]
+        why = f"seed {SEED}, case {case!r}, saving {saving}, number {number}: {', '.join(map(str, strikes))}"
+        kill_and_resume(settings_of(case, *saving), tmp_path / f"run-{number}", strikes, reference, why)
+
+
+@pytest.mark.slow
+def test_killed_at_each_single_arrival(uninterrupted, tmp_path):
+    reference, trace = uninterrupted("everything", 3, 2)
+    for arrival in range(1, len(trace) + 1):
+        out = tmp_path / str(arrival)
+        kill_and_resume(settings_of("everything", 3, 2), out, [Strike(ANY, arrival)], reference)
