@@ -87,7 +87,7 @@ class Points:
         self._around(fullrank.server.Server, "play", after="a round, not yet written")
         self._around(fullrank.server.Server, "finished", after="the methods' finish")
         self._around(fullrank.rundir.RunDirectory, "append_row", after="a row, not yet its checkpoint")
-        self._around(fullrank.rundir.RunDirectory, "_sweep", before="a checkpoint, not yet swept")
+        self._around(fullrank.rundir.RunDirectory, "sweep", before="a checkpoint, not yet swept")
         self._around(fullrank.rundir.RunDirectory, "save", after="a checkpoint")
         self._around(Path, "unlink", before="a deletion")
         self._tear_rows()

@@ -87,7 +87,7 @@ def assemble(
     device = _device(experiment.engine.device)
     federation = federation or federate(experiment)
     composition = Composition(method or methods.build(experiment.method.name, **experiment.method.tables))
-    network = _network(experiment, federation, composition, module, head, device)
+    network = _network(experiment, federation, composition, module, head or experiment.model.head or None, device)
     entries = classify(network, composition.personal, experiment.model.freeze, experiment.train.buffers)
     settings = _settings(experiment)
     common: dict[str, Any] = {"network": network, "composition": composition, "entries": entries}
@@ -189,6 +189,7 @@ def _changed(network: Network, composition: Composition, example: torch.Tensor) 
     for part in composition.defined("model"):
         network = part.model(network)
     if composition.defined("model"):
+        network.module.to(network.dtype)
         with torch.no_grad(), network.mode(train=False):
             network.feature_dim = _z(network, example).shape[1]
     if network.feature_dim != width:

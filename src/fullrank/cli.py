@@ -86,7 +86,8 @@ def run(
     for measure, reason in summary["absent"].items():
         console.print(f"no {measure}: {reason}", highlight=False)
     traffic = f"{display.size(summary['bytes_up'])} up, {display.size(summary['bytes_down'])} down"
-    print(f"{summary['rounds']} rounds complete, {traffic}, {summary['seconds']:.1f} s; results in {finished.path}")
+    rounds = f"{summary['rounds']} round{'s' if summary['rounds'] > 1 else ''}"
+    print(f"{rounds} complete, {traffic}, {summary['seconds']:.1f} s; results in {finished.path}")
 
 
 @app.command("methods")

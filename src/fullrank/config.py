@@ -84,6 +84,7 @@ class Model(Table):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
     name: str = "cnn"
+    head: str = ""
     start: str = ""
     freeze: list[str] = []
 

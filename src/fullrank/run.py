@@ -329,6 +329,7 @@ def _begin(assembly: Assembly, directory: RunDirectory) -> list[dict[str, Any]]:
     write_atomically(path / "experiment.toml", experiment.as_toml().encode())
     directory.restore(assembly.server, assembly.device)
     assembly.resumed()
+    directory.sweep(experiment.run.keep)
     return directory.cut_rows(assembly.server.round)
 
 

@@ -168,9 +168,9 @@ class RunDirectory:
             "clients": clients,
         }
         write_json(self.checkpoints / f"{number}.json", manifest)
-        self._sweep(keep)
+        self.sweep(keep)
 
-    def _sweep(self, keep: int) -> None:
+    def sweep(self, keep: int) -> None:
         """Delete checkpoints beyond the newest `keep`, and every file that none of the rest names."""
         manifests = self._manifests()
         for path in manifests[:-keep]:

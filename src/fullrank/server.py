@@ -176,7 +176,9 @@ class Server:
             if watch is not None:
                 watch(result)
         if not reduction.clients:
-            reasons = "; ".join(f"client {k}: {why}" for k, why in played.skipped.items()) or "none of them made a step"
+            reasons = "; ".join(f"client {k}: {why}" for k, why in list(played.skipped.items())[:3])
+            more = f"; and {len(played.skipped) - 3} more" if len(played.skipped) > 3 else ""
+            reasons = reasons + more or "none of them made a step"
             raise Refusal(f"round {self.round + 1}: no client sent anything ({reasons})")
         self._aggregate(reduction)
         for client, state in states.items():

@@ -76,7 +76,7 @@ class Network:
         Lazy modules are materialised by this first forward.
         """
         head_name, z_name, z, logits, result = _find_head(module, example, head)
-        asks = 'say which layer is the classifier with head="its.name"'
+        asks = "name the classifier with head= (model.head in a file)"
         if not isinstance(z, Tensor) or z.dim() != 2:
             shape = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
             raise Refusal(
@@ -319,12 +319,10 @@ def _find_head(module: nn.Module, example: Tensor, head: str | None) -> tuple[st
     )
     if not candidates:
         called = f'"{head}" is never called' if head is not None else "no nn.Linear is called"
-        raise Refusal(f'{called} in the model\'s forward; say which layer is the classifier with head="its.name"')
+        raise Refusal(f"{called} in the model's forward; name the classifier with head= (model.head in a file)")
     name, z, logits = candidates[-1]
     if sum(c[0] == name for c in calls) > 1:
-        raise Refusal(
-            f'the layer "{name}" is called more than once in a forward; name the classifier with head="its.name"'
-        )
+        raise Refusal(f'the layer "{name}" is called more than once in a forward; name the classifier: head=')
     # In eval mode a dropout hands on its very input, so the one in front of the classifier is known by identity
     # (unless something wrote into the tensor in between, as an in-place ReLU does).
     in_front = [

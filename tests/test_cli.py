@@ -1,0 +1,239 @@
+"""The command line as a new user tries it, wrong input included."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from fullrank import cli, display
+
+QUICK = ["--set", "train.rounds=2", "--set", "model.width=4", "--set", "data.clients=3"]
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    for name in ("usermodels", "usermethods"):
+        sys.modules.pop(name, None)
+    yield
+    for name in ("usermodels", "usermethods"):
+        sys.modules.pop(name, None)
+
+
+def fullrank(*arguments, capsys):
+    """The exit status and the two outputs of one command, in this process."""
+    capsys.readouterr()
+    before = sys.argv
+    sys.argv = ["fullrank", *arguments]
+    try:
+        cli.main()
+        status = 0
+    except SystemExit as stop:
+        status = stop.code or 0
+    finally:
+        sys.argv = before
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_run_prints_a_line_a_round_and_where_the_results_are(capsys, tmp_path):
+    status, out, _ = fullrank("run", *QUICK, "--out", "mine", capsys=capsys)
+    assert status == 0
+    assert "round 1/2  accuracy" in out
+    assert "results in mine" in out
+    assert (tmp_path / "mine" / "log.txt").read_text().count("round ") >= 2
+    status, out, _ = fullrank("run", *QUICK, "--out", "mine", capsys=capsys)
+    assert status == 0
+    assert "complete already" in out
+    status, out, _ = fullrank("run", *QUICK, "--set", "train.rounds=3", "--out", "mine", capsys=capsys)
+    assert status == 0
+    assert "going on after round 2" in out
+    assert "round 3/3" in out
+
+
+def test_the_same_command_finds_its_own_directory(capsys, tmp_path):
+    fullrank("run", *QUICK, capsys=capsys)
+    fullrank("run", *QUICK, capsys=capsys)
+    assert len(list((tmp_path / "runs").iterdir())) == 1
+
+
+def test_quiet_and_json(capsys):
+    assert fullrank("run", *QUICK, "--quiet", capsys=capsys) == (0, "", "")
+    _, out, _ = fullrank("run", *QUICK, "--out", "j", "--json", capsys=capsys)
+    events = [json.loads(line) for line in out.splitlines()]
+    assert [event["event"] for event in events] == ["round", "round", "end"]
+    assert events[-1]["summary"]["accuracy"]["last"] == events[1]["accuracy"]
+
+
+def test_a_file_with_overrides_on_top(capsys, tmp_path):
+    (tmp_path / "e.toml").write_text("[train]\nrounds = 1\n[data]\nclients = 2\n[model]\nwidth = 4\n")
+    status, out, _ = fullrank("run", "e.toml", "--set", "data.clients=3", "--json", capsys=capsys)
+    assert status == 0
+    assert len(json.loads(out.splitlines()[0])["clients"]) == 3
+
+
+def test_methods_and_models(capsys):
+    _, out, _ = fullrank("methods", "--json", capsys=capsys)
+    assert json.loads(out)["feddecorr"]["hyper_parameters"] == {"beta": 0.1, "scale": "code"}
+    _, out, _ = fullrank("models", "--json", capsys=capsys)
+    # 3·3·1·32 + 32, 3·3·32·64 + 64, 1024·128 + 128, 128·10 + 10
+    assert json.loads(out)["cnn"]["parameters"] == 320 + 18_496 + 131_200 + 1_290
+    for command in ("methods", "models"):
+        status, out, _ = fullrank(command, capsys=capsys)
+        assert status == 0
+        assert "package.module" in out
+
+
+def test_partition_in_text_json_and_as_a_picture(capsys, tmp_path):
+    status, out, _ = fullrank("partition", "--set", "data.clients=5", "--png", "split.png", capsys=capsys)
+    assert status == 0
+    for line in ("client  size", "label entropy", "earth mover's", "partition hash", "data fingerprint"):
+        assert line in out
+    assert (tmp_path / "split.png").read_bytes().startswith(b"\x89PNG")
+    _, out, _ = fullrank("partition", "--set", "data.clients=5", "--json", capsys=capsys)
+    facts = json.loads(out)
+    assert sum(facts["sizes"]) == 1437
+    _, out, _ = fullrank("partition", "--set", "data.clients=5", "--set", "data.holdout=0.3", "--json", capsys=capsys)
+    apart = json.loads(out)
+    assert apart["holdout"] == sum(3 * size // 10 for size in facts["sizes"])
+    assert apart["hash"] != facts["hash"]
+
+
+WRONG = {
+    "misspelt key": (["--set", "data.alhpa=1"], 'did you mean "alpha"'),
+    "missing file": (["nothing.toml"], 'no file "nothing.toml"'),
+    "alpha = -1": (["--set", "data.alpha=-1"], "greater than 0"),
+    "100 clients on 50 samples": (["--set", "data.name=small.npz", "--set", "data.clients=100"], "samples"),
+    "unknown method": (["--set", "method.name=fedavgg"], 'did you mean "fedavg"'),
+    "conflict": (["--set", "method.name=usermethods:A+usermethods:B"], '"a" and "b" cannot be combined'),
+    "width": (["--set", "model.name=usermodels:wrong"], "12 outputs, but the data have 10 classes"),
+    "labels": (["--set", "data.name=labels.npz"], "label 3"),
+    "no such module": (["--set", "model.name=usermodel:wrong"], 'no module "usermodel"'),
+    "not a directory": (["--out", "small.npz/run"], "cannot be written"),
+    "unknown data": (["--set", "data.name=digit"], 'did you mean "digits"'),
+    "not key=value": (["--set", "alpha"], "key=value"),
+    "no field": (["--set", "method.name=usermethods:C"], "@dataclass(frozen=True)"),
+    "selector": (["--set", 'model.freeze=["heda"]'], 'did you mean "head"'),
+    "participation": (["--set", "train.participation=11"], "only 10 clients"),
+    "device": (["--set", "engine.device=foo"], "engine.device"),
+}
+
+
+@pytest.fixture
+def _user_files(tmp_path):
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 255, (50, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "small.npz", x=images, y=np.arange(50) % 5)
+    np.savez(
+        tmp_path / "labels.npz",
+        x_train=images,
+        y_train=np.arange(50) % 5,
+        x_test=images,
+        y_test=np.arange(50) % 3,
+        classes=np.array(["a", "b", "c"]),
+    )
+    (tmp_path / "usermodels.py").write_text(
+        "from torch import nn\n"
+        "def wrong(num_classes, in_channels):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes + 2))\n"
+    )
+    (tmp_path / "usermethods.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from fullrank import Method\n"
+        "class A(Method):\n"
+        "    def criterion(self, b): return b.logits.sum()\n"
+        "class B(Method):\n"
+        "    def criterion(self, b): return b.logits.sum()\n"
+        "class C(Method):\n"
+        "    strength: float = 0.1\n"
+        "class Fails(Method):\n"
+        "    def loss(self, b): raise RuntimeError('out of luck')\n"
+    )
+
+
+@pytest.mark.usefixtures("_user_files")
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input_gives_one_sentence_and_a_status(case, capsys):
+    arguments, words = WRONG[case]
+    status, _, err = fullrank("run", *arguments, capsys=capsys)
+    assert status == 2
+    assert err.startswith("fullrank: ")
+    assert err.count("\n") == 1
+    assert words in err
+
+
+@pytest.mark.usefixtures("_user_files")
+def test_a_clients_exception_comes_with_its_traceback_and_id(capsys):
+    status, _, err = fullrank("run", *QUICK, "--set", "method.name=usermethods:Fails", capsys=capsys)
+    assert status == 1
+    assert "Traceback" in err
+    assert "usermethods.py" in err
+    last = err.strip().splitlines()[-1]
+    assert last.startswith("fullrank: client ")
+    assert "out of luck" in last
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_read_only_run_directory(capsys, tmp_path):
+    (tmp_path / "locked").mkdir(mode=0o500)
+    status, _, err = fullrank("run", *QUICK, "--out", "locked", capsys=capsys)
+    assert status == 2
+    assert 'fullrank: the run directory "locked" cannot be written' in err
+
+
+def test_unwritable_run_directory_whoever_runs_it(capsys, monkeypatch):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("pathlib.Path.mkdir", refuse)
+    status, _, err = fullrank("run", *QUICK, "--out", "locked", capsys=capsys)
+    assert status == 2
+    assert err == 'fullrank: the run directory "locked" cannot be written: Permission denied\n'
+
+
+def test_unknown_command_and_option():
+    runner = CliRunner()
+    assert runner.invoke(cli.app, ["rnu"]).exit_code == 2
+    assert runner.invoke(cli.app, ["run", "--sett", "x"]).exit_code == 2
+
+
+def test_help_of_every_command():
+    runner = CliRunner()
+    for command in ([], ["run"], ["methods"], ["models"], ["partition"]):
+        result = runner.invoke(cli.app, [*command, "--help"])
+        assert result.exit_code == 0
+        assert "Usage" in result.output
+
+
+def test_version_and_module_entry():
+    done = subprocess.run([sys.executable, "-m", "fullrank", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == "fullrank 0.1.0\n"
+
+
+def test_live_display_counts_rounds_and_clients():
+    import io
+
+    from rich.console import Console
+
+    import fullrank as library
+
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, width=100)
+    experiment = library.Experiment.of({"train.rounds": 2, "model.width": 4, "data.clients": 3})
+    with display.Live(console) as watcher:
+        library.run(experiment, "live", watcher=watcher)
+        bars = watcher.progress.tasks
+    assert bars[0].completed == 2
+    assert "2/2" in bars[0].fields["state"]
+    assert "accuracy" in bars[0].fields["state"]
+    assert bars[1].total == 3
+
+
+def test_clock_and_sizes():
+    assert display.clock(3725.4) == "1:02:05"
+    assert [display.size(n) for n in (999, 1000, 12_345_678)] == ["999 B", "1.0 kB", "12.3 MB"]
