@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -208,6 +209,25 @@ def test_help_of_every_command():
         result = runner.invoke(cli.app, [*command, "--help"])
         assert result.exit_code == 0
         assert "Usage" in result.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_says_how_to_go_on(number, capsys, tmp_path):
+    command = [sys.executable, "-m", "fullrank", "run", *QUICK, "--set", "train.rounds=100000", "--out", "long"]
+    command += ["--set", "run.checkpoint_every=1000"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if line.startswith("round 3/"):
+            break
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.startswith("fullrank: stopped; the first ")
+    assert 'are saved in "long"; the same command goes on from there' in err
+    done = int(err.split()[4])
+    status, out, _ = fullrank("run", *QUICK, "--set", f"train.rounds={done + 1}", "--out", "long", capsys=capsys)
+    assert status == 0
+    assert f"going on after round {done}" in out
 
 
 def test_version_and_module_entry():

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from fullrank.data import DataSet, Split, as_split, load_dataset
-from fullrank.data.load import split_by_class
+from fullrank.data.split import split_by_class
 from fullrank.errors import Refusal
 
 # digits

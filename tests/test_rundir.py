@@ -25,7 +25,7 @@ from fullrank.local.step import Step
 from fullrank.rundir import RunDirectory, read_rows, save_tensors, write_atomically
 from fullrank.store import ClientStore
 from fullrank.trees import flatten
-from killing import Strike, assert_equal_outcomes, assert_tidy, attempt, forked, nothing_changes, outcome
+from killing import Points, Strike, assert_equal_outcomes, assert_tidy, attempt, forked, nothing_changes, outcome
 
 SETTINGS = {
     "data.clients": 4,
@@ -52,14 +52,6 @@ def client_states(out):
         tensors = load_file(out / "checkpoints" / file)
         states |= {name: t for name, t in tensors.items() if int(name.split("/")[0]) in clients}
     return states
-
-
-@pytest.fixture
-def no_training(monkeypatch):
-    def refuse(*args):
-        raise AssertionError("a local step was made")
-
-    monkeypatch.setattr(Step, "advance_", refuse)
 
 
 @pytest.fixture(scope="module")
@@ -215,15 +207,7 @@ def test_fewer_rounds_than_are_done_are_refused(tmp_path):
         run(tmp_path / "run", {"train.rounds": 2})
 
 
-@pytest.mark.usefixtures("no_training")
-def test_a_complete_run_returns_at_once(tmp_path):
-    settings = {**SETTINGS, "method.name": "stateful:Calibrated"}
-    attempt(settings, tmp_path / "run").signal  # noqa: B018
-    with pytest.raises(AssertionError, match="a local step was made"):
-        fullrank.run(settings, tmp_path / "fresh")
-
-
-def test_a_complete_run_is_returned_as_it_is(tmp_path, monkeypatch):
+def test_a_complete_run_returns_at_once(tmp_path, monkeypatch):
     first = run(tmp_path / "run", {"method.name": "stateful:Calibrated"})
     before = outcome(tmp_path / "run")
 
@@ -231,6 +215,8 @@ def test_a_complete_run_is_returned_as_it_is(tmp_path, monkeypatch):
         raise AssertionError("a local step was made")
 
     monkeypatch.setattr(Step, "advance_", refuse)
+    with pytest.raises(ClientFailed, match="a local step was made"):
+        run(tmp_path / "fresh")
     again = run(tmp_path / "run", {"method.name": "stateful:Calibrated"})
     assert again.complete
     assert again.metrics == first.metrics
@@ -279,6 +265,11 @@ def one_run(tmp_path_factory):
     return path
 
 
+def test_one_client_a_round_and_all_of_them_are_different_runs():
+    one, all_ = fullrank.Experiment.of({"train.participation": 1}), fullrank.Experiment.of({"train.participation": 1.0})
+    assert one.directory() != all_.directory() == fullrank.Experiment().directory()
+
+
 def test_two_changed_keys_are_shown_together(one_run):
     with pytest.raises(Refusal, match=r"data.alpha was 0.5, is now 1.0; train.lr was 0.01, is now 0.2"):
         run(one_run, {"method.name": "fedprox", "data.alpha": 1.0, "train.lr": 0.2})
@@ -293,7 +284,7 @@ def test_keys_that_may_differ_are_accepted(digits, tmp_path):
     table = {"data.name": "npz", "data.root": str(digits)}
     run(tmp_path / "whole", table)
     run(tmp_path / "run", table, {"train.rounds": 2})
-    elsewhere = shutil.copy(digits, tmp_path / "copy.npz")
+    elsewhere = str(shutil.copy(digits, tmp_path / "copy.npz"))
     free = {"data.root": elsewhere, "run.keep": 3, "run.checkpoint_every": 2, "run.on_client_error": "skip"}
     result = run(tmp_path / "run", table, free)
     assert result.experiment.data.root == elsewhere
@@ -368,7 +359,8 @@ def test_a_second_process_is_refused_and_readers_are_not(tmp_path):
 
     def hold():
         os.close(release)
-        RunDirectory(tmp_path / "run").open()
+        directory = RunDirectory(tmp_path / "run")
+        directory.open()
         os.write(tell, b"x")
         os.read(wait, 1)
 
@@ -412,7 +404,7 @@ def test_a_path_that_cannot_be_written_is_refused(below, tmp_path):
     (tmp_path / "file").write_text("a file")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").write_text("a file")
-    with pytest.raises(Refusal, match="cannot be written|is not empty") as caught:
+    with pytest.raises(Refusal, match=r"cannot be written|is not empty") as caught:
         run(tmp_path / below)
     assert str(tmp_path / below) in str(caught.value)
 
@@ -834,8 +826,6 @@ def fit(out, rounds=4, width=6, method="stateful:Variates", **options):
 
 
 def test_fit_is_killed_and_resumed(tmp_path):
-    from killing import Points
-
     fit(tmp_path / "whole")
 
     def killed():

@@ -188,7 +188,6 @@ def _changed(network: Network, composition: Composition, example: torch.Tensor) 
     width = network.feature_dim
     for part in composition.defined("model"):
         network = part.model(network)
-    if composition.defined("model"):
         network.module.to(network.dtype)
         with torch.no_grad(), network.mode(train=False):
             network.feature_dim = _z(network, example).shape[1]

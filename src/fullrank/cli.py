@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 import traceback
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -76,8 +76,11 @@ def run(
     Example: fullrank run --set method.name=fedavg+feddecorr --set data.alpha=0.05 --set train.rounds=30
     """
     experiment = _experiment(file, overrides)
-    with display.choose(quiet, as_json) as watcher:
-        finished = run_experiment(experiment, out, change_engine=change_engine, watcher=watcher)
+    try:
+        with display.choose(quiet, as_json) as watcher:
+            finished = run_experiment(experiment, out, change_engine=change_engine, watcher=watcher)
+    except Interrupted as stop:
+        _fail(str(stop), 130)  # here, because typer would turn it into a mere "Aborted."
     if quiet or as_json:
         return
     console = Console(soft_wrap=True)
@@ -216,13 +219,11 @@ def main() -> None:
         if failure.__cause__ is not None:
             traceback.print_exception(failure.__cause__)
         _fail(f"{failure}; nothing of this round was kept", 1)
-    except Interrupted as stop:
-        _fail(str(stop), 130)
     except BrokenPipeError:
         sys.stderr.close()  # whoever read us has read enough
         sys.exit(1)
 
 
-def _fail(sentence: str, status: int) -> None:
+def _fail(sentence: str, status: int) -> NoReturn:
     print(f"fullrank: {sentence}", file=sys.stderr)
     sys.exit(status)

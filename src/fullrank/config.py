@@ -247,7 +247,7 @@ class Experiment(Table):
         chosen = {
             key: value
             for key, value in self.resolved().flat().items()
-            if (value != defaults.get(key) or key == "method.name")
+            if (not same(value, defaults.get(key)) or key == "method.name")
             and not key.startswith(("engine.", "run."))
             and key not in ("data.root", "train.rounds")
         }
@@ -327,6 +327,11 @@ def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two values of a key mean the same; a participation of 1 is one client, of 1.0 all of them."""
+    return type(a) is type(b) and a == b
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from typing import Any
 
 from .errors import Refusal, nearest
 
 
-def import_object(name: str, where: str) -> Any:
-    """The object behind `package.module:object`; `where` is the key that named it."""
+def import_object(name: str, where: str, kind: str) -> Any:
+    """The callable behind `package.module:object`; `where` is the key that named it, `kind` what it should be."""
     module_name, _, attribute = name.partition(":")
+    if not module_name or module_name.startswith(".") or not attribute:
+        raise Refusal(f'{where} = "{name}" is not of the form "package.module:{kind}"')
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise Refusal(
-                f'{where} = "{name}": there is no module "{error.name}" on the import path (the current directory is)'
-            ) from None
-        raise
-    if not hasattr(module, attribute):
-        hint = nearest(attribute, [n for n in vars(module) if not n.startswith("_")])
-        raise Refusal(f'{where} = "{name}": the module "{module_name}" has no "{attribute}"; {hint}')
-    return getattr(module, attribute)
+        missing = error.name or ""
+        if not f"{module_name}.".startswith(f"{missing}."):
+            raise  # the module is there, and what it imports is not
+        raise Refusal(f'{where} = "{name}": there is no module "{missing}"{_nearest_module(missing)}') from None
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        own = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
+        hint = nearest(attribute, own)
+        raise Refusal(f'{where} = "{name}": the module "{module_name}" has no {kind} "{attribute}"; {hint}')
+    return found
+
+
+def _nearest_module(missing: str) -> str:
+    """A suggestion among the modules beside the missing one, if one is near: they are too many to list."""
+    package, _, name = missing.rpartition(".")
+    places = getattr(importlib.import_module(package), "__path__", []) if package else None
+    clause = nearest(name, [module.name for module in pkgutil.iter_modules(places)])
+    return f"; {clause}" if clause.startswith("did") else " on the import path (the current directory is on it)"

@@ -17,7 +17,7 @@ from torch import nn
 
 from . import interrupt, methods
 from .assemble import Assembly, assemble, is_given, pipeline
-from .config import GIVEN, Experiment, merged, nested, read_toml
+from .config import GIVEN, Experiment, merged, nested, read_toml, same
 from .data import DataSet, Split, as_split
 from .data.federation import given
 from .display import Plain, Silent, Together, Watcher
@@ -383,7 +383,7 @@ def _agreed(experiment: Experiment, directory: RunDirectory, change_engine: bool
     different = [
         key
         for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key) and not key.startswith(FREE_ON_RESUME)
+        if not same(before.get(key), now.get(key)) and not key.startswith(FREE_ON_RESUME)
     ]
     refused = [key for key in different if not (change_engine and key.startswith("engine."))]
     if refused:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import partition
 from .augment import Pipeline
 from .dataset import DataSet, Split
-from .load import as_split, load_dataset
+from .load import load_dataset
+from .memory import as_split
 
 __all__ = ["DataSet", "Pipeline", "Split", "as_split", "load_dataset", "partition"]

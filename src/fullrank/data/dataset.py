@@ -15,6 +15,7 @@ from torch import Tensor
 from ..errors import Refusal
 
 _CHUNK_BYTES = 1 << 24
+MOST_CLASSES = 1_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +130,21 @@ class DataSet:
                 for _, chunk in _chunks(tensor):
                     digest.update(chunk.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
+
+
+def class_names(train: Split, test: Split, num_classes: int | None) -> tuple[str, ...]:
+    """Numbers as names: one class more than the largest label, unless it is said how many."""
+    largest = max(int(train.y.max()), int(test.y.max()))
+    if num_classes is None and largest >= MOST_CLASSES:
+        raise Refusal(f"the largest label is {largest}; labels must number the classes from 0")
+    return tuple(str(label) for label in range(max(1, largest + 1) if num_classes is None else num_classes))
+
+
+def with_classes(data: DataSet, num_classes: int | None) -> DataSet:
+    """The data set, if it has as many classes as was said."""
+    if num_classes not in (None, data.num_classes):
+        raise Refusal(f"num_classes is {num_classes}, but {data.name} names {data.num_classes} classes")
+    return data
 
 
 def is_integer(dtype: torch.dtype) -> bool:

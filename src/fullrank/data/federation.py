@@ -17,7 +17,7 @@ from . import partition
 from .augment import Pipeline
 from .dataset import DataSet
 from .heterogeneity import counts, describe, partition_hash
-from .load import split_by_class
+from .split import split_by_class
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def find(name: str) -> type[Method]:
         if name not in _library():
             raise Refusal(f'method.name: there is no method "{name}"; {nearest(name, _library())}')
         return _library()[name]
-    found = import_object(name, "method.name")
+    found = import_object(name, "method.name", "Class")
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise Refusal(f'method.name: "{name}" is not a subclass of fullrank.Method')
     if missed := _undecorated_fields(found):

@@ -32,7 +32,7 @@ def available() -> dict[str, Callable[..., nn.Module]]:
 def builder(name: str) -> Callable[..., nn.Module]:
     """The function behind a model's name, or behind `package.module:function`."""
     if ":" in name:
-        return import_object(name, "model.name")  # type: ignore[no-any-return]
+        return import_object(name, "model.name", "function")  # type: ignore[no-any-return]
     if name not in _BUILDERS:
         raise Refusal(f'model.name = "{name}" is not known; {nearest(name, _BUILDERS)}')
     return _BUILDERS[name]

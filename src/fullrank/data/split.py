@@ -1,0 +1,71 @@
+"""Taking a share of the samples away, class by class."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ..errors import Refusal
+from ..randomness import generator
+from .dataset import Split
+
+Indices = npt.NDArray[np.int64]
+
+TEST_SHARE = 0.2
+
+
+def split_by_class(y: Tensor | npt.NDArray[Any], share: float, seed: int) -> tuple[Indices, Indices]:
+    """Positions to keep and positions taken away, each ascending; `share` of every class is taken.
+
+    In total ceil(share · N) are taken, allotted to classes by largest remainder (the lower class on a tie).
+    No class loses its last sample, so fewer are taken where there are almost as many classes as samples.
+
+    >>> keep, taken = split_by_class(torch.tensor([0, 0, 0, 1, 1, 1]), 0.3, seed=0)
+    >>> len(keep), len(taken)
+    (4, 2)
+    """
+    if not 0 <= share < 1:
+        raise Refusal(f"a share of {share} cannot be split off; it must be at least 0 and below 1")
+    labels = np.asarray(y.cpu() if isinstance(y, Tensor) else y)
+    if labels.ndim != 1:
+        raise Refusal(f"labels have shape {labels.shape}; they must be one per sample")
+    _, class_of, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    quotas = _largest_remainder([int(size) for size in sizes], share)
+    # the length is part of the key, so that splitting the kept samples again with the same seed draws anew;
+    # ordering by drawn numbers, not Generator.permutation: only the raw stream is the same in every NumPy
+    drawn = generator(seed, "split", len(labels)).random(len(labels))
+    order = np.lexsort((drawn, class_of))
+    rank = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    chosen = rank < np.repeat(np.asarray(quotas, dtype=np.int64), sizes)
+    return np.sort(order[~chosen]), np.sort(order[chosen])
+
+
+def _largest_remainder(sizes: Sequence[int], share: float) -> list[int]:
+    # 0.07 · 100 is 7.000000000000001 in binary; as the decimal that was written it is 7
+    exact = Fraction(str(float(share)))
+    quotas = [math.floor(exact * size) for size in sizes]
+    missing = math.ceil(exact * sum(sizes)) - sum(quotas)
+    by_remainder = sorted(range(len(sizes)), key=lambda label: (quotas[label] - exact * sizes[label], label))
+    while missing > 0:
+        able = [label for label in by_remainder if quotas[label] < sizes[label] - 1][:missing]
+        if not able:
+            break
+        for label in able:
+            quotas[label] += 1
+        missing -= len(able)
+    return quotas
+
+
+def split_off_test(whole: Split, seed: int) -> tuple[Split, Split]:
+    """Training and test split of data that come whole: a fifth of every class is for the test."""
+    keep, taken = split_by_class(whole.y, TEST_SHARE, seed)
+    if not len(taken):
+        raise Refusal("no class has two samples, so no test set can be split off; give training and test data apart")
+    return whole.take(torch.from_numpy(keep)), whole.take(torch.from_numpy(taken))
