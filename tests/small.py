@@ -87,7 +87,7 @@ def parabolas(a: Sequence[float], sizes: Sequence[int]) -> list[tuple]:
 
 def the_weight(run: Run) -> float:
     """The one weight of a trained `Line`."""
-    return float(run.model().head.weight)
+    return float(run.model().head.weight.detach())
 
 
 def put_together(

@@ -39,6 +39,9 @@ Overrides = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
+_CIFAR, _DIGITS = (3, 32, 32), (1, 8, 8)
+_COUNTED_AT = {"cnn": _DIGITS, "mlp": _DIGITS}  # the inputs at which networks are counted; all others at CIFAR's
+
 
 def _version(asked: bool) -> None:
     if asked:
@@ -116,15 +119,14 @@ def list_models(as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps(facts, indent=1))
         return
-    table = Table("model", "parameters", "features", "options", "what it is", box=None, pad_edge=False)
+    table = Table("model", "input", "parameters", "features", "options", "what it is", box=None, pad_edge=False)
     for name, fact in facts.items():
         options = "\n".join(f"{key} = {json.dumps(value)}" for key, value in fact["options"].items())
-        table.add_row(name, f"{fact['parameters']:,}", str(fact["features"]), options, fact["what"])
+        shape = "×".join(str(size) for size in fact["input"])
+        table.add_row(name, shape, f"{fact['parameters']:,}", str(fact["features"]), options, fact["what"])
     console = Console()
     console.print(table)
-    print(
-        '\nParameters for 8×8 images of one channel and 10 classes. Yours: --set model.name="package.module:function".'
-    )
+    print('\nParameters for 10 classes and the input shown. Yours: --set model.name="package.module:function".')
 
 
 @app.command()
@@ -192,15 +194,23 @@ def _model_facts(name: str) -> dict[str, Any]:
     import torch
 
     builder = models.available()[name]
-    net = models.build(name, num_classes=10, in_channels=1)
-    net(torch.zeros(2, 1, 8, 8))
+    shape = _COUNTED_AT.get(name, _CIFAR)
+    with torch.device("meta"):  # sizes only: nothing is drawn or computed
+        net = models.build(name, num_classes=10, in_channels=shape[0]).eval()
+        net(torch.empty(2, *shape))
     options = {
         key: parameter.default
         for key, parameter in inspect.signature(builder).parameters.items()
         if key not in ("num_classes", "in_channels")
     }
     size = sum(parameter.numel() for parameter in net.parameters())
-    return {"what": _first_sentence(builder), "parameters": size, "features": net.feature_dim, "options": options}
+    return {
+        "what": _first_sentence(builder),
+        "input": shape,
+        "parameters": size,
+        "features": net.feature_dim,
+        "options": options,
+    }
 
 
 def _first_sentence(thing: Any) -> str:

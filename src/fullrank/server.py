@@ -248,13 +248,13 @@ class Server:
         try:
             for part in self._composition.aggregators:
                 new = part.aggregate(self.seen_by(part), new, {**reduced.get(part.name, {}), "w": mean["w"]})
+            if lost := [name for name in self._entries.shared if name not in new]:
+                raise Refusal(f"the aggregated model does not fit: {lost[0]} is missing")
+            self._accept({**new, **mean["buffers"]})
         except Exception:
             self._own.clear()
             self._own.update(own)
             raise
-        if lost := [name for name in self._entries.shared if name not in new]:
-            raise Refusal(f"the aggregated model does not fit: {lost[0]} is missing")
-        self._accept({**new, **mean["buffers"]})
 
     def _accept(self, new: Tensors) -> None:
         """Take new values of shared, frozen or buffer entries into the model."""

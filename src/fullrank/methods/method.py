@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 NotNegative: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 """A finite number from 0 on: what a coefficient of a loss is."""
+Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""A finite number above 0: what a learning rate is."""
+Momentum: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
+"""A share of what was before."""
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,21 @@ from ..errors import Refusal, nearest
 from ..naming import import_object
 from .cnn import cnn
 from .mlp import mlp
+from .mobilenetv2 import mobilenetv2
 from .network import Net, Network, Output
+from .resnet import resnet18, resnet20, resnet20_conv, resnet32
 
 __all__ = ["Net", "Network", "Output", "available", "build", "builder"]
 
-_BUILDERS: dict[str, Callable[..., nn.Module]] = {"cnn": cnn, "mlp": mlp}
+_BUILDERS: dict[str, Callable[..., nn.Module]] = {
+    "cnn": cnn,
+    "mlp": mlp,
+    "mobilenetv2": mobilenetv2,
+    "resnet18": resnet18,
+    "resnet20": resnet20,
+    "resnet20-conv": resnet20_conv,
+    "resnet32": resnet32,
+}
 
 
 def available() -> dict[str, Callable[..., nn.Module]]:

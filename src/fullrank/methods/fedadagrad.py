@@ -1,0 +1,19 @@
+"""FedAdagrad."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .fedadam import FedAdam
+from .method import Momentum
+
+
+@dataclass(frozen=True)
+class FedAdagrad(FedAdam):
+    """As FedAdam, with v ← v + Δ², which only grows; without momentum by default."""
+
+    beta1: Momentum = 0.0
+
+    def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
+        """Adagrad's."""
+        return v + delta**2

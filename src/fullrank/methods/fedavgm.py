@@ -1,0 +1,40 @@
+"""FedAvgM."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from ..trees import Tree, combine, zeros
+from .method import Method, Momentum
+
+if TYPE_CHECKING:
+    from ..server import Server
+
+
+@dataclass(frozen=True)
+class FedAvgM(Method):
+    """Momentum on the server: Δ = w̄ − w is what clients ask for, and the step remembers the steps before.
+
+    `ema` (as FedDecorr and MOON run it): m ← ρm + (1−ρ)Δ, w ← w + m. `hsu` (the paper's): v ← ρv − Δ, w ← w − v, a step
+    1/(1−ρ) times larger in the long run. Buffers are averaged, never given momentum.
+    """
+
+    paper = "Hsu et al., 2019"
+    neutral = {"momentum": 0.0}
+
+    momentum: Momentum = 0.9
+    form: Literal["ema", "hsu"] = "ema"
+
+    def server_state(self, server: "Server") -> Tree:
+        """The step before."""
+        return {"m": zeros(server.w)}
+
+    def aggregate(self, server: "Server", new: Tree, up: Mapping[str, Tree]) -> Tree:
+        """Written around the mean, w̄ + ρ(m − Δ) and w̄ − ρv, so that ρ = 0 is FedAvg to the bit."""
+        rho, old, w = self.momentum, server.own["m"], server.w
+        delta = combine(new, lambda mean, w: mean - w, w)
+        if self.form == "ema":
+            server.own = {"m": combine(old, lambda m, d: rho * m + (1 - rho) * d, delta)}
+            return combine(new, lambda mean, m, d: mean + rho * (m - d), old, delta)
+        server.own = {"m": combine(old, lambda v, d: rho * v - d, delta)}
+        return combine(new, lambda mean, v: mean - rho * v, old)

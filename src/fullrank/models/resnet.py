@@ -1,0 +1,109 @@
+"""ResNets for small images (He et al., CVPR 2016), in the variants that FedDecorr, FedETF and MOON train."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import Refusal
+from .layers import conv_bn, global_pool
+from .network import Net
+
+Shortcut = Callable[[int, int, int], nn.Module]
+"""From input width, output width and stride to what a block adds to its residual."""
+
+
+class ZeroPad(nn.Module):
+    """He et al.'s option A, without parameters: every stride-th pixel, and as many zero channels on either side."""
+
+    def __init__(self, in_width: int, width: int, stride: int):
+        super().__init__()
+        self.stride = stride
+        self.added = (width - in_width) // 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The thinned map between its zero channels."""
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.added, self.added))
+
+
+def projection(in_width: int, width: int, stride: int) -> nn.Module:
+    """He et al.'s option B: a 1×1 convolution with BatchNorm."""
+    return conv_bn(in_width, width, 1, stride)
+
+
+class BasicBlock(nn.Module):
+    """Two 3×3 convolutions around which the input is added, as it is or, where the shape changes, by `shortcut`."""
+
+    def __init__(self, in_width: int, width: int, stride: int, shortcut: Shortcut):
+        super().__init__()
+        self.conv1 = conv_bn(in_width, width, 3, stride)
+        self.conv2 = conv_bn(width, width, 3)
+        same = stride == 1 and in_width == width
+        self.shortcut = nn.Identity() if same else shortcut(in_width, width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output, after its ReLU."""
+        residual = self.conv2(F.relu(self.conv1(x)))
+        return F.relu(residual + self.shortcut(x))
+
+
+def resnet18(num_classes: int, in_channels: int = 3, *, init: Literal["default", "fan-out"] = "default") -> Net:
+    """ResNet18 with a 3×3 stem of stride 1 and no max-pooling; z has 512 dimensions.
+
+    FedDecorr and FedETF start from PyTorch's own initialisation; `init="fan-out"` draws the convolutions from a normal
+    distribution by fan-out, as MOON's network and torchvision's do.
+    """
+    net = _resnet(num_classes, in_channels, (64, 128, 256, 512), 2, projection)
+    if init == "fan-out":
+        for layer in net.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    elif init != "default":
+        raise Refusal(f'model.init = "{init}": ResNet18 knows default and fan-out')
+    return net
+
+
+def resnet20(num_classes: int, in_channels: int = 3) -> Net:
+    """ResNet20 of He et al. (CVPR 2016) for CIFAR, as in FedDecorr: shortcuts without parameters; z has 64 dimensions.
+
+    Kaiming-normal weights in every convolution and in the head.
+    """
+    return _kaiming(_resnet(num_classes, in_channels, (16, 32, 64), 3, ZeroPad))
+
+
+def resnet32(num_classes: int, in_channels: int = 3) -> Net:
+    """ResNet32 of He et al. (CVPR 2016) for CIFAR, as in FedDecorr: shortcuts without parameters; z has 64 dimensions.
+
+    Kaiming-normal weights in every convolution and in the head.
+    """
+    return _kaiming(_resnet(num_classes, in_channels, (16, 32, 64), 5, ZeroPad))
+
+
+def resnet20_conv(num_classes: int, in_channels: int = 3) -> Net:
+    """ResNet20 as in FedETF: 1×1 convolutions as shortcuts, PyTorch's own initialisation; z has 64 dimensions."""
+    return _resnet(num_classes, in_channels, (16, 32, 64), 3, projection)
+
+
+def _resnet(num_classes: int, in_channels: int, widths: Sequence[int], blocks: int, shortcut: Shortcut) -> Net:
+    """A 3×3 stem, one stage of `blocks` blocks per width, each but the first halving the map, and its mean as z."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict(stem=nn.Sequential(conv_bn(in_channels, widths[0], 3), nn.ReLU()))
+    last = widths[0]
+    for number, width in enumerate(widths, start=1):
+        stage = nn.Sequential()
+        for stride in [1 if number == 1 else 2] + [1] * (blocks - 1):
+            stage.append(BasicBlock(last, width, stride, shortcut))
+            last = width
+        layers[f"layer{number}"] = stage
+    layers["pool"] = global_pool()
+    return Net(nn.Sequential(layers), last, num_classes)
+
+
+def _kaiming(net: Net) -> Net:
+    for layer in net.modules():
+        if isinstance(layer, (nn.Conv2d, nn.Linear)):
+            nn.init.kaiming_normal_(layer.weight)
+    return net
