@@ -30,6 +30,7 @@ import fullrank.rundir
 import fullrank.server
 
 torch.set_num_threads(1)
+fullrank.methods.available()  # imports what it lists, so that no child has to
 
 ANY = "any"
 """In place of a point's name: whichever is reached as the n-th of all."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -168,14 +169,20 @@ def test_a_process_of_its_own_is_killed_and_resumed(uninterrupted, tmp_path):
 
 def test_killed_while_a_finished_run_goes_on_for_more_rounds(uninterrupted, tmp_path):
     """What the shorter run had written as its end is never taken for the longer run's."""
-    case, reference = "everything", uninterrupted("everything")[0]
-    for point in ("a local step", "a deletion", "a checkpoint", "the methods' finish", "name of model"):
-        shorter = {**settings_of(case), "train.rounds": 3}
-        out = tmp_path / point
-        attempt(shorter, out).succeeded()
-        _, trace = uninterrupted(case)
-        last = trace.count(point) if point in ("the methods' finish", "name of model") else 1
-        kill_and_resume(settings_of(case), out, [Strike(point, last)], reference, f"more rounds, killed at {point!r}")
+    settings, (reference, _) = settings_of("everything"), uninterrupted("everything")
+    shorter = tmp_path / "shorter"
+    attempt({**settings, "train.rounds": 3}, shorter).succeeded()
+    for strike in (
+        Strike("a deletion", 1),  # of the summary
+        Strike("a deletion", 2),  # of the model
+        Strike("a local step", 3),
+        Strike("a checkpoint", 1),  # all rounds are there, the end is not
+        Strike("the methods' finish", 1),
+        Strike("name of model", 1),
+    ):
+        out = tmp_path / f"{strike.point} {strike.arrival}"
+        shutil.copytree(shorter, out)
+        kill_and_resume(settings, out, [strike], reference)
 
 
 # The full matrix

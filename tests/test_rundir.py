@@ -450,13 +450,30 @@ def overwrite(path):
     path.write_bytes(b"\x00" * 100)
 
 
-@pytest.mark.parametrize("damage", [truncate, overwrite, Path.unlink], ids=["truncated", "overwritten", "missing"])
-@pytest.mark.parametrize("file", ["server-000002.safetensors", "clients-000002.safetensors", "000002.json"])
-def test_a_damaged_checkpoint_is_named_with_a_way_out(file, damage, tmp_path):
-    if file.endswith("json") and damage is Path.unlink:
-        pytest.skip("without it there is no such checkpoint")
-    run(tmp_path / "whole", STATEFUL)
-    run(tmp_path / "run", STATEFUL, {"train.rounds": 2, "run.keep": 2})
+@pytest.fixture(scope="module")
+def two_of_three_rounds(tmp_path_factory):
+    """A run of three rounds, and one that has two of them and both checkpoints."""
+    path = tmp_path_factory.mktemp("damaged")
+    run(path / "whole", STATEFUL)
+    run(path / "run", STATEFUL, {"train.rounds": 2, "run.keep": 2})
+    return path
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("server-000002.safetensors", truncate),
+        ("server-000002.safetensors", overwrite),
+        ("server-000002.safetensors", Path.unlink),
+        ("clients-000002.safetensors", truncate),
+        ("clients-000002.safetensors", overwrite),
+        ("clients-000002.safetensors", Path.unlink),
+        ("000002.json", truncate),
+        ("000002.json", overwrite),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_with_a_way_out(file, damage, two_of_three_rounds, tmp_path):
+    shutil.copytree(two_of_three_rounds / "run", tmp_path / "run")
     folder = tmp_path / "run" / "checkpoints"
     damage(folder / file)
     for way in (lambda: run(tmp_path / "run", STATEFUL), fullrank.load_run(tmp_path / "run").model):
@@ -468,7 +485,21 @@ def test_a_damaged_checkpoint_is_named_with_a_way_out(file, damage, tmp_path):
         assert "\n" not in str(caught.value)
     (folder / "000002.json").unlink()
     run(tmp_path / "run", STATEFUL)
-    assert_equal_outcomes(tmp_path / "run", tmp_path / "whole")
+    assert_equal_outcomes(tmp_path / "run", two_of_three_rounds / "whole")
+
+
+def test_a_damaged_checkpoint_that_is_not_the_newest_does_no_harm(two_of_three_rounds, tmp_path):
+    shutil.copytree(two_of_three_rounds / "run", tmp_path / "run")
+    overwrite(tmp_path / "run" / "checkpoints" / "000001.json")
+    run(tmp_path / "run", STATEFUL, {"run.keep": 2})
+    assert_equal_outcomes(tmp_path / "run", two_of_three_rounds / "whole")
+
+
+def test_the_only_checkpoint_damaged(tmp_path):
+    run(tmp_path / "run", {"train.rounds": 1})
+    truncate(tmp_path / "run" / "checkpoints" / "server-000001.safetensors")
+    with pytest.raises(Refusal, match=r"server-000001.safetensors.* is damaged .*; start a new run"):
+        run(tmp_path / "run")
 
 
 def test_a_checkpoint_of_a_later_version_is_refused(tmp_path):
@@ -556,20 +587,20 @@ LONGER = {
 }
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize(
-    ("point", "arrival", "saved"),
+    ("number", "point", "arrival", "saved"),
     [
-        ("a local step", 3, 0),
-        ("a local step", 15, 2),
-        ("an upload, not yet summed", 7, 2),
-        ("a sum", 6, 2),
-        ("a row, not yet its checkpoint", 2, 2),
-        ("name of server", 1, 4),
-        ("an upload, not yet summed", 14, 4),  # of the query that `finish` sends
+        (signal.SIGTERM, "a local step", 3, 0),
+        (signal.SIGTERM, "a local step", 15, 2),
+        (signal.SIGINT, "a local step", 15, 2),
+        (signal.SIGINT, "an upload, not yet summed", 7, 2),
+        (signal.SIGTERM, "a sum", 6, 2),
+        (signal.SIGINT, "a row, not yet its checkpoint", 2, 2),
+        (signal.SIGTERM, "name of server", 1, 4),
+        (signal.SIGTERM, "an upload, not yet summed", 14, 4),  # of the query that `finish` sends
     ],
 )
-def test_a_signal_saves_the_last_complete_round(point, arrival, saved, number, uninterrupted, tmp_path):
+def test_a_signal_saves_the_last_complete_round(number, point, arrival, saved, uninterrupted, tmp_path):
     out = tmp_path / "run"
     ended = attempt({**SETTINGS, **LONGER}, out, Strike(point, arrival, number))
     assert ended.error == "Interrupted", ended.traceback

@@ -50,11 +50,6 @@ class Assembly:
             return None
         return f"{len(self.entries.personal)} entries of the model are each client's own ({self.entries.personal[0]} …)"
 
-    def resumed(self) -> None:
-        """Once the server is restored: the site holds again the frozen entries that its clients have been sent."""
-        model = self.server.model
-        self.site.frozen = {name: model[name] for name in self.entries.frozen}
-
     def judge(self, model: Tensors) -> dict[str, float]:
         """Accuracy and loss of a global model on the test set and on the validation share, where there are."""
         if self.no_global_model:

@@ -23,6 +23,22 @@ class ClientFailed(RuntimeError):
         self.reason = reason
 
 
+class RemoteError(Exception):
+    """A client's exception in another process: what it was called, what it said, and its traceback as text."""
+
+    def __init__(self, kind: str, message: str, traceback: str):
+        super().__init__(kind, message, traceback)
+        self.kind, self.message, self.traceback = kind, message, traceback
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def kind_of(error: BaseException) -> str:
+    """What an exception is called, wherever it was raised."""
+    return error.kind if isinstance(error, RemoteError) else type(error).__name__
+
+
 class Interrupted(KeyboardInterrupt):
     """SIGTERM or Ctrl-C was received and everything worth keeping has been saved."""
 

@@ -103,7 +103,6 @@ class Run:
                 )
             self._assembly = assemble(self.experiment)
             RunDirectory(self.path).restore(self._assembly.server, self._assembly.device)
-            self._assembly.resumed()
         return self._assembly
 
 
@@ -328,7 +327,6 @@ def _begin(assembly: Assembly, directory: RunDirectory) -> list[dict[str, Any]]:
     write_json(path / "environment.json", history)
     write_atomically(path / "experiment.toml", experiment.as_toml().encode())
     directory.restore(assembly.server, assembly.device)
-    assembly.resumed()
     directory.sweep(experiment.run.keep)
     return directory.cut_rows(assembly.server.round)
 

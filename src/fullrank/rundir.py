@@ -177,8 +177,9 @@ class RunDirectory:
             path.unlink()
         named = {path.name for path in manifests[-keep:]}
         for path in manifests[-keep:]:
-            manifest = json.loads(path.read_text())
-            named |= {manifest["server"], *manifest["clients"]}
+            with contextlib.suppress(ValueError, KeyError):  # a damaged one names nothing
+                manifest = json.loads(path.read_text())
+                named |= {manifest["server"], *manifest["clients"]}
         for path in self.checkpoints.iterdir():
             if path.name not in named and CHECKPOINT_FILE.fullmatch(path.name):
                 path.unlink()

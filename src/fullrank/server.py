@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .channels import Mean, Reduction, Sum, Traffic, Unusable
 from .data.augment import Pipeline
 from .engine import Engine
-from .errors import ClientFailed, Refusal
+from .errors import ClientFailed, Refusal, kind_of
 from .local.client import Client
 from .local.loop import Samples, train
 from .local.plan import make_plan
@@ -24,7 +24,7 @@ from .methods.method import Method
 from .models.entries import Entries, select
 from .models.network import Net, Network
 from .randomness import generator, torch_seeded
-from .site import Job, Result
+from .site import Job, Kind, Result
 from .store import ClientStore
 from .trees import Tensors, Tree, clone, misfit, moved, not_finite
 
@@ -199,40 +199,57 @@ class Server:
         """The order of work and of summation: largest first, then by id."""
         return sorted(clients, key=lambda client: (-self._sizes(client), client))
 
-    def job(self, kind: Any, client: int, query: tuple[str, str] = ("", "")) -> Job:
+    def job(self, kind: Kind, client: int, query: tuple[str, str] = ("", "")) -> Job:
         """What one client gets to work with."""
+        return self._job(kind, client, self._broadcast(), query)
+
+    def _job(self, kind: Kind, client: int, broadcast: Tree, query: tuple[str, str]) -> Job:
         entries, model = self._entries, self._model
-        down: Tree = {
-            "w": {name: model[name] for name in entries.shared},
-            "buffers": {name: model[name] for name in entries.buffers},
+        first = self._personal_travels and client not in self.contacts
+        return Job(
+            kind,
+            client,
+            self.round,
+            broadcast=broadcast,
+            frozen={name: model[name] for name in entries.frozen},
+            personal={name: model[name] for name in entries.personal} if first else {},
+            state=self.store.get(client),
+            query=query,
+        )
+
+    def _broadcast(self) -> Tree:
+        """What every client is sent: the shared entries, the buffers, and the methods' own broadcasts."""
+        return {
+            "w": self.w,
+            "buffers": {name: self._model[name] for name in self._entries.buffers},
             "sent": {
                 part.name: {name: self._own[part.name][name] for name in part.broadcast}
                 for part in self._composition.parts
                 if part.broadcast
             },
         }
-        if entries.frozen and self.contacts.get(client) != self.frozen_version:
-            down["frozen"] = {name: model[name] for name in entries.frozen}
-        if entries.personal and self._personal_travels and client not in self.contacts:
-            down["personal"] = {name: model[name] for name in entries.personal}
-        return Job(kind, client, self.round, down, self.store.get(client), query)
 
-    def _collect(self, kind: str, clients: list[int], traffic: Traffic, **rest: Any) -> Iterator[Result]:
+    def _collect(
+        self, kind: Kind, clients: list[int], traffic: Traffic, query: tuple[str, str] = ("", "")
+    ) -> Iterator[Result]:
         assert self._engine is not None
         self._sent_version = self.frozen_version
+        broadcast = self._broadcast()
 
         def jobs() -> Iterator[Job]:
             for client in clients:
-                job = self.job(kind, client, **rest)
-                traffic.count_down(job.down)
+                job = self._job(kind, client, broadcast, query)
+                traffic.count_down(job.broadcast)
+                traffic.count_down(job.personal)
+                if self.contacts.get(client) != self.frozen_version:
+                    traffic.count_down(job.frozen)  # else the client has them from an earlier contact
                 yield job
 
         return self._engine.run(jobs())
 
     def _reduce(self, reduction: Reduction, result: Result, expected: Tree | None) -> None:
         if result.error is not None:
-            name = type(result.error).__name__
-            raise ClientFailed(result.client, f"{name}: {result.error}") from result.error
+            raise ClientFailed(result.client, f"{kind_of(result.error)}: {result.error}") from result.error
         if not result.upload:
             return
         try:
@@ -284,7 +301,6 @@ class Server:
         """A copy of this server whose global model is another, as `finish` may have made one."""
         other = copy.copy(self)
         other._model = {**self._model, **model}
-        other.frozen_version += 1  # so that its jobs carry the frozen entries too
         return other
 
     # Checkpoints

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -18,16 +18,22 @@ from .models.entries import Entries
 from .models.network import Network
 from .trees import Tensors, Tree, clone, moved
 
+Kind: TypeAlias = Literal["train", "query", "personal"]
+
 
 @dataclass(frozen=True)
 class Job:
     """One client's work: everything that reaches the client, and nothing else does."""
 
-    kind: Literal["train", "query", "personal"]
+    kind: Kind
     client: int
     round: int
-    down: Tree
-    """What the server sends: "w", "buffers", "sent", and at first contact "frozen" and "personal"."""
+    broadcast: Tree
+    """What every client of the round is sent: "w", "buffers" and, by method, "sent"."""
+    frozen: Tensors
+    """The frozen entries as the client has them, from this contact or from an earlier one."""
+    personal: Tensors
+    """Where personal entries start, if not from the seed: at first contact only."""
     state: Tree | None
     """What the client kept; None at first contact."""
     query: tuple[str, str] = ("", "")
@@ -74,7 +80,6 @@ class Site:
         self.seed = seed
         self.device = device
         self.start = clone(network.tensors())
-        self.frozen: Tensors = {name: self.start[name] for name in entries.frozen}
         self._constants = self._outside_the_state()
         self._x = federation.data.train.x.to(device)
         self._y = federation.data.train.y.to(device)
@@ -114,11 +119,9 @@ class Site:
 
     def _client(self, job: Job) -> tuple[Client, Tree]:
         """The client with its model, and its state, which a first contact starts."""
-        if "frozen" in job.down:
-            self.frozen = job.down["frozen"]
         state: Tree = moved(job.state or {}, self.device)
-        received = {**self.start, **self.frozen, **job.down.get("personal", {}), **state.get("model", {})}
-        received |= {**job.down["w"], **job.down["buffers"]}
+        received = {**self.start, **job.frozen, **job.personal, **state.get("model", {})}
+        received |= {**job.broadcast["w"], **job.broadcast["buffers"]}
         self._restore_constants()
         client = Client(
             job.client,
@@ -130,7 +133,7 @@ class Site:
             settings=self.settings,
             samples=self.samples(job.client),
             received=received,
-            sent=job.down["sent"],
+            sent=job.broadcast["sent"],
             state=state,
         )
         for part in self.composition.parts:

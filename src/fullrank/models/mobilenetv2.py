@@ -46,11 +46,12 @@ class InvertedResidual(nn.Module):
 
 
 def mobilenetv2(num_classes: int, in_channels: int = 3) -> Net:
-    """MobileNetV2 for 32×32 images as in FedDecorr and FedETF; z has 1280 dimensions.
+    """MobileNetV2 for 32×32 images, as in FedDecorr and FedETF.
 
     Unlike Sandler et al.'s (CVPR 2018) for ImageNet, the first convolution and the stage of width 24 keep the image's
     size, activations are plain ReLU, the first block has its 1×1 expansion too, and a block of stride 1 has a shortcut
-    even where it changes the width. The last map is 4×4 for 32×32 images and 8×8 for 64×64; its mean is z.
+    even where it changes the width. The last map is 4×4 for 32×32 images and 8×8 for 64×64; its mean, in 1280
+    dimensions, is z.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict(stem=nn.Sequential(conv_bn(in_channels, STEM, 3), nn.ReLU()))
     last = STEM

@@ -52,10 +52,11 @@ class BasicBlock(nn.Module):
 
 
 def resnet18(num_classes: int, in_channels: int = 3, *, init: Literal["default", "fan-out"] = "default") -> Net:
-    """ResNet18 with a 3×3 stem of stride 1 and no max-pooling; z has 512 dimensions.
+    """ResNet18 with a 3×3 stem and no max-pooling, as in FedDecorr, FedETF and MOON.
 
-    FedDecorr and FedETF start from PyTorch's own initialisation; `init="fan-out"` draws the convolutions from a normal
-    distribution by fan-out, as MOON's network and torchvision's do.
+    The stem has stride 1, so that the last map of a 32×32 image is 4×4; z has 512 dimensions. FedDecorr and FedETF
+    start from PyTorch's own initialisation; `init="fan-out"` draws the convolutions from a normal distribution by
+    fan-out, as MOON's network and torchvision's do.
     """
     net = _resnet(num_classes, in_channels, (64, 128, 256, 512), 2, projection)
     if init == "fan-out":
@@ -68,23 +69,29 @@ def resnet18(num_classes: int, in_channels: int = 3, *, init: Literal["default",
 
 
 def resnet20(num_classes: int, in_channels: int = 3) -> Net:
-    """ResNet20 of He et al. (CVPR 2016) for CIFAR, as in FedDecorr: shortcuts without parameters; z has 64 dimensions.
+    """ResNet20 for CIFAR, as in FedDecorr: shortcuts without parameters.
 
-    Kaiming-normal weights in every convolution and in the head.
+    He et al.'s network (CVPR 2016, section 4.2) with option A; z has 64 dimensions. The convolutions and the head start
+    from Kaiming-normal weights.
     """
     return _kaiming(_resnet(num_classes, in_channels, (16, 32, 64), 3, ZeroPad))
 
 
 def resnet32(num_classes: int, in_channels: int = 3) -> Net:
-    """ResNet32 of He et al. (CVPR 2016) for CIFAR, as in FedDecorr: shortcuts without parameters; z has 64 dimensions.
+    """ResNet32 for CIFAR, as in FedDecorr: shortcuts without parameters.
 
-    Kaiming-normal weights in every convolution and in the head.
+    He et al.'s network (CVPR 2016, section 4.2) with option A; z has 64 dimensions. The convolutions and the head start
+    from Kaiming-normal weights.
     """
     return _kaiming(_resnet(num_classes, in_channels, (16, 32, 64), 5, ZeroPad))
 
 
 def resnet20_conv(num_classes: int, in_channels: int = 3) -> Net:
-    """ResNet20 as in FedETF: 1×1 convolutions as shortcuts, PyTorch's own initialisation; z has 64 dimensions."""
+    """ResNet20 for CIFAR, as in FedETF: 1×1 convolutions as shortcuts.
+
+    He et al.'s network (CVPR 2016, section 4.2) with option B where the shape changes, and PyTorch's own
+    initialisation; z has 64 dimensions.
+    """
     return _resnet(num_classes, in_channels, (16, 32, 64), 3, projection)
 
 
