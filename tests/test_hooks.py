@@ -10,6 +10,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
+
+import fullrank
+from fullrank import Mean, Method, Sum, fit
+from fullrank.engine import Serial
+from fullrank.errors import ClientFailed, Refusal
+from fullrank.trees import combine
 from hook_methods import (
     Balanced,
     Calibrated,
@@ -50,13 +57,6 @@ from small import (
     the_weight,
     trained_alone,
 )
-from torch import nn
-
-import fullrank
-from fullrank import Mean, Method, Sum, fit
-from fullrank.engine import Serial
-from fullrank.errors import ClientFailed, Refusal
-from fullrank.trees import combine
 
 BODY = WIDTH * HIDDEN + HIDDEN
 NORM = 2 * HIDDEN
@@ -287,6 +287,32 @@ def test_a_side_fit_leaves_the_global_path_alone_to_the_bit():
     assert not torch.allclose(v["1.running_mean"], beside.model().state_dict()["1.running_mean"])
 
 
+def test_every_fit_draws_its_own_batches():
+    batches: dict[str, list] = {}
+
+    class Several(Method):
+        def watch(self, what):
+            def loss(b):
+                batches.setdefault(what, []).append(b.x.clone())
+                return b.base * 0
+
+            return loss
+
+        def train(self, client):
+            client.fit(loss=self.watch(f"{client.round} {client.id} first"))
+            client.fit(loss=self.watch(f"{client.round} {client.id} second"))
+            for number in range(2):
+                client.fit(model=client.model, loss=self.watch(f"{client.round} {client.id} side {number}"))
+
+    x, y = blobs((12,))[0]
+    fit(plain(), [(x, y), (x, y)], Several(), rounds=2, batch_size=4)
+    orders = [torch.cat(seen) for seen in batches.values()]
+    assert len(orders) == 2 * 2 * 4
+    assert all(torch.equal(order.sort(0).values, x.sort(0).values) for order in orders)
+    for number, one in enumerate(orders):
+        assert not any(torch.equal(one, other) for other in orders[:number])
+
+
 def test_a_fits_own_loss_and_criterion_see_the_methods_state_and_broadcast():
     (x, y), start = blobs((12,))[0], plain()
     run = fit(start, [(x, y)], Memory() + Counting(), rounds=2, lr=0.1, **full())
@@ -376,9 +402,7 @@ def test_a_criterion_that_looks_at_the_clients_counts():
     after = []
     for x, y in clients:
         prior = torch.tensor(np.log(np.maximum(np.bincount(y, minlength=CLASSES), 1)))
-        after.append(
-            trained_alone(start, [(x, y)], lr=0.4, loss=lambda m, x, y, p=prior: F.cross_entropy(m(x) + p, y))
-        )
+        after.append(trained_alone(start, [(x, y)], lr=0.4, loss=lambda m, x, y, p=prior: F.cross_entropy(m(x) + p, y)))
     assert_close(run.model().state_dict(), averaged(after, (12, 9, 7)))
 
 
@@ -696,7 +720,7 @@ def test_aggregation_sees_the_plain_mean_and_what_came_before_it():
     @dataclass(frozen=True)
     class Second(Method):
         def aggregate(self, server, new, up):
-            seen.append(float((new["head.weight"] - up["w"]["head.weight"])))
+            seen.append(float(new["head.weight"] - up["w"]["head.weight"]))
             seen.append(server.taking_part)
             seen.append(server.round)
             return new
@@ -770,6 +794,21 @@ def test_uploads_of_every_kind_are_reduced():
     assert int(seen["sum"]["n"]) == 12 + 9 + 7
     assert float(seen["sum"]["deep"]["x"]) == 4.5
     assert float(seen["mean"]["id"]) == pytest.approx((0 * 0 + 1 * 1 + 2 * 2) / 3)
+
+
+def test_clients_are_worked_on_and_summed_largest_first_then_by_id():
+    seen = []
+
+    class Looks(Method):
+        def after(self, client):
+            seen.append(client.id)
+            return {}
+
+    run = fit(plain(), blobs((5, 9, 7, 9, 12)), Looks(), rounds=2, participation=4)
+    sizes = {0: 5, 1: 9, 2: 7, 3: 9, 4: 12}
+    for row, ids in zip(run.metrics, (seen[:4], seen[4:]), strict=True):
+        assert ids == sorted(ids, key=lambda k: (-sizes[k], k))
+        assert [c["client"] for c in row["clients"]] == ids
 
 
 # --- A question after the last round ----------------------------------------------------------------

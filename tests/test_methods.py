@@ -7,6 +7,17 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from torch import nn
+
+import fullrank
+from fullrank import Conflict, Method, fit, methods
+from fullrank.errors import Refusal
+from fullrank.local.batch import Batch
+from fullrank.methods import Composition, available, build, check_fields, find, method
+from fullrank.methods.fedavg import FedAvg
+from fullrank.methods.feddecorr import FedDecorr
+from fullrank.methods.fedprox import FedProx
+from fullrank.trees import combine
 from hook_methods import (
     Balanced,
     Doubled,
@@ -23,17 +34,6 @@ from hook_methods import (
     Variates,
 )
 from small import Downhill, Line, Quadratic, assert_same_bits, blobs, normed, parabolas, plain, the_weight
-from torch import nn
-
-import fullrank
-from fullrank import Conflict, Method, fit, methods
-from fullrank.errors import Refusal
-from fullrank.local.batch import Batch
-from fullrank.methods import Composition, available, build, check_fields, find, method
-from fullrank.methods.fedavg import FedAvg
-from fullrank.methods.feddecorr import FedDecorr
-from fullrank.methods.fedprox import FedProx
-from fullrank.trees import combine
 
 SHORT = {"rounds": 3, "batch_size": 4, "lr": 0.1, "momentum": 0.9}
 
@@ -90,7 +90,7 @@ def test_a_plain_method_is_fedavg():
         ("feddecor", 'there is no method "feddecor"; did you mean "feddecorr"'),
         ("fedprox+", 'there is no method ""'),
         ("nowhere:Mine", 'there is no module "nowhere" on the import path'),
-        ("hook_methods:Varietes", 'the module "hook_methods" has no "Varietes"; did you mean "Variates"'),
+        ("hook_methods:Varietes", 'the module "hook_methods" has no .*"Varietes"; did you mean "Variates"'),
         ("hook_methods:combine", '"hook_methods:combine" is not a subclass of fullrank.Method'),
     ],
 )
@@ -105,7 +105,10 @@ def test_unknown_methods_are_refused(name, sentence):
 @pytest.mark.parametrize(
     ("tables", "sentence"),
     [
-        ({"fedprox": {"mew": 1.0}}, 'method.fedprox.mew: there is no such hyper-parameter; did you mean "mu"|known: mu'),
+        (
+            {"fedprox": {"mew": 1.0}},
+            'method.fedprox.mew: there is no such hyper-parameter; (did you mean "mu"|known: mu)',
+        ),
         ({"fedprox": {"mu": -0.1}}, "method.fedprox.mu = -0.1: must be at least 0"),
         ({"fedprox": {"mu": "much"}}, 'method.fedprox.mu = "much": must be a number'),
         ({"fedprox": {"mu": float("nan")}}, "method.fedprox.mu = nan: must be a finite number"),
@@ -126,7 +129,7 @@ def test_a_table_of_a_method_that_is_not_named_changes_nothing():
 
 
 def test_fit_checks_a_library_methods_values_too():
-    with pytest.raises(Refusal, match="method.fedprox.mu = -1"):
+    with pytest.raises(Refusal, match=r"method\.fedprox\.mu = -1"):
         fit(plain(), blobs((9,)), FedProx(mu=-1.0), rounds=1)
 
 
@@ -134,13 +137,17 @@ def test_fit_checks_a_library_methods_values_too():
 class Needs(Method):
     strength: float
     groups: list[int] = field(default_factory=lambda: [1, 2])
+    pair: tuple[int, ...] = (3, 4)
 
 
 def test_fields_without_a_default_must_be_given_and_factories_are_called():
     with pytest.raises(Refusal, match=r"method\.needs\.strength must be given"):
         check_fields(Needs, {})
     made = check_fields(Needs, {"strength": 2})
-    assert made == {"strength": 2.0, "groups": [1, 2]}
+    assert made == {"strength": 2.0, "groups": [1, 2], "pair": (3, 4)}
+    assert check_fields(Needs, {"strength": 2, "pair": [5]})["pair"] == (5,)  # as a TOML file gives it
+    with pytest.raises(Refusal, match=r"method\.needs\.pair"):
+        check_fields(Needs, {"strength": 2, "pair": ["five"]})
 
 
 def test_a_class_with_fields_must_be_a_dataclass(tmp_path, monkeypatch):

@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from small import assert_close, trained_alone
 from torch import nn
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.func import stack_module_state, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_map
 from typer.testing import CliRunner
 
@@ -23,6 +22,7 @@ from fullrank.methods import Composition
 from fullrank.models.mobilenetv2 import InvertedResidual
 from fullrank.models.network import Net, Network
 from fullrank.models.resnet import BasicBlock, ZeroPad, projection, resnet18
+from small import assert_close, trained_alone
 
 FEATURES = {"mobilenetv2": 1280, "resnet18": 512, "resnet20": 64, "resnet32": 64, "resnet20-conv": 64}
 NAMES = list(FEATURES)

@@ -5,12 +5,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import blobs, normed, plain
 
 from fullrank import fit
 from fullrank.local.plan import make_plan
 from fullrank.local.settings import Settings
 from fullrank.randomness import generator
+from small import blobs, normed, plain
 
 
 def plan(samples, *, draws=0, single=True, seed=0, **values):
@@ -148,7 +148,7 @@ def test_the_plan_is_a_function_of_the_generators_key_alone():
     one, two = plan(20, batch_size=6, epochs=2, draws=3), plan(20, batch_size=6, epochs=2, draws=3)
     assert np.array_equal(one.index, two.index)
     assert np.array_equal(one.draws, two.draws)
-    np.random.seed(5)  # noqa: NPY002
+    np.random.seed(5)
     torch.manual_seed(5)
     assert np.array_equal(plan(20, batch_size=6, epochs=2).index, one.index)
     assert not np.array_equal(plan(20, batch_size=6, epochs=2, seed=1).index, one.index)

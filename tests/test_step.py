@@ -9,22 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hook_methods import Balanced, Doubled, Frame, OwnNorm, Previous, Projection, Sharpness, Shrink, Variates
-from small import (
-    Downhill,
-    Line,
-    Quadratic,
-    assert_close,
-    assert_same_bits,
-    averaged,
-    blobs,
-    normed,
-    parabolas,
-    plain,
-    put_together,
-    the_weight,
-    trained_alone,
-)
 from torch import nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_map
@@ -43,6 +27,22 @@ from fullrank.methods.fedprox import FedProx
 from fullrank.randomness import generator
 from fullrank.trees import combine
 from fullrank.trees import norm as tree_norm
+from hook_methods import Balanced, Doubled, Frame, OwnNorm, Previous, Projection, Sharpness, Shrink, Variates
+from small import (
+    Downhill,
+    Line,
+    Quadratic,
+    assert_close,
+    assert_same_bits,
+    averaged,
+    blobs,
+    normed,
+    parabolas,
+    plain,
+    put_together,
+    the_weight,
+    trained_alone,
+)
 
 # --- One client is plain SGD ------------------------------------------------------------------------
 
@@ -405,10 +405,13 @@ def test_entries_trained_for_different_numbers_of_steps_have_no_common_travel():
 
 @dataclass(frozen=True)
 class Averages(Method):
-    """A loss that looks at the buffers, which every engine must show alike: as moved by this batch."""
+    """Looks at the buffers, which every engine must show alike: as moved by this batch."""
 
     def loss(self, b):
         return 0.1 * (b.z.mean() * b.model["1.running_mean"].detach().sum())
+
+    def grad(self, g, b):
+        return combine(g, lambda g: g * b.model["1.running_var"].mean())
 
 
 METHODS = {

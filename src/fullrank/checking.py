@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -26,6 +26,8 @@ _KINDS = {
 
 def checked(kind: Any, value: Any, where: str) -> Any:
     """The value if it is of the kind that an annotation describes, else a `Refusal` that names the key."""
+    if isinstance(value, list) and tuple in (kind, get_origin(kind)):
+        value = tuple(value)  # TOML knows lists only
     try:
         return TypeAdapter(kind).validate_python(value, strict=True)
     except ValidationError as error:

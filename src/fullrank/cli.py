@@ -12,11 +12,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from . import __version__, display, methods, models
+from . import __version__, datacli, display, methods, models
 from .assemble import federate
 from .config import Experiment, merged, parse_overrides, read_toml
 from .data.heterogeneity import draw_text
-from .errors import ClientFailed, Interrupted, Refusal
+from .errors import ClientFailed, Interrupted, Refusal, RemoteError
 from .run import run as run_experiment
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(datacli.app, name="data")
 
 File = Annotated[
     str | None,
@@ -226,7 +227,9 @@ def main() -> None:
     except Refusal as problem:
         _fail(str(problem), 2)
     except ClientFailed as failure:
-        if failure.__cause__ is not None:
+        if isinstance(failure.__cause__, RemoteError):
+            print(failure.__cause__.traceback, end="", file=sys.stderr)
+        elif failure.__cause__ is not None:
             traceback.print_exception(failure.__cause__)
         _fail(f"{failure}; nothing of this round was kept", 1)
     except BrokenPipeError:

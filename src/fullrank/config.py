@@ -136,7 +136,8 @@ class Train(Table):
 class EngineTable(Table):
     """Where clients train."""
 
-    name: Literal["auto", "serial"] = "auto"
+    name: Literal["auto", "serial", "processes"] = "auto"
+    workers: Annotated[int, Field(ge=0)] = 0
     threads: Annotated[int, Field(ge=1)] = 1
     device: str = ""
     precision: Literal["auto", "float32", "float64"] = "auto"

@@ -185,7 +185,8 @@ def fit(
             "weight_decay": weight_decay,
             "participation": participation,
         },
-        "engine": {"name": engine, "device": device or ""},
+        # A program that hands over its model need not be able to start over in other processes.
+        "engine": {"name": "serial" if engine == "auto" else engine, "device": device or ""},
     }
     experiment = Experiment(**merged(values, nested(set or {})))
     federation = given(data, pipeline(experiment, data), [len(split) for split in splits])
@@ -222,7 +223,7 @@ def _execute(
     **parts: Any,
 ) -> Run:
     directory = RunDirectory(path) if path is not None else None
-    experiment = _resolved(experiment)
+    experiment = experiment.resolved()
     if directory is not None:
         directory.open()
     try:
@@ -232,15 +233,27 @@ def _execute(
             experiment = _agreed(experiment, directory, change_engine)
         with interrupt.guard(), _threads(experiment.engine.threads), _log(directory) as log:
             assembly = assemble(experiment, **parts)
+            if experiment.engine.name == "auto":
+                assembly.experiment = _with_engine(experiment, _engine_for(assembly))
             return _play(assembly, directory, Together(watcher or Silent(), log))
     finally:
         if directory is not None:
             directory.close()
 
 
-def _resolved(experiment: Experiment) -> Experiment:
-    engine = {"engine": {"name": choose(experiment.engine.name)}}
-    return Experiment(**merged(experiment.resolved().model_dump(), engine))
+def _engine_for(assembly: Assembly) -> str:
+    """What `auto` means for a run: recorded before its first round, so that a resume means the same."""
+    train, federation = assembly.experiment.train, assembly.federation
+    clients = len(assembly.server.sample(0))
+    samples = sum(map(len, federation.parts)) * clients / federation.clients * train.epochs
+    if train.steps:
+        samples = clients * train.steps * train.batch_size
+    parameters = sum(parameter.numel() for parameter in assembly.network.module.parameters())
+    return choose(assembly.experiment.engine.device, clients, parameters * samples * train.rounds)
+
+
+def _with_engine(experiment: Experiment, name: str) -> Experiment:
+    return Experiment(**merged(experiment.model_dump(), {"engine": {"name": name}}))
 
 
 def _play(assembly: Assembly, directory: RunDirectory | None, watcher: Watcher) -> Run:
@@ -255,7 +268,13 @@ def _play(assembly: Assembly, directory: RunDirectory | None, watcher: Watcher) 
         return finished
     if directory is not None:
         directory.discard_result()
-    engine = open_engine(experiment.engine.name, assembly.site)
+    engine = open_engine(
+        experiment.engine.name,
+        assembly.site,
+        workers=experiment.engine.workers,
+        threads=experiment.engine.threads,
+        clients_a_round=len(server.sample(server.round)),
+    )
     try:
         watcher.started(experiment, server.round, len(server.sample(server.round)), path)
         while server.round < experiment.train.rounds:
@@ -377,6 +396,8 @@ def _agreed(experiment: Experiment, directory: RunDirectory, change_engine: bool
     """The experiment to go on with, if it differs from the recorded one in nothing that matters."""
     path = directory.path
     recorded = Experiment(**read_toml(path / "experiment.toml")).resolved()
+    if experiment.engine.name == "auto":
+        experiment = _with_engine(experiment, recorded.engine.name)
     before, now = recorded.flat(), experiment.flat()
     different = [
         key

@@ -140,6 +140,11 @@ class RunDirectory:
     def cut_rows(self, rounds: int) -> list[dict[str, Any]]:
         """Forget the rows after a round: their rounds were not saved and will be played again."""
         kept = [row for row in self.rows() if row["round"] <= rounds]
+        if [row["round"] for row in kept] != list(range(1, rounds + 1)):
+            raise Refusal(
+                f'"{self.path / "metrics.jsonl"}" does not hold all of the {rounds} rounds that the newest checkpoint '
+                "has behind it; start a new run"
+            )
         write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in kept).encode())
         return kept
 

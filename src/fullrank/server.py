@@ -321,7 +321,7 @@ class Server:
     def restore(self, state: Tree, round: int, device: torch.device) -> None:
         """Continue from what `state` gave after `round` rounds."""
         self.round = round
-        self._model = {name: value.to(device) for name, value in state["model"].items()}
+        self._model = {name: value.to(device, self._model[name].dtype) for name, value in state["model"].items()}
         self._own = moved(state.get("own", {}), device)
         contacts = state["contacts"]
         self.contacts = dict(zip(contacts["clients"].tolist(), contacts["versions"].tolist(), strict=True))

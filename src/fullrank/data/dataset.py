@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -68,6 +69,8 @@ class DataSet:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     augment: tuple[str, ...] = ()
+    file: Path | None = None
+    """The safetensors file that the tensors are a map of, if they are (as `train.x` and so on)."""
 
     def __post_init__(self) -> None:
         if not self.classes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -14,11 +14,10 @@ import torch
 from ..errors import Refusal, nearest
 from ..naming import import_object
 from .dataset import DataSet, Split, class_names, with_classes
+from .known import KNOWN
 from .memory import as_split, channels_first, is_array, is_pair
 from .npz import from_npz
 from .split import split_off_test
-
-_NAMES = ("digits", "npz")
 
 
 def load_dataset(
@@ -34,6 +33,7 @@ def load_dataset(
     `source` is one of
 
     - "digits", which comes with the library;
+    - "fashion-mnist", "mnist", "cifar10" or "cifar100", in `root`, $FULLRANK_DATA or a usual place;
     - "npz" with the file as `root`, or the path of an `.npz` file;
     - "package.module:function", called as f(root=, seed=, **options);
     - a pair (x, y) or a torch Dataset, of which a fifth becomes the test set, by class and `seed`;
@@ -61,8 +61,8 @@ def load_dataset(
         )
     if not isinstance(source, (str, Path)):
         return _from_memory(source, seed, num_classes)
-    if text == "digits":
-        return with_classes(_digits(), num_classes)
+    if text in _LOADERS:
+        return with_classes(_LOADERS[text](root), num_classes)
     if text == "npz":
         if not str(root):
             raise Refusal('data "npz" needs root, the path of the .npz file')
@@ -70,7 +70,7 @@ def load_dataset(
     if text.endswith(".npz"):
         return from_npz(Path(root) / text, seed, num_classes)
     raise Refusal(
-        f'unknown data set "{text}": {nearest(text, _NAMES)}'
+        f'unknown data set "{text}": {nearest(text, (*_LOADERS, "npz"))}'
         ' (or the path of an .npz file, or "package.module:function")'
     )
 
@@ -94,7 +94,7 @@ def _split_named(name: str, data: object) -> Split:
         raise Refusal(f"{name} split: {refusal}") from None
 
 
-def _digits() -> DataSet:
+def _digits(_: str | Path = "") -> DataSet:
     with resources.files(__package__).joinpath("digits.npz").open("rb") as file, np.load(file) as arrays:
         x, y = arrays["x"], arrays["y"]
     grey = np.rint(x * (255 / 16)).astype(np.uint8)
@@ -102,6 +102,13 @@ def _digits() -> DataSet:
     # one split for everybody, like a data set that comes divided: the run's seed has no say in it
     train, test = split_off_test(whole, seed=0)
     return DataSet("digits", train, test, tuple("0123456789"), mean=(0.306,), std=(0.3762,))
+
+
+# name -> what loads it from a root
+_LOADERS: dict[str, Callable[[str | Path], DataSet]] = {
+    "digits": _digits,
+    **{name: stored.load for name, stored in KNOWN.items()},
+}
 
 
 def _names_function(text: str) -> bool:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+from ..errors import Refusal
 from ..site import Job, Result, Site
+from .processes import Processes
 from .serial import Serial
 
-__all__ = ["Engine", "Serial", "choose", "open_engine"]
+__all__ = ["Engine", "choose", "open_engine"]
+
+WORTH_PROCESSES = 2e10
+"""Parameters × samples from which on starting processes, some seconds each, pays."""
 
 
 class Engine(Protocol):
@@ -21,11 +27,25 @@ class Engine(Protocol):
         """Give back whatever the engine holds."""
 
 
-def choose(name: str) -> str:
-    """The engine that `auto` stands for. The rule is written here and never depends on timing."""
-    return "serial" if name == "auto" else name
+def choose(device: str, clients_a_round: int, work: float) -> str:
+    """The engine that `auto` stands for; `work` is parameters × samples seen in the whole run.
+
+    The rule is written here and depends on nothing but the experiment and the number of cores: processes on a CPU
+    with more than one core, where more than one client trains at a time and the work is worth their start.
+    """
+    several = cores() > 1 and clients_a_round > 1
+    return "processes" if several and device in ("", "cpu") and work > WORTH_PROCESSES else "serial"
 
 
-def open_engine(name: str, site: Site) -> Engine:
-    """An engine by its name."""
-    return {"serial": Serial}[name](site)
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def open_engine(name: str, site: Site, *, workers: int = 0, threads: int = 1, clients_a_round: int = 1) -> Engine:
+    """An engine by its name; `workers=0` means one per core, and never more than clients take part."""
+    if name == "processes":
+        if site.device.type != "cpu":
+            raise Refusal(f'engine.name = "processes" trains on the CPU, not on engine.device = "{site.device}"')
+        return Processes(site, min(workers or cores(), clients_a_round), threads)
+    return Serial(site)

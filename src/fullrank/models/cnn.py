@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from ..errors import Refusal
 from .network import Net
@@ -28,12 +29,30 @@ def cnn(
         nn.Conv2d(width, 2 * width, 3, padding=1),
         _norm(norm, 2 * width),
         nn.ReLU(),
-        nn.AdaptiveAvgPool2d(4),
+        _PoolTo(4),
         nn.Flatten(),
         nn.Linear(2 * width * 16, features),
         nn.ReLU(),
     )
     return Net(backbone, features, num_classes, dropout)
+
+
+class _PoolTo(nn.Module):
+    """Averages a map down to side × side.
+
+    Where the side divides the map's, by windows of equal size: on a GPU, adaptive pooling sums its gradient in an
+    order that changes from run to run.
+    """
+
+    def __init__(self, side: int):
+        super().__init__()
+        self.side = side
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = x.shape[-2:]
+        if height % self.side or width % self.side or not (height and width):
+            return F.adaptive_avg_pool2d(x, self.side)
+        return F.avg_pool2d(x, (height // self.side, width // self.side))
 
 
 def _norm(kind: str, channels: int) -> nn.Module:
