@@ -9,8 +9,10 @@ from . import data, methods, models, objectives
 from .channels import Mean, Sum
 from .config import Experiment
 from .errors import Conflict
+from .fit import fit
 from .methods import Method
-from .run import Run, fit, load_run, run
+from .result import Run, load_run
+from .run import run
 
 __all__ = [
     "Conflict",

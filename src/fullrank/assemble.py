@@ -23,6 +23,7 @@ from .methods import Composition, Method
 from .models.entries import Entries, classify
 from .models.network import Net, Network
 from .randomness import torch_seeded
+from .rundir import read_json
 from .server import Server
 from .site import Site
 from .trees import Tensors
@@ -49,6 +50,31 @@ class Assembly:
         if not self.entries.personal:
             return None
         return f"{len(self.entries.personal)} entries of the model are each client's own ({self.entries.personal[0]} …)"
+
+    def facts(self) -> dict[str, Any]:
+        """What is recorded of the data and their division."""
+        data = self.federation.data
+        described = {
+            "name": data.name,
+            "fingerprint": data.fingerprint(),
+            "train": len(data.train),
+            "test": len(data.test) if data.test is not None else 0,
+            "classes": list(data.classes),
+            "input_shape": list(data.input_shape),
+        }
+        return {"data": described, **self.federation.describe()}
+
+    def check_data(self, path: Path) -> None:
+        """Refuse data or a division other than those with which the run in a directory was started."""
+        recorded, now = read_json(path / "partition.json"), self.facts()
+        for what, before, after in (
+            ("the data set's content", recorded["data"]["fingerprint"], now["data"]["fingerprint"]),
+            ("the partition", recorded["hash"], now["hash"]),
+        ):
+            if before != after:
+                raise Refusal(
+                    f'{what} is not what it was when "{path}" was started ({before[:12]}… is now {after[:12]}…)'
+                )
 
     def judge(self, model: Tensors) -> dict[str, float]:
         """Accuracy and loss of a global model on the test set and on the validation share, where there are."""

@@ -224,6 +224,8 @@ class Experiment(Table):
     def flat(self) -> dict[str, Any]:
         """Every key that matters to this run, dotted; tables of methods that the name does not mention left out."""
         values = dotted(self.model_dump())
+        if not self._method_names():
+            return values
         named = {methods.find(piece).name for piece in self._method_names()}
         return {
             key: value

@@ -17,7 +17,7 @@ from .config import Experiment
 from .site import Result
 
 if TYPE_CHECKING:
-    from .run import Run
+    from .result import Run
 
 
 class Watcher(Protocol):

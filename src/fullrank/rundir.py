@@ -48,6 +48,16 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, (json.dumps(value, indent=1) + "\n").encode())
 
 
+def read_json(path: Path) -> Any:
+    """What a JSON file of a run directory holds; one sentence where it is missing or damaged."""
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise Refusal(f'the file "{path}" is missing') from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise Refusal(f'the file "{path}" is damaged ({error})') from None
+
+
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write a safetensors file atomically; it takes contiguous tensors that share no memory."""
     seen: set[int] = set()
@@ -122,7 +132,7 @@ class RunDirectory:
     def finished(self, rounds: int) -> bool:
         """Whether a run of so many rounds is complete here, its result written."""
         summary = self.path / "summary.json"
-        return summary.is_file() and json.loads(summary.read_text())["rounds"] == rounds
+        return summary.is_file() and read_json(summary)["rounds"] == rounds
 
     # Rows
 

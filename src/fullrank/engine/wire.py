@@ -35,8 +35,11 @@ class Wire:
 
     def receive(self) -> Any:
         """The next object; EOFError when the other end is gone."""
-        frames = [self._read(self._length()) for _ in range(self._length())]
-        return pickle.loads(frames[0], buffers=frames[1:])
+        return unpack(self.receive_packed())
+
+    def receive_packed(self) -> list[bytearray]:
+        """The next object as it came, for `unpack`."""
+        return [self._read(self._length()) for _ in range(self._length())]
 
     def _length(self) -> int:
         return int(_LENGTH.unpack(self._read(_LENGTH.size))[0])
@@ -58,6 +61,11 @@ def pack(message: Any) -> list[Any]:
     body = io.BytesIO()
     _Pickler(body, protocol=5, buffer_callback=buffers.append).dump(message)
     return [memoryview(body.getbuffer()), *(buffer.raw() for buffer in buffers)]
+
+
+def unpack(frames: list[bytearray]) -> Any:
+    """The object of which `pack` made the frames."""
+    return pickle.loads(frames[0], buffers=frames[1:])
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]

@@ -17,24 +17,24 @@ import torch
 
 from ..errors import RemoteError, kind_of
 from ..site import Result, Site
-from .wire import Wire
+from .wire import Wire, unpack
 
 
 def main() -> None:
-    """Serve jobs until told to stop, or until the other end of the pipe is gone."""
+    """Serve jobs until the other end of the pipe is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to obey
     wire = _pipes()
-    messages: queue.Queue[Any] = queue.Queue()
+    messages: queue.Queue[list[bytearray]] = queue.Queue()
     threading.Thread(target=_listen, args=(wire, messages), daemon=True).start()
     try:
-        site = _site(messages.get())
+        site = _site(unpack(messages.get()))
     except BaseException as error:
         wire.send(_remote(error))
         return
     wire.send("ready")
     broadcast: Any = None
-    while (message := messages.get()) is not None:
-        kind, content = message
+    while True:
+        kind, content = unpack(messages.get())
         if kind == "broadcast":
             broadcast = content
         else:
@@ -50,20 +50,16 @@ def _pipes() -> Wire:
     return Wire(reader, writer)
 
 
-def _listen(wire: Wire, messages: queue.Queue[Any]) -> None:
+def _listen(wire: Wire, messages: queue.Queue[list[bytearray]]) -> None:
     """Take messages as they come; when the parent is gone, end at once, whatever is being computed."""
     while True:
         try:
-            messages.put(wire.receive())
-        except EOFError:
+            messages.put(wire.receive_packed())
+        except (EOFError, OSError):
             os._exit(1)
-        except BaseException as error:  # an object that cannot be rebuilt here
-            messages.put(error)
 
 
 def _site(message: Any) -> Site:
-    if isinstance(message, BaseException):
-        raise message
     torch.set_num_threads(message["threads"])
     torch.set_default_dtype(message["dtype"])
     if message["deterministic"]:  # even to switch it off would import torch's compiler, for seconds

@@ -285,6 +285,11 @@ def _output(result: Any, z: Tensor) -> Output:
     return Output(logits, z, extras)
 
 
+def output_width(module: nn.Module, example: Tensor, head: str | None = None) -> int:
+    """How many scores a module's classifier gives."""
+    return int(_find_head(module, example, head)[3].shape[-1])
+
+
 def _find_head(module: nn.Module, example: Tensor, head: str | None) -> tuple[str, str, Any, Any, Any]:
     """One eval forward: the name of the classifier, of the module whose input is z; z, logits, the model's result."""
     if isinstance(module, Net):

@@ -1,0 +1,136 @@
+"""Training a program's own module on its own clients' data."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import methods
+from .assemble import pipeline
+from .config import GIVEN, Experiment, merged, nested
+from .data import DataSet, Pipeline, Split, as_split
+from .data.federation import given
+from .display import Watcher
+from .errors import Refusal
+from .methods import Method
+from .models.network import output_width
+from .result import Run
+from .run import execute
+
+
+def fit(
+    model: nn.Module,
+    clients: Sequence[Any],
+    method: str | Method = "fedavg",
+    test: Any = None,
+    *,
+    rounds: int = 10,
+    epochs: int = 1,
+    batch_size: int = 64,
+    lr: float = 0.01,
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,
+    participation: float | int = 1.0,
+    seed: int = 0,
+    head: str | None = None,
+    engine: str = "auto",
+    device: str | None = None,
+    out: str | Path | None = None,
+    set: Mapping[str, Any] | None = None,
+    watcher: Watcher | None = None,
+) -> Run:
+    """Train any module over clients' own data: a list of (x, y) tensors or torch Datasets, one a client.
+
+    Floating x is used as given, 8-bit images are divided by 255; nothing else is normalised or augmented unless `set`
+    says so (`set={"data.augment": ["flip"]}`; any key of an experiment). `head` names the classifier if it is not the
+    last Linear that a forward calls. The module itself is not changed. `out=None` writes nothing.
+
+    >>> import torch, fullrank
+    >>> clients = [(torch.randn(20, 4), torch.randint(0, 2, (20,))) for _ in range(3)]
+    >>> fullrank.fit(torch.nn.Sequential(torch.nn.Linear(4, 2)), clients, rounds=2).metrics[-1]["round"]
+    2
+    """
+    if not clients:
+        raise Refusal("fit needs at least one client")
+    splits = [_client_split(number, data) for number, data in enumerate(clients)]
+    tested = None if test is None else as_split(test)
+    values: dict[str, Any] = {
+        "seed": seed,
+        "data": {
+            "name": GIVEN,
+            "partition": GIVEN,
+            "clients": len(splits),
+            "normalise": "none",
+            "augment": "none",
+        },
+        "model": {"name": GIVEN},
+        "method": _method_table(method),
+        "train": {
+            "rounds": rounds,
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "participation": participation,
+        },
+        # A program that hands over its model need not be able to start over in other processes.
+        "engine": {"name": "serial" if engine == "auto" else engine, "device": device or ""},
+    }
+    experiment = Experiment(**merged(values, nested(set or {})))
+    data = _joined(splits, tested, _width(model, splits[0], head))
+    federation = given(data, pipeline(experiment, data), [len(split) for split in splits])
+    parts: dict[str, Any] = {
+        "federation": federation,
+        "module": model,
+        "method": method if isinstance(method, Method) else None,
+        "head": head,
+    }
+    return execute(experiment, Path(out) if out is not None else None, watcher=watcher, **parts)
+
+
+def _client_split(number: int, data: Any) -> Split:
+    try:
+        return as_split(data)
+    except Refusal as problem:
+        raise Refusal(f"client {number}: {problem}") from None
+
+
+def _width(model: nn.Module, split: Split, head: str | None) -> int:
+    """How many classes the model tells apart: the data need not show all of them."""
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
+    return output_width(copy.deepcopy(model), Pipeline()(split.x[:2], None, dtype), head)
+
+
+def _joined(splits: list[Split], test: Split | None, width: int) -> DataSet:
+    first = splits[0]
+    for number, split in enumerate(splits):
+        if split.x.shape[1:] != first.x.shape[1:] or split.x.dtype != first.x.dtype:
+            raise Refusal(
+                f"client {number} has {split.x.dtype} inputs of shape {tuple(split.x.shape[1:])}, "
+                f"client 0 {first.x.dtype} of {tuple(first.x.shape[1:])}; all clients' must agree"
+            )
+    train = Split(torch.cat([split.x for split in splits]), torch.cat([split.y for split in splits]))
+    labels = torch.cat([train.y, test.y]) if test is not None else train.y
+    return DataSet(GIVEN, train, test, tuple(str(c) for c in range(max(width, int(labels.max()) + 1))))
+
+
+def _method_table(method: str | Method) -> dict[str, Any]:
+    if isinstance(method, str):
+        return {"name": method}
+    library = methods.available()
+    if all(library.get(part.name) is type(part) for part in method.parts):
+        return {"name": method.name, **{part.name: dataclasses.asdict(part) for part in method.parts}}
+    tables = {part.name: {k: _recorded(v) for k, v in vars(part).items()} for part in method.parts}
+    return {"name": f"{GIVEN}:{method.name}", **tables}
+
+
+def _recorded(value: Any) -> Any:
+    """A hyper-parameter as a file can hold it, so that a resume notices another."""
+    return value if isinstance(value, (bool, int, float, str)) else repr(value)

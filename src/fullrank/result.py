@@ -1,0 +1,117 @@
+"""A run read back: its metrics, its summary, its models."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from .assemble import Assembly, assemble, is_given
+from .config import Experiment, read_toml
+from .errors import Refusal
+from .rundir import RunDirectory, read_json, read_rows
+from .summary import summarise
+from .trees import Tensors, moved
+
+
+class Run:
+    """A run, finished or not: its experiment, its metrics, its models."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        metrics: list[dict[str, Any]],
+        path: Path | None = None,
+        assembly: Assembly | None = None,
+        final: Tensors | None = None,
+        ending: Mapping[str, Any] | None = None,
+    ):
+        self.experiment = experiment
+        self.metrics = metrics
+        self.path = path
+        self._assembly = assembly
+        self._final = final
+        self._ending = dict(ending or {})
+
+    @property
+    def complete(self) -> bool:
+        """Whether all rounds have been played."""
+        return bool(self.metrics) and self.metrics[-1]["round"] >= self.experiment.train.rounds
+
+    def summary(self) -> dict[str, Any]:
+        """The run in a few numbers: each measure's last value, its best over rounds, its mean over the last five."""
+        return summarise(self.metrics, self._ending)
+
+    def model(self) -> nn.Module:
+        """The trained global model, in eval mode; the user's own class where the user gave one."""
+        assembly = self._assembled()
+        if assembly.no_global_model:
+            raise Refusal(f"there is no complete global model: {assembly.no_global_model}; use client_model(k)")
+        return self._module(self._final_entries())
+
+    def client_model(self, client: int) -> nn.Module:
+        """A client's own model: the global one with the client's personal entries, personalised by the method."""
+        assembly = self._assembled()
+        if not 0 <= client < assembly.federation.clients:
+            raise Refusal(f"there is no client {client}; clients are 0 to {assembly.federation.clients - 1}")
+        job = assembly.server.holding(self._final_entries()).job("personal", client)
+        with threads(self.experiment.engine.threads):
+            result = assembly.site.do(job)
+        if result.error is not None:
+            raise result.error
+        return self._module(result.model)
+
+    def _module(self, entries: Tensors) -> nn.Module:
+        network = self._assembled().network
+        network.load(entries)
+        return copy.deepcopy(network.module).eval()
+
+    def _final_entries(self) -> Tensors:
+        assembly = self._assembled()
+        if self._final is None:
+            assert self.path is not None
+            file = self.path / "model.safetensors"
+            result = moved(load_file(file), assembly.device) if file.is_file() else {}
+            self._final = {**assembly.server.model, **result}
+        return self._final
+
+    def _assembled(self) -> Assembly:
+        """The run's parts, put together again from the directory if this process did not run it."""
+        if self._assembly is None:
+            assert self.path is not None
+            if is_given(self.experiment):
+                raise Refusal(
+                    f'the model or data of "{self.path}" came from a program; call fullrank.fit with them again'
+                )
+            self._assembly = assemble(self.experiment)
+            self._assembly.check_data(self.path)
+            RunDirectory(self.path).restore(self._assembly.server, self._assembly.device)
+        return self._assembly
+
+
+def load_run(path: str | Path) -> Run:
+    """A finished or unfinished run directory."""
+    path = Path(path)
+    if not (path / "experiment.toml").is_file():
+        raise Refusal(f'"{path}" is not a run directory: it has no experiment.toml')
+    experiment = Experiment(**read_toml(path / "experiment.toml"))
+    summary = path / "summary.json"
+    ending = read_json(summary).get("ending", {}) if summary.is_file() else {}
+    return Run(experiment, read_rows(path), path, ending=ending)
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """So many of torch's threads inside, as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
