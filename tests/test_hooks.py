@@ -406,6 +406,22 @@ def test_a_criterion_that_looks_at_the_clients_counts():
     assert_close(run.model().state_dict(), averaged(after, (12, 9, 7)))
 
 
+def test_counts_are_exact_in_half_precision():
+    seen = []
+
+    class Looks(Method):
+        def after(self, client):
+            seen.append(client.counts)
+            return {}
+
+    x, y = torch.zeros(600, WIDTH), torch.zeros(600, dtype=torch.int64)
+    y[:43] = 2
+    fit(plain(dtype=torch.bfloat16), [(x, y)], Looks() + Balanced(), rounds=1, batch_size=600)
+    assert seen[0].tolist() == [557.0, 0.0, 43.0]
+    fit(plain(), [(x.double(), y)], Looks(), rounds=1, batch_size=600)
+    assert seen[1].dtype == torch.float64
+
+
 def test_losses_add_to_the_criterion():
     (x, y), start = blobs((12,))[0], plain()
 

@@ -353,7 +353,7 @@ def test_a_step_under_vmap_and_traced(name, size):
     )
     trained, buffers = stack_module_state(nets)
     trained = {key: value.detach() for key, value in trained.items()}
-    state = State(trained, {}, buffers, {key: torch.zeros_like(value) for key, value in trained.items()})
+    state = State(trained, {}, buffers, {"velocity": {key: torch.zeros_like(value) for key, value in trained.items()}})
     context = Context({**trained, **buffers}, {}, {}, torch.ones(2, 3))
 
     together, _ = vmap(step)(state, context, x, y)

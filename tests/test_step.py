@@ -451,7 +451,7 @@ def situation(request):
             {name: tensors[name] for name in names},
             {n: t for n, t in tensors.items() if n not in names and n not in network.buffer_names},
             {name: tensors[name] for name in network.buffer_names},
-            {name: torch.zeros_like(tensors[name]) for name in names},
+            {"velocity": {name: torch.zeros_like(tensors[name]) for name in names}},
         )
         context = Context(client._received, client._state, client._sent, client.counts)
         cases.append((state, context, [(x[:5], y[:5]), (x[5:10], y[5:10])], client))

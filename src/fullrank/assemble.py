@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +19,7 @@ from .data import DataSet, Pipeline, load_dataset
 from .data.federation import Federation, divide
 from .errors import Refusal
 from .evaluate import evaluate
-from .local.settings import Settings
+from .local.settings import Schedule, Settings
 from .methods import Composition, Method
 from .models.entries import Entries, classify
 from .models.network import Net, Network
@@ -110,13 +111,20 @@ def assemble(
     composition = Composition(method or methods.build(experiment.method.name, **experiment.method.tables))
     network = _network(experiment, federation, composition, module, head or experiment.model.head or None, device)
     entries = classify(network, composition.personal, experiment.model.freeze, experiment.train.buffers)
-    settings = _settings(experiment)
     common: dict[str, Any] = {"network": network, "composition": composition, "entries": entries}
     return Assembly(
         experiment=experiment,
         federation=federation,
         device=device,
-        site=Site(**common, federation=federation, settings=settings, seed=experiment.seed, device=device),
+        site=Site(
+            **common,
+            federation=federation,
+            settings=_settings(experiment),
+            schedule=_schedule(experiment),
+            keep_optimiser=experiment.train.optimizer_state == "keep",
+            seed=experiment.seed,
+            device=device,
+        ),
         server=Server(
             **common,
             sizes=federation.size,
@@ -158,17 +166,16 @@ def pipeline(experiment: Experiment, data: DataSet) -> Pipeline:
 
 
 def _settings(experiment: Experiment) -> Settings:
+    table = experiment.train.model_dump()
+    values = {field.name: table[field.name] for field in dataclasses.fields(Settings)}
+    if not isinstance(values["decay_on"], str):
+        values["decay_on"] = tuple(values["decay_on"])
+    return Settings(**values)
+
+
+def _schedule(experiment: Experiment) -> Schedule:
     table = experiment.train
-    return Settings(
-        epochs=table.epochs,
-        steps=table.steps,
-        batch_size=table.batch_size,
-        last_batch=table.last_batch,
-        lr=table.lr,
-        momentum=table.momentum,
-        weight_decay=table.weight_decay,
-        decay_on=table.decay_on if isinstance(table.decay_on, str) else tuple(table.decay_on),
-    )
+    return Schedule(table.lr_schedule, table.rounds, table.warmup, table.decay, table.decay_every)
 
 
 def _network(

@@ -116,11 +116,28 @@ class Train(Table):
     steps: Annotated[int, Field(ge=0)] = 0
     batch_size: Annotated[int, Field(ge=1)] = 64
     last_batch: Literal["keep", "drop", "wrap"] = "keep"
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.01
+    lr_schedule: Literal["constant", "cosine", "step", "exponential"] = "constant"
+    warmup: Annotated[int, Field(ge=0)] = 0
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.1
+    decay_every: Annotated[int, Field(ge=0)] = 0
     momentum: Share = 0.9
+    nesterov: bool = False
     weight_decay: NotNegative = 0.0
     decay_on: str | list[str] = "all"
+    clip_norm: NotNegative = 0.0
+    label_smoothing: Share = 0.0
+    optimizer_state: Literal["fresh", "keep"] = "fresh"
     buffers: Literal["average", "local"] = "average"
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Train:
+        if self.lr_schedule == "step" and not self.decay_every:
+            raise ValueError('train.decay_every = 0: the schedule "step" needs a number of rounds, 1 at least')
+        if self.nesterov and not (self.momentum and self.optimizer == "sgd"):
+            raise ValueError("train.nesterov = true: needs sgd with momentum above 0")
+        return self
 
     @model_validator(mode="after")
     def _share_or_number(self) -> Train:

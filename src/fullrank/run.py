@@ -240,6 +240,11 @@ def _agreed(experiment: Experiment, directory: RunDirectory, change_engine: bool
         hint = " (--change-engine allows it)" if all(key.startswith("engine.") for key in refused) else ""
         raise Refusal(f'"{path}" holds another experiment: {shown}; choose another --out{hint}')
     done = directory.last_round()
+    if done and now["train.lr_schedule"] == "cosine" and before["train.rounds"] != now["train.rounds"]:
+        raise Refusal(
+            f"train.rounds was {before['train.rounds']}, is now {now['train.rounds']}: the cosine schedule runs over "
+            "all rounds, so those played already would have been others; choose another --out"
+        )
     if experiment.train.rounds < done:
         raise Refusal(f'train.rounds = {experiment.train.rounds}, but "{path}" has {done} rounds behind it already')
     return experiment, {key: [before.get(key), now.get(key)] for key in different}

@@ -16,6 +16,7 @@ from .engine import Engine
 from .errors import ClientFailed, Refusal, kind_of
 from .local.client import Client
 from .local.loop import Samples, train
+from .local.optimiser import memory
 from .local.plan import make_plan
 from .local.settings import Settings
 from .local.step import Bound, Context, State, Step
@@ -141,12 +142,11 @@ class Server:
         settings = Settings(epochs=epochs, batch_size=batch_size, **optimiser)
         plan = make_plan(len(z), settings, generator(self._seed, "head", self.round))
         trained: Tensors = {n: p.requires_grad_() for n, p in network.parameters().items()}
-        velocity = {n: torch.zeros_like(p) for n, p in trained.items()} if settings.momentum else {}
         step = Step(Composition(Method()), Bound(network, trained), settings, frozenset(trained), frozenset(trained))
         context = Context(clone(trained), {}, {}, torch.bincount(y, minlength=self.net.num_classes).to(z.dtype))
         samples = Samples(z, y, torch.arange(len(z), device=z.device), Pipeline())
         with torch_seeded(self._seed, "head", self.round, device=z.device), network.mode(train=True):
-            train(step, State(trained, {}, {}, velocity), context, samples, plan, z.dtype)
+            train(step, State(trained, {}, {}, memory(trained, settings)), context, samples, plan, z.dtype)
         return {f"{prefix}{n.removeprefix('head.')}": t for n, t in clone(trained).items()}
 
     # A round

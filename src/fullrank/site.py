@@ -12,7 +12,7 @@ from .data.federation import Federation
 from .errors import Refusal
 from .local.client import Client
 from .local.loop import Samples
-from .local.settings import Settings
+from .local.settings import Schedule, Settings
 from .methods.compose import Composition, defines
 from .models.entries import Entries
 from .models.network import Network
@@ -69,6 +69,8 @@ class Site:
         entries: Entries,
         federation: Federation,
         settings: Settings,
+        schedule: Schedule,
+        keep_optimiser: bool,
         seed: int,
         device: torch.device,
     ):
@@ -77,6 +79,8 @@ class Site:
         self.entries = entries
         self.federation = federation
         self.settings = settings
+        self.schedule = schedule
+        self.keep_optimiser = keep_optimiser
         self.seed = seed
         self.device = device
         self.start = clone(network.tensors())
@@ -99,6 +103,8 @@ class Site:
         result = Result(job.client, client.n, state=state, metrics=metrics)
         if result.steps:
             result.upload = self._upload(client)
+        if self.keep_optimiser:
+            client.keep_optimiser()
         if self.entries.personal:
             model = client.model
             state["model"] = clone({name: model[name] for name in self.entries.personal})
@@ -130,7 +136,7 @@ class Site:
             network=self.network,
             composition=self.composition,
             entries=self.entries,
-            settings=self.settings,
+            settings=self.schedule.at(job.round, self.settings),
             samples=self.samples(job.client),
             received=received,
             sent=job.broadcast["sent"],

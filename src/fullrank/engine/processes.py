@@ -20,6 +20,7 @@ from .. import interrupt
 from ..data import DataSet, Split
 from ..data.federation import Federation
 from ..errors import Refusal, RemoteError
+from ..local.settings import Schedule, Settings
 from ..methods import Composition
 from ..models import Network
 from ..models.entries import Entries
@@ -111,7 +112,7 @@ class Processes:
             site.composition,
             site.entries,
             replace(site.federation, data=_SharedData.of(site.federation.data)),  # type: ignore[arg-type]
-            site.settings,
+            (site.settings, site.schedule, site.keep_optimiser),
             site.seed,
             str(site.device),
         )
@@ -197,7 +198,7 @@ class _Recipe:
     composition: Composition
     entries: Entries
     federation: Federation
-    settings: Any
+    training: tuple[Settings, Schedule, bool]
     seed: int
     device: str
 
@@ -205,7 +206,7 @@ class _Recipe:
         """The site, with the data mapped into this process."""
         federation = replace(self.federation, data=self.federation.data.mapped())  # type: ignore[attr-defined]
         device = torch.device(self.device)
-        return Site(self.network, self.composition, self.entries, federation, self.settings, self.seed, device)
+        return Site(self.network, self.composition, self.entries, federation, *self.training, self.seed, device)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,8 @@ class Batch:
     """What this method's server half broadcast."""
     counts: Tensor
     """The client's number of samples of each class (C,)."""
+    label_smoothing: float
+    """Of `train.label_smoothing`, for criteria that know it."""
     features: Callable[[Tree], Tensor]
     """`features(tree)`: z of this batch under other weights, in eval mode, without gradient; the rest as received."""
     grad_at: Callable[[Tensors], Tensors]

@@ -21,11 +21,15 @@ from ..randomness import generator, torch_seeded
 from ..trees import Tensors, Tree, clone
 from .batch import Batch
 from .loop import Report, Samples, train
+from .optimiser import memory
 from .plan import make_plan
 from .settings import Settings, Travel
 from .step import Bound, Context, State, Step
 
-OPTIMISER = ("lr", "momentum", "weight_decay", "decay_on")
+OPTIMISER = ("optimizer", "lr", "momentum", "nesterov", "weight_decay", "decay_on")
+"""Settings that make another optimiser."""
+OPTIMISER_SPACE = "optimizer"
+"""Where a client's state holds an optimiser that is kept between rounds."""
 
 
 class Client:
@@ -61,8 +65,7 @@ class Client:
         self._sent = sent
         self._state = state
         self._space = ""
-        self._velocity: Tensors = {}
-        self._travels: dict[str, Travel] = {}
+        self._memory, self._travels = _kept_optimiser(state)
         self._side_fits = itertools.count()
         network.load(received)
 
@@ -108,6 +111,10 @@ class Client:
     @property
     def travel(self) -> float:
         """How far a constant unit gradient would have moved a shared weight in this round's fits."""
+        if self._settings.optimizer != "sgd":
+            raise Refusal(
+                f"{self._settings.optimizer} has no travel, which this method needs; take train.optimizer = sgd"
+            )
         found = {self._travels[name].distance for name in self.entries.shared if name in self._travels}
         if len(found) > 1:
             raise Refusal(
@@ -139,7 +146,7 @@ class Client:
         settings = self._adapted(epochs, steps, optimiser)
         if model is None:
             label = f"fit-{len(self.reports)}"
-            fresh = bool(optimiser)
+            fresh = bool(set(optimiser) & set(OPTIMISER))
             report = self._run(label, settings, self._trained(only), fresh, False, loss, criterion, stats)
             self.reports.append(report)
             return self.model
@@ -168,9 +175,10 @@ class Client:
     # How it is done
 
     def _adapted(self, epochs: int | None, steps: int | None, optimiser: dict[str, Any]) -> Settings:
+        known = [field.name for field in dataclasses.fields(Settings)]
         for key in optimiser:
-            if key not in {field.name for field in dataclasses.fields(Settings)}:
-                raise Refusal(f'client.fit has no setting "{key}"; {nearest(key, OPTIMISER)}')
+            if key not in known:
+                raise Refusal(f'client.fit has no setting "{key}"; {nearest(key, known)}')
         settings = dataclasses.replace(self._settings, **optimiser)
         if epochs is not None:
             settings = dataclasses.replace(settings, epochs=epochs, steps=0)
@@ -213,7 +221,7 @@ class Client:
             self._training(names, stats),
             torch_seeded(self._seed, "torch", *where, device=self.counts.device),
         ):
-            state = self._state_of(names, settings, {} if fresh else self._velocity)
+            state = self._state_of(names, settings, {} if fresh else self._memory)
             step = Step(
                 self._composition,
                 Bound(network, state.trained),
@@ -238,14 +246,17 @@ class Client:
                 )
         return report
 
-    def _state_of(self, names: tuple[str, ...], settings: Settings, velocity: Tensors) -> State:
+    def _state_of(self, names: tuple[str, ...], settings: Settings, before: Tree) -> State:
         tensors = self.network.tensors()
-        if settings.momentum:
-            for name in names:
-                velocity.setdefault(name, torch.zeros_like(tensors[name], requires_grad=False))
+        trained = {name: tensors[name] for name in names}
         buffers = {name: tensors[name] for name in self.network.buffer_names}
-        rest = {name: t for name, t in tensors.items() if name not in names and name not in buffers}
-        return State({name: tensors[name] for name in names}, rest, buffers, velocity)
+        rest = {name: t for name, t in tensors.items() if name not in trained and name not in buffers}
+        return State(trained, rest, buffers, memory(trained, settings, before))
+
+    def keep_optimiser(self) -> None:
+        """Put the round's optimiser into the client's state, for its next round."""
+        speed = max((travel.speed for travel in self._travels.values()), default=0.0)
+        self._state[OPTIMISER_SPACE] = {**clone(self._memory), "u": torch.tensor(speed, dtype=torch.float64)}
 
     @contextlib.contextmanager
     def _training(self, names: tuple[str, ...], stats: Literal["move", "freeze"]) -> Iterator[None]:
@@ -272,9 +283,19 @@ class Client:
             self.network.load(before)
 
 
+def _kept_optimiser(state: Tree) -> tuple[Tree, dict[str, Travel]]:
+    """An optimiser that the client kept from its last round, if it did, and the speed that its momentum has."""
+    if OPTIMISER_SPACE not in state:
+        return {}, {}
+    kept = clone(state[OPTIMISER_SPACE])  # training writes into it, and the round may fail
+    speed = float(kept.pop("u"))
+    return kept, {name: Travel(speed) for name in kept.get("velocity", {})}
+
+
 def _class_counts(samples: Samples, network: Network) -> Tensor:
     counts = torch.bincount(samples.y[samples.index], minlength=network.num_classes)
-    return counts.to(network.dtype)  # floating, because methods take its logarithm and its powers
+    # floating, because methods take its logarithm and its powers; half precision would round counts from 257 on
+    return counts.to(torch.promote_types(network.dtype, torch.float32))
 
 
 def _decayed(network: Network, settings: Settings) -> frozenset[str]:

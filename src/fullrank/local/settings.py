@@ -1,11 +1,9 @@
-"""The settings of a local fit and the optimiser's arithmetic."""
+"""The settings of a local fit, and the learning rate's schedule over rounds."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
-
-from ..trees import Tensors
+import math
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -16,34 +14,56 @@ class Settings:
     steps: int = 0
     batch_size: int = 64
     last_batch: str = "keep"
+    optimizer: str = "sgd"
     lr: float = 0.01
     momentum: float = 0.9
+    nesterov: bool = False
     weight_decay: float = 0.0
     decay_on: str | tuple[str, ...] = "all"
+    clip_norm: float = 0.0
+    label_smoothing: float = 0.0
 
 
-def descend_(w: Tensors, g: Tensors, velocity: Tensors, settings: Settings, decayed: Collection[str]) -> None:
-    """One step of SGD in place: g + λw, v ← ρv + g, w ← w − ηv. Without momentum `velocity` stays empty."""
-    for name, weight in w.items():
-        slope = g[name]
-        if settings.weight_decay and name in decayed:
-            slope = slope + settings.weight_decay * weight
-        if settings.momentum:
-            slope = velocity[name].mul_(settings.momentum).add_(slope)
-        weight.sub_(slope, alpha=settings.lr)
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate as a share of its full value, round by round: a linear warm-up, then the schedule proper."""
+
+    kind: str = "constant"
+    rounds: int = 1
+    warmup: int = 0
+    decay: float = 0.1
+    decay_every: int = 0
+
+    def share(self, round: int) -> float:
+        """At a round, counted from 0: (t+1)/(warmup+1) while it warms up."""
+        if round < self.warmup:
+            return (round + 1) / (self.warmup + 1)
+        t = round - self.warmup
+        if self.kind == "cosine":
+            return (1 + math.cos(math.pi * t / max(1, self.rounds - self.warmup))) / 2
+        if self.kind == "step":
+            return self.decay ** (t // self.decay_every)
+        if self.kind == "exponential":
+            return self.decay**t
+        return 1.0
+
+    def at(self, round: int, settings: Settings) -> Settings:
+        """The settings of a round."""
+        share = self.share(round)
+        return settings if share == 1 else replace(settings, lr=settings.lr * share)
 
 
 @dataclass(frozen=True)
 class Travel:
-    """How far a constant unit gradient would have moved a weight, and how fast it moves now."""
+    """How far a constant unit gradient would have moved a weight under SGD, and how fast it moves now."""
 
     speed: float = 0.0
     distance: float = 0.0
 
     def on(self, steps: int, settings: Settings) -> Travel:
-        """After further steps: u ← ρu + 1, travel += η·u each step."""
-        speed, distance = self.speed, self.distance
+        """After further steps: u ← ρu + 1, travel += η·u each step (Nesterov: η(1 + ρu))."""
+        speed, distance, rho = self.speed, self.distance, settings.momentum
         for _ in range(steps):
-            speed = settings.momentum * speed + 1
-            distance += settings.lr * speed
+            speed = rho * speed + 1
+            distance += settings.lr * (1 + rho * speed if settings.nesterov else speed)
         return Travel(speed, distance)

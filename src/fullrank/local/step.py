@@ -16,9 +16,10 @@ from torch import Tensor
 from ..methods.compose import Composition
 from ..methods.method import Method
 from ..models.network import Network, Output
-from ..trees import Tensors, Tree, norm
+from ..trees import Tensors, Tree, combine, norm
 from .batch import Batch
-from .settings import Settings, descend_
+from .optimiser import clipped, descend_
+from .settings import Settings
 
 Objective = Callable[[Tensors], tuple[Tensor, Any]]
 
@@ -44,12 +45,13 @@ class State:
     trained: Tensors
     rest: Tensors
     buffers: Tensors
-    velocity: Tensors = field(default_factory=dict)
+    memory: Tree = field(default_factory=dict)
+    """The optimiser's."""
 
 
 for _kind, _fields in (
     (Context, ("received", "own", "sent", "counts")),
-    (State, ("trained", "rest", "buffers", "velocity")),
+    (State, ("trained", "rest", "buffers", "memory")),
 ):
     torch.utils._pytree.register_dataclass(_kind, field_names=list(_fields), drop_field_names=[])
 
@@ -128,17 +130,17 @@ class Step:
             {name: value.clone() for name, value in state.trained.items()},
             state.rest,
             state.buffers,
-            {name: value.clone() for name, value in state.velocity.items()},
+            combine(state.memory, torch.clone),
         )
         g, new.buffers, terms = self.gradient(state, context, x, y)
-        descend_(new.trained, g, new.velocity, self.settings, self.decayed)
+        descend_(new.trained, g, new.memory, self.settings, self.decayed)
         return new, terms
 
     def advance_(self, state: State, context: Context, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The same in place, for engines that own the state's tensors."""
         g, state.buffers, terms = self.gradient(state, context, x, y)
         with torch.no_grad():
-            descend_(state.trained, g, state.velocity, self.settings, self.decayed)
+            descend_(state.trained, g, state.memory, self.settings, self.decayed)
         return terms
 
     def gradient(
@@ -147,7 +149,9 @@ class Step:
         """The corrected gradient, the moved buffers and the terms."""
         corrections = [part for part in self.composition.corrections if not (self.side and part.drift)]
         g, seen = self._corrected(state, context, x, y, state.trained, corrections)
-        return g, seen["buffers"], {**seen["terms"], "grad_norm": norm(g)}
+        length = norm(g)
+        terms = {**seen["terms"], "grad_norm": length}
+        return clipped(g, length, self.settings.clip_norm), seen["buffers"], terms
 
     def _corrected(
         self, state: State, context: Context, x: Tensor, y: Tensor, at: Tensors, corrections: list[Method]
@@ -225,5 +229,6 @@ class Step:
             model=model,
             w0={name: value for name, value in context.received.items() if name in self.shared},
             counts=context.counts,
+            label_smoothing=self.settings.label_smoothing,
             features=features,
         )

@@ -63,8 +63,10 @@ class Composition:
     def __init__(self, method: Method):
         self.method = method
         self.parts = method.parts
-        if "model" in {part.name for part in self.parts}:
-            raise Refusal('no method can be called "model": clients keep personal entries there; give it another name')
+        if taken := {"model", "optimizer"} & {part.name for part in self.parts}:
+            raise Refusal(
+                f'no method can be called "{taken.pop()}": clients keep other things there; give it another name'
+            )
 
     def exclusive(self, hook: str) -> tuple[Method, Callable[..., Any]]:
         """The part that defines an exclusive hook (else the first, with FedAvg's) and the hook itself."""

@@ -97,7 +97,7 @@ class Method:
 
     def criterion(self, b: Batch) -> Tensor:
         """The base loss of a batch. Exclusive."""
-        return F.cross_entropy(b.logits, b.y)
+        return F.cross_entropy(b.logits, b.y, label_smoothing=b.label_smoothing)
 
     def loss(self, b: Batch) -> Tensor:
         """A term added to the criterion, whose value is `b.base`. Summed."""
