@@ -247,6 +247,6 @@ def test_the_steps_of_adam_trace():
     traced = make_fx(lambda *a: step(*a)[0].trained)(state, context, x, y)(state, context, x, y)
     pair = torch.utils._pytree.tree_map(lambda t: torch.stack([t, t]), (state, x, y))
     twice = vmap(lambda s, x, y: step(s, context, x, y)[0].trained)(*pair)
-    for name in trained:
-        torch.testing.assert_close(traced[name], alone.trained[name], rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(twice[name][1], alone.trained[name], rtol=1e-10, atol=1e-12)
+    for name in trained:  # no closer: where a gradient is 0 but for rounding, Adam makes a full step of the rounding
+        torch.testing.assert_close(traced[name], alone.trained[name], rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(twice[name][1], alone.trained[name], rtol=1e-8, atol=1e-8)

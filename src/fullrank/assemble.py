@@ -84,7 +84,10 @@ class Assembly:
         self.network.load(model)
         measured: dict[str, float] = {}
         for prefix, x, y in self._judged:
-            scores = evaluate(self.network, x, y, self.federation.pipeline)
+            with self.network.mode(train=False):
+                scores = evaluate(
+                    lambda x, _: self.network(x).logits, x, y, self.federation.pipeline, self.network.dtype
+                )
             measured |= {f"{prefix}{name}": value for name, value in scores.items()}
         return measured
 

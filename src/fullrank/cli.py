@@ -5,18 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-import traceback
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from . import __version__, datacli, display, methods, models
+from . import __version__, comparecli, datacli, display, methods, models
 from .assemble import federate
-from .config import Experiment, merged, parse_overrides, read_toml
+from .cliparts import AsJson, File, Overrides, experiment_values, fail
+from .config import Experiment
 from .data.heterogeneity import draw_text
-from .errors import ClientFailed, Interrupted, Refusal, RemoteError
+from .errors import ClientFailed, Interrupted, Refusal, RunFailed
 from .run import run as run_experiment
 
 app = typer.Typer(
@@ -28,20 +28,15 @@ app = typer.Typer(
 )
 app.add_typer(datacli.app, name="data")
 
-File = Annotated[
-    str | None,
-    typer.Argument(metavar="[FILE.toml]", help="The experiment; without one, the defaults (embedded digits)."),
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Another value for a key, as in --set data.alpha=0.05. Repeatable."
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-
 _CIFAR, _DIGITS = (3, 32, 32), (1, 8, 8)
 _COUNTED_AT = {"cnn": _DIGITS, "mlp": _DIGITS}  # the inputs at which networks are counted; all others at CIFAR's
+
+
+STAGES = {
+    "received": "of the model as received",
+    "local": "after local training",
+    "personalised": "personalised by the method",
+}
 
 
 def _version(asked: bool) -> None:
@@ -84,17 +79,27 @@ def run(
         with display.choose(quiet, as_json) as watcher:
             finished = run_experiment(experiment, out, change_engine=change_engine, watcher=watcher)
     except Interrupted as stop:
-        _fail(str(stop), 130)  # here, because typer would turn it into a mere "Aborted."
+        fail(str(stop), 130)  # here, because typer would turn it into a mere "Aborted."
     if quiet or as_json:
         return
     console = Console(soft_wrap=True)
     console.print(display.summary_table(finished))
     summary = finished.summary()
+    for stage, values in summary.get("personal", {}).items():
+        print(
+            f"personal accuracy, {STAGES[stage]}: {values['mean']:.4f} (weighted {values['weighted']:.4f}, "
+            f"std {values['std']:.4f}, worst tenth {values['worst_decile']:.4f}) over {values['clients']} clients"
+        )
     for measure, reason in summary["absent"].items():
+        if measure == "personal":
+            continue  # said in the summary; most runs have no hold-outs and do not miss them
         console.print(f"no {measure}: {reason}", highlight=False)
     traffic = f"{display.size(summary['bytes_up'])} up, {display.size(summary['bytes_down'])} down"
     rounds = f"{summary['rounds']} round{'s' if summary['rounds'] > 1 else ''}"
     print(f"{rounds} complete, {traffic}, {summary['seconds']:.1f} s; results in {finished.path}")
+
+
+app.command("compare")(comparecli.compare_command)
 
 
 @app.command("methods")
@@ -177,8 +182,7 @@ def _apart(facts: dict[str, Any]) -> str:
 
 
 def _experiment(file: str | None, overrides: list[str] | None) -> Experiment:
-    values = read_toml(file) if file is not None else {}
-    return Experiment(**merged(values, parse_overrides(overrides or [])))
+    return Experiment(**experiment_values(file, overrides))
 
 
 def _method_facts(cls: type[methods.Method]) -> dict[str, Any]:
@@ -225,18 +229,13 @@ def main() -> None:
     try:
         app()
     except Refusal as problem:
-        _fail(str(problem), 2)
+        fail(str(problem), 2)
     except ClientFailed as failure:
-        if isinstance(failure.__cause__, RemoteError):
-            print(failure.__cause__.traceback, end="", file=sys.stderr)
-        elif failure.__cause__ is not None:
-            traceback.print_exception(failure.__cause__)
-        _fail(f"{failure}; nothing of this round was kept", 1)
+        print(failure.traceback(), end="", file=sys.stderr)
+        fail(f"{failure}; nothing of this round was kept", 1)
+    except RunFailed as failure:
+        print(failure.traceback, end="", file=sys.stderr)
+        fail(str(failure), 1)
     except BrokenPipeError:
         sys.stderr.close()  # whoever read us has read enough
         sys.exit(1)
-
-
-def _fail(sentence: str, status: int) -> NoReturn:
-    print(f"fullrank: {sentence}", file=sys.stderr)
-    sys.exit(status)

@@ -164,6 +164,7 @@ class Evaluate(Table):
     """When the model is judged."""
 
     every: Annotated[int, Field(ge=1)] = 1
+    personal: Literal["never", "end", "every"] = "end"
 
 
 class RunTable(Table):

@@ -215,18 +215,24 @@ def choose(quiet: bool, as_json: bool) -> Silent:
 
 def opening(experiment: Experiment, done: int, clients: int, out: Path | None) -> list[str]:
     """What stands above a run."""
-    data, train = experiment.data, experiment.train
-    how = {"dirichlet": f"dirichlet α={data.alpha:g}"}.get(data.partition, data.partition)
-    amount = f"{train.steps} steps" if train.steps else f"{train.epochs} epoch{'s' if train.epochs > 1 else ''}"
-    lines = [
-        f"{experiment.method.name} on {data.name}: {data.clients} clients ({how}), {clients or data.clients} a round, "
-        f"{train.rounds} rounds of {amount}, {experiment.model.name}, seed {experiment.seed}"
-    ]
+    train = experiment.train
+    lines = [f"{experiment.method.name} on {setting(experiment, clients)}, seed {experiment.seed}"]
     if out is not None and done >= train.rounds:
         lines.append(f"complete already in {out}: all {done} rounds are behind it")
     elif out is not None:
         lines.append(f"writing to {out}" + (f", going on after round {done}" if done else ""))
     return lines
+
+
+def setting(experiment: Experiment, clients: int = 0) -> str:
+    """What all methods and seeds of an experiment have in common, in a few words; so many clients take part a round."""
+    data, train = experiment.data, experiment.train
+    how = {"dirichlet": f"dirichlet α={data.alpha:g}"}.get(data.partition, data.partition)
+    amount = f"{train.steps} steps" if train.steps else f"{train.epochs} epoch{'s' if train.epochs > 1 else ''}"
+    return (
+        f"{data.name}: {data.clients} clients ({how}), {clients or data.clients} a round, "
+        f"{train.rounds} rounds of {amount}, {experiment.model.name}"
+    )
 
 
 def warnings(row: Mapping[str, Any]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import traceback
 from collections.abc import Iterable
 
 
@@ -21,6 +22,21 @@ class ClientFailed(RuntimeError):
         super().__init__(f"client {client}: {reason}")
         self.client = client
         self.reason = reason
+
+    def traceback(self) -> str:
+        """The traceback of the client's own exception, wherever it was raised; empty where it raised none."""
+        cause = self.__cause__
+        if isinstance(cause, RemoteError):
+            return cause.traceback
+        return "".join(traceback.format_exception(cause)) if cause is not None else ""
+
+
+class RunFailed(RuntimeError):
+    """One of several runs failed; the message names the run, and `traceback` is what it left, if anything."""
+
+    def __init__(self, message: str, traceback: str = ""):
+        super().__init__(message)
+        self.traceback = traceback
 
 
 class RemoteError(Exception):

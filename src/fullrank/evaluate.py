@@ -1,22 +1,49 @@
-"""Accuracy and loss of a model on a set of samples."""
+"""How good predictions are: of one model on a set of samples, and of many clients' models together."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from .data.augment import Pipeline
-from .models.network import Network
+
+Scores = Callable[[Tensor, Tensor], Tensor]
+"""Scores (N, C) of a batch of prepared inputs; the labels are there for those who build a whole batch."""
 
 
 @torch.no_grad()
-def evaluate(network: Network, x: Tensor, y: Tensor, prepare: Pipeline, batch_size: int = 512) -> dict[str, float]:
-    """Share of samples whose largest score is their class, and mean cross-entropy; eval mode, no augmentation."""
+def evaluate(
+    scores: Scores, x: Tensor, y: Tensor, prepare: Pipeline, dtype: torch.dtype, batch_size: int = 512
+) -> dict[str, float]:
+    """Share of samples whose largest score is their class, and mean cross-entropy; no augmentation."""
     right = torch.zeros((), dtype=torch.int64, device=y.device)
     loss = torch.zeros((), dtype=torch.float64, device=y.device)
-    with network.mode(train=False):
-        for some in torch.split(torch.arange(len(y), device=y.device), batch_size):
-            logits = network(prepare(x[some], None, network.dtype)).logits
-            right += (logits.argmax(1) == y[some]).sum()
-            loss += torch.nn.functional.cross_entropy(logits, y[some], reduction="sum").double()
+    for some in torch.split(torch.arange(len(y), device=y.device), batch_size):
+        given = scores(prepare(x[some], None, dtype), y[some])
+        right += (given.argmax(1) == y[some]).sum()
+        loss += torch.nn.functional.cross_entropy(given, y[some], reduction="sum").double()
     return {"accuracy": int(right) / len(y), "loss": float(loss) / len(y)}
+
+
+def over_clients(values: Sequence[float], samples: Sequence[int]) -> dict[str, Any]:
+    """A measure over clients: plain and sample-weighted mean, standard deviation, mean of the worst tenth.
+
+    The clients are the whole population, so the deviation is divided by their number; the worst tenth is one client
+    at least.
+
+    >>> over_clients([0.5, 1.0], [30, 10])["weighted"]
+    0.625
+    """
+    found = np.asarray(values, dtype=np.float64)
+    worst = np.sort(found)[: max(1, -(-len(found) // 10))]
+    return {
+        "mean": float(found.mean()),
+        "weighted": float(np.average(found, weights=samples)),
+        "std": float(found.std()),
+        "worst_decile": float(worst.mean()),
+        "clients": len(found),
+    }

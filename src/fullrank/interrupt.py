@@ -11,6 +11,7 @@ from typing import Any
 from .errors import Interrupted
 
 _requested = False
+_guarded = False
 
 
 def check() -> None:
@@ -21,9 +22,12 @@ def check() -> None:
 
 @contextlib.contextmanager
 def guard() -> Iterator[None]:
-    """Inside, the first signal only asks `check` to stop the run; a second Ctrl-C stops it at once."""
-    global _requested
-    if threading.current_thread() is not threading.main_thread():
+    """Inside, the first signal only asks `check` to stop the run; a second Ctrl-C stops it at once.
+
+    A guard inside another changes nothing, so that a signal noted late in one of several runs stops them all.
+    """
+    global _requested, _guarded
+    if _guarded or threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers; there the embedding program decides
         return
 
@@ -34,10 +38,10 @@ def guard() -> Iterator[None]:
         _requested = True
 
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    _requested = False
+    _requested, _guarded = False, True
     try:
         yield
     finally:
-        _requested = False
+        _requested, _guarded = False, False
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -18,6 +18,7 @@ from .errors import ClientFailed, Interrupted, Refusal
 from .result import Run, load_run, threads
 from .rundir import RunDirectory, environment, read_json, save_tensors, write_atomically, write_json
 from .server import Played
+from .summary import over_stages
 from .trees import clone
 
 FREE_ON_RESUME = ("train.rounds", "data.root", "engine.workers", "run.")
@@ -65,7 +66,7 @@ def execute(
         if directory is not None and directory.started:
             if not resume:
                 raise Refusal(f'"{path}" holds a run already; resume it, or choose another directory')
-            experiment, changes = _agreed(experiment, directory, change_engine)
+            experiment, changes = agreed(experiment, directory, change_engine)
         with interrupt.guard(), threads(experiment.engine.threads), _log(directory) as log:
             assembly = assemble(experiment, **parts)
             if experiment.engine.name == "auto":
@@ -145,7 +146,8 @@ def _one_round(
 ) -> None:
     experiment, server = assembly.experiment, assembly.server
     start = time.perf_counter()
-    played = server.play(engine, watcher.client_done)
+    judge = experiment.evaluate.personal == "every" and assembly.federation.has_holdouts
+    played = server.play(engine, watcher.client_done, judge)
     trained = time.perf_counter()
     last = server.round == experiment.train.rounds
     scores = assembly.judge(server.model) if last or server.round % experiment.evaluate.every == 0 else {}
@@ -189,18 +191,25 @@ def _end(
 ) -> Run:
     """Let the methods finish, judge what they made of the model, and write the result."""
     ending: dict[str, Any] = {}
-    model = assembly.server.model
+    experiment, server = assembly.experiment, assembly.server
+    model = server.model
     if assembly.composition.defined("finish"):
-        final, traffic = assembly.server.finished(engine)
-        model = final.model
+        server, traffic = server.finished(engine)
+        model = server.model
         ending = {**assembly.judge(model), **dataclasses.asdict(traffic)}
     absent: dict[str, str] = {}
+    if not assembly.federation.has_holdouts:
+        absent["personal"] = "clients have no hold-out (data.holdout = 0)"
+    elif experiment.evaluate.personal == "never":
+        absent["personal"] = 'it was not asked for (evaluate.personal = "never")'
+    else:
+        judged, evaluation = server.judge_clients(engine)
+        ending |= {"personal": over_stages(judged), "evaluation": dataclasses.asdict(evaluation)}
     if assembly.no_global_model:
         absent["accuracy"] = assembly.no_global_model
     elif assembly.federation.data.test is None:
         absent["accuracy"] = "no test set was given"
-    if absent:
-        ending["absent"] = absent
+    ending["absent"] = absent
     path = directory.path if directory is not None else None
     result = Run(assembly.experiment, rows, path, assembly, clone(model), ending)
     if directory is not None:
@@ -215,6 +224,8 @@ def _row(played: Played, scores: Mapping[str, float], training: float, seconds: 
     clients = [{"client": result.client, **result.metrics} for result in played.results]
     row: dict[str, Any] = {"round": played.round + 1, **scores, **dataclasses.asdict(played.traffic)}
     row |= {"seconds": seconds, "training_seconds": training, "clients": clients}
+    if personal := over_stages({result.client: result.metrics.get("personal", {}) for result in played.results}):
+        row |= {"personal_accuracy": personal["local"]["mean"], "personal": personal}
     if played.skipped:
         row["skipped"] = {str(client): reason for client, reason in played.skipped.items()}
     if played.idle:
@@ -222,7 +233,9 @@ def _row(played: Played, scores: Mapping[str, float], training: float, seconds: 
     return row
 
 
-def _agreed(experiment: Experiment, directory: RunDirectory, change_engine: bool) -> tuple[Experiment, dict[str, Any]]:
+def agreed(
+    experiment: Experiment, directory: RunDirectory, change_engine: bool = False
+) -> tuple[Experiment, dict[str, Any]]:
     """The experiment to go on with, if it differs from the recorded one in nothing that matters, and engine changes."""
     path = directory.path
     recorded = Experiment(**read_toml(path / "experiment.toml")).resolved()

@@ -151,15 +151,18 @@ class Server:
 
     # A round
 
-    def play(self, engine: Engine, watch: Callable[[Result], None] | None = None) -> Played:
-        """One round. Nothing of the server's or the clients' state changes before all of it has succeeded."""
+    def play(self, engine: Engine, watch: Callable[[Result], None] | None = None, judge: bool = False) -> Played:
+        """One round; with `judge`, clients judge the model they received and the one they trained on their hold-outs.
+
+        Nothing of the server's or the clients' state changes before all of it has succeeded.
+        """
         self._engine = engine
         self.taking_part = self.sample(self.round)
         played = Played(self.round)
         reduction = Reduction()
         expected = {"w": self.w, "buffers": {name: self._model[name] for name in self._entries.buffers}}
         states: dict[int, Tree] = {}
-        for result in self._collect("train", self.scheduled(self.taking_part), played.traffic):
+        for result in self._collect("train", self.scheduled(self.taking_part), played.traffic, judge=judge):
             try:
                 self._reduce(reduction, result, expected)
             except ClientFailed as failure:
@@ -203,7 +206,7 @@ class Server:
         """What one client gets to work with."""
         return self._job(kind, client, self._broadcast(), query)
 
-    def _job(self, kind: Kind, client: int, broadcast: Tree, query: tuple[str, str]) -> Job:
+    def _job(self, kind: Kind, client: int, broadcast: Tree, query: tuple[str, str], judge: bool = False) -> Job:
         entries, model = self._entries, self._model
         first = self._personal_travels and client not in self.contacts
         return Job(
@@ -215,6 +218,7 @@ class Server:
             personal={name: model[name] for name in entries.personal} if first else {},
             state=self.store.get(client),
             query=query,
+            judge=judge,
         )
 
     def _broadcast(self) -> Tree:
@@ -230,7 +234,12 @@ class Server:
         }
 
     def _collect(
-        self, kind: Kind, clients: list[int], traffic: Traffic, query: tuple[str, str] = ("", "")
+        self,
+        kind: Kind,
+        clients: list[int],
+        traffic: Traffic,
+        query: tuple[str, str] = ("", ""),
+        judge: bool = False,
     ) -> Iterator[Result]:
         assert self._engine is not None
         self._sent_version = self.frozen_version
@@ -238,7 +247,7 @@ class Server:
 
         def jobs() -> Iterator[Job]:
             for client in clients:
-                job = self._job(kind, client, broadcast, query)
+                job = self._job(kind, client, broadcast, query, judge)
                 traffic.count_down(job.broadcast)
                 traffic.count_down(job.personal)
                 if self.contacts.get(client) != self.frozen_version:
@@ -302,6 +311,17 @@ class Server:
         other = copy.copy(self)
         other._model = {**self._model, **model}
         return other
+
+    def judge_clients(self, engine: Engine) -> tuple[dict[int, dict[str, Any]], Traffic]:
+        """Every client's own models on its hold-out, by client and stage. Nothing that the server knows changes."""
+        self._engine, traffic = engine, Traffic()
+        found: dict[int, dict[str, Any]] = {}
+        everybody = self.scheduled(tuple(range(self.clients)))
+        for result in self._collect("personal", everybody, traffic, judge=True):
+            self._reduce(Reduction(), result, None)
+            if "personal" in result.metrics:
+                found[result.client] = result.metrics["personal"]
+        return found, traffic
 
     # Checkpoints
 

@@ -10,6 +10,7 @@ import torch
 from .channels import Mean, Upload
 from .data.federation import Federation
 from .errors import Refusal
+from .evaluate import evaluate
 from .local.client import Client
 from .local.loop import Samples
 from .local.settings import Schedule, Settings
@@ -38,6 +39,8 @@ class Job:
     """What the client kept; None at first contact."""
     query: tuple[str, str] = ("", "")
     """For a query: the method's name and the name of its function."""
+    judge: bool = False
+    """Whether the client's models are judged on its hold-out."""
 
 
 @dataclass
@@ -97,9 +100,11 @@ class Site:
 
     def _train(self, job: Job) -> Result:
         client, state = self._client(job)
-        part, train = self.composition.exclusive("train")
-        train(client.seen_by(part))
+        judged = {"received": self._judged(client)} if job.judge else {}
+        self._fits(client)
         metrics = _measured(client)
+        if job.judge and judged["received"]:
+            metrics["personal"] = {**judged, "local": self._judged(client)}
         result = Result(job.client, client.n, state=state, metrics=metrics)
         if result.steps:
             result.upload = self._upload(client)
@@ -110,6 +115,10 @@ class Site:
             state["model"] = clone({name: model[name] for name in self.entries.personal})
         return result
 
+    def _fits(self, client: Client) -> None:
+        part, train = self.composition.exclusive("train")
+        train(client.seen_by(part))
+
     def _query(self, job: Job) -> Result:
         client, state = self._client(job)
         part = self.composition.part(job.query[0])
@@ -117,11 +126,40 @@ class Site:
         return Result(job.client, client.n, upload=upload, state=state)
 
     def _personal(self, job: Job) -> Result:
-        client, state = self._client(job)
-        part, personalise = self.composition.exclusive("personalise")
-        tree = personalise(client.seen_by(part))
-        model = {**client.model, **(tree or {})}
-        return Result(job.client, client.n, state=state, model=clone(model))
+        """The client's own model; judged as received, after local training, and as the method personalises it."""
+        client, _ = self._client(job)
+        result = Result(job.client, client.n)
+        if job.judge and len(self.federation.holdouts[job.client]):
+            result.metrics["personal"] = {"received": self._judged(client)}
+            self._fits(client)
+            result.metrics["personal"]["local"] = self._judged(client)
+            client, _ = self._client(job)
+        if self.composition.defined("personalise"):
+            part, personalise = self.composition.exclusive("personalise")
+            if tree := personalise(client.seen_by(part)):
+                client.network.load(tree)
+            if "personal" in result.metrics:
+                result.metrics["personal"]["personalised"] = self._judged(client)
+        if not job.judge:
+            result.model = clone(client.model)
+        return result
+
+    def _judged(self, client: Client) -> dict[str, float]:
+        """Accuracy and loss of the client's current model on its hold-out; nothing where it has none."""
+        index = torch.from_numpy(self.federation.holdouts[client.id]).to(self.device)
+        if not len(index):
+            return {}
+        part, predict = self.composition.exclusive("predict")
+        view = client.seen_by(part)
+        with self.network.mode(train=False):
+            scores = evaluate(
+                lambda x, y: predict(view.batch(x, y)),
+                self._x[index],
+                self._y[index],
+                self.federation.pipeline,
+                self.network.dtype,
+            )
+        return {**scores, "samples": len(index)}
 
     def _client(self, job: Job) -> tuple[Client, Tree]:
         """The client with its model, and its state, which a first contact starts."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .evaluate import over_clients
+
 LOWER_IS_BETTER = ("loss",)
 
 
@@ -23,5 +25,17 @@ def summarise(rows: Sequence[Mapping[str, Any]], ending: Mapping[str, Any]) -> d
         result[total] = sum(row[total] for row in rows) + ending.get(total, 0)
     if skipped := sum(len(row.get("skipped", {})) for row in rows):
         result["skipped"] = skipped
+    if "personal" in ending:
+        result["personal"] = ending["personal"]
     result["absent"] = dict(ending.get("absent", {}))
     return result
+
+
+def over_stages(judged: Mapping[int, Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, Any]]:
+    """Clients' accuracies on their hold-outs, by stage: as received, after local training, personalised."""
+    stages: dict[str, dict[str, Any]] = {}
+    for stage in ("received", "local", "personalised"):
+        scores = [found[stage] for found in judged.values() if stage in found]
+        if scores:
+            stages[stage] = over_clients([s["accuracy"] for s in scores], [int(s["samples"]) for s in scores])
+    return stages

@@ -42,6 +42,11 @@ class Federation:
         """A client's number of training samples."""
         return len(self.parts[client])
 
+    @property
+    def has_holdouts(self) -> bool:
+        """Whether any client has samples for its personal test."""
+        return any(map(len, self.holdouts))
+
     @cached_property
     def hash(self) -> str:
         """Of the whole division: equal hashes mean equal training samples, hold-outs and validation."""

@@ -172,6 +172,29 @@ class Client:
         sums = z.new_zeros(self.network.num_classes, z.shape[1]).index_add_(0, y, z)
         return sums, self.counts
 
+    def batch(self, x: Tensor, y: Tensor) -> Batch:
+        """A batch under the current model in its current mode, as `predict` sees it."""
+        output = self.network(x)
+        model = self.model
+
+        def features(tree: Tree) -> Tensor:
+            return self.network.at({**self._received, **tree}, x).z
+
+        return Batch(
+            output.extras,
+            x=x,
+            y=y,
+            z=output.z,
+            logits=output.logits,
+            w={name: model[name] for name in self.entries.shared},
+            model=model,
+            w0=self.w0,
+            own=self.own,
+            sent=self.sent,
+            counts=self.counts,
+            features=features,
+        )
+
     # How it is done
 
     def _adapted(self, epochs: int | None, steps: int | None, optimiser: dict[str, Any]) -> Settings:

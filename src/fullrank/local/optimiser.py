@@ -72,6 +72,6 @@ def _adam_(name: str, weight: Tensor, slope: Tensor, memory: Tree, settings: Set
         slope = slope + decay * weight
     count = memory["count"][name].add_(1)
     mean = memory["mean"][name].mul_(BETA1).add_(slope, alpha=1 - BETA1)
-    square = memory["square"][name].mul_(BETA2).addcmul_(slope, slope, value=1 - BETA2)
+    square = memory["square"][name].mul_(BETA2).add_(slope * slope, alpha=1 - BETA2)
     unbiased, unbiased_square = (1 - BETA1**count).to(weight.dtype), (1 - BETA2**count).to(weight.dtype)
     weight.sub_(mean / unbiased / ((square / unbiased_square).sqrt() + EPSILON), alpha=settings.lr)

@@ -1,0 +1,225 @@
+"""Several runs: one after the other in this process, or so many at a time in processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from . import interrupt
+from .config import Experiment
+from .display import Silent
+from .errors import ClientFailed, Refusal, RunFailed
+from .result import Run
+from .run import run
+from .rundir import RunDirectory, write_atomically
+
+POLL = 0.2
+"""Seconds after which a signal is obeyed at the latest while children are at work."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One run that is to be made or completed."""
+
+    name: str
+    experiment: Experiment
+    path: Path
+
+    @property
+    def rounds(self) -> int:
+        """The rounds that the run will have in the end."""
+        return self.experiment.train.rounds
+
+    @property
+    def done(self) -> int:
+        """The rounds that are saved."""
+        return RunDirectory(self.path).last_round() if self.path.is_dir() else 0
+
+
+class Onlooker:
+    """Somebody who looks on while several runs go on; this one does nothing, others start from it."""
+
+    def planned(self, runs: int, complete: Sequence[str], rounds: int) -> None:
+        """So many runs there will be; these are complete already, and the others have so many rounds before them."""
+
+    def began(self, task: Task) -> None:
+        """A run begins, or goes on."""
+
+    def round_done(self, task: Task, row: Mapping[str, Any]) -> None:
+        """A run's round is over; this is its row of the metrics."""
+
+    def said(self, task: Task, text: str) -> None:
+        """A run's own code has printed a line."""
+
+    def ended(self, task: Task, summary: Mapping[str, Any]) -> None:
+        """A run is complete."""
+
+
+def run_all(tasks: Sequence[Task], jobs: int, onlooker: Onlooker) -> None:
+    """Make or complete the runs, so many at a time; the first that fails stops the others, which can be resumed."""
+    if jobs > 1 and len(tasks) > 1:
+        _in_children(tasks, jobs, onlooker)
+    else:
+        _one_by_one(tasks, onlooker)
+
+
+# In this process
+
+
+class _Passing(Silent):
+    """Passes on what one run tells its watcher."""
+
+    def __init__(self, task: Task, onlooker: Onlooker):
+        self.task, self.onlooker = task, onlooker
+
+    def round_done(self, row: Mapping[str, Any]) -> None:
+        self.onlooker.round_done(self.task, row)
+
+    def ended(self, run: Run) -> None:
+        self.onlooker.ended(self.task, run.summary())
+
+
+def _one_by_one(tasks: Iterable[Task], onlooker: Onlooker) -> None:
+    for task in tasks:
+        interrupt.check()
+        onlooker.began(task)
+        try:
+            run(task.experiment, task.path, watcher=_Passing(task, onlooker))
+        except Refusal as problem:
+            raise Refusal(f"{task.name}: {problem}") from problem
+        except ClientFailed as failure:
+            message = f"{task.name}: {failure}; nothing of this round was kept"
+            raise RunFailed(message, failure.traceback()) from failure
+
+
+# In processes of their own
+
+
+def _in_children(tasks: Sequence[Task], jobs: int, onlooker: Onlooker) -> None:
+    waiting, working = deque(tasks), list[_Child]()
+    lines: queue.Queue[tuple[_Child, str | None]] = queue.Queue()
+    try:
+        while waiting or working:
+            while waiting and len(working) < jobs:
+                onlooker.began(waiting[0])
+                working.append(_Child(waiting.popleft(), lines))
+            interrupt.check()
+            with contextlib.suppress(queue.Empty):
+                child, line = lines.get(timeout=POLL)
+                if line is None:
+                    child.end()
+                    working.remove(child)
+                else:
+                    child.report(line, onlooker)
+    finally:
+        _stop(working)
+
+
+def _stop(children: Sequence[_Child]) -> None:
+    """Let the children save what they have and end; a second Ctrl-C ends them at once."""
+    try:
+        for child in children:
+            child.process.terminate()
+        for child in children:
+            child.process.wait()
+    finally:
+        for child in children:
+            child.process.kill()
+            child.process.wait()
+
+
+class _Child:
+    """One `fullrank run` in a process of its own.
+
+    It reports over a pipe, once a round, so that it ends after its round if this process is killed and cannot stop it.
+    """
+
+    def __init__(self, task: Task, lines: queue.Queue[tuple[_Child, str | None]]):
+        self.task = task
+        self.errors = tempfile.TemporaryFile(mode="w+", errors="replace")  # noqa: SIM115
+        command = [sys.executable, "-m", "fullrank", "run", str(_written(task)), "--out", str(task.path), "--json"]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            env=_surroundings(),
+            text=True,
+            errors="replace",
+        )
+        assert self.process.stdout is not None
+        threading.Thread(target=self._read, args=(self.process.stdout, lines), daemon=True).start()
+
+    def _read(self, stream: IO[str], lines: queue.Queue[tuple[_Child, str | None]]) -> None:
+        with stream:
+            for line in stream:
+                lines.put((self, line.rstrip("\n")))
+        lines.put((self, None))
+
+    def report(self, line: str, onlooker: Onlooker) -> None:
+        """Pass on one line of output."""
+        try:
+            event = json.loads(line)
+            kind = event.pop("event")
+        except (ValueError, KeyError, TypeError, AttributeError):
+            onlooker.said(self.task, line)
+            return
+        if kind == "round":
+            onlooker.round_done(self.task, event)
+        elif kind == "end":
+            onlooker.ended(self.task, event["summary"])
+
+    def end(self) -> None:
+        """Wait for the process, which has closed its output, and raise what went wrong in it."""
+        status = self.process.wait()
+        interrupt.check()  # a Ctrl-C reaches the children too: then they have not failed
+        self.errors.seek(0)
+        text = self.errors.read()
+        self.errors.close()
+        if status == 0:
+            return
+        before, sentence = _last_line(text)
+        if status == 2 and sentence:
+            raise Refusal(f"{self.task.name}: {sentence}")
+        raise RunFailed(f"{self.task.name}: {sentence or _how_it_died(status)}", before)
+
+
+def _written(task: Task) -> Path:
+    """The file from which a child reads its experiment."""
+    file = task.path.parent / "experiments" / f"{task.path.name}.toml"
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, task.experiment.as_toml().encode())
+    except OSError as error:
+        raise Refusal(f'"{file.parent}" cannot be written: {error.strerror}') from None
+    return file
+
+
+def _surroundings() -> dict[str, str]:
+    """The environment of a child: what this process can import, the child can."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+
+
+def _last_line(text: str) -> tuple[str, str]:
+    """The sentence with which a run has ended, and what stands above it."""
+    above, _, last = text.rstrip().rpartition("\n")
+    return f"{above}\n" if above else "", last.removeprefix("fullrank: ")
+
+
+def _how_it_died(status: int) -> str:
+    if status >= 0:
+        return f"ended with status {status}"
+    hint = "; did the memory run out?" if -status == getattr(signal, "SIGKILL", None) else ""
+    return f"was killed by {signal.Signals(-status).name}{hint} The rounds before are saved"
