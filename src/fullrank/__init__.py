@@ -7,6 +7,8 @@ __version__ = "0.1.0"
 
 from . import data, methods, models, objectives
 from .channels import Mean, Sum
+from .compare import compare
+from .comparison import Comparison, compare_runs
 from .config import Experiment
 from .errors import Conflict
 from .fit import fit
@@ -15,12 +17,15 @@ from .result import Run, load_run
 from .run import run
 
 __all__ = [
+    "Comparison",
     "Conflict",
     "Experiment",
     "Mean",
     "Method",
     "Run",
     "Sum",
+    "compare",
+    "compare_runs",
     "data",
     "fit",
     "load_run",

@@ -276,9 +276,14 @@ class Experiment(Table):
 
     def directory(self) -> Path:
         """Where a run goes that is not told where: the same experiment finds its own directory again."""
-        data = Path(self.data.name).stem if self.data.name.endswith(".npz") else self.data.name
         method = "+".join(methods.find(piece).name for piece in self._method_names())
-        return Path("runs") / f"{data.replace(':', '.')}-{method}-{self.hash()[:8]}"
+        return Path("runs") / f"{self.data_label}-{method}-{self.hash()[:8]}"
+
+    @property
+    def data_label(self) -> str:
+        """The data's name as part of a directory's name."""
+        name = self.data.name
+        return (Path(name).stem if name.endswith(".npz") else name).replace(":", ".")
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

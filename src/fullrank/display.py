@@ -225,14 +225,13 @@ def opening(experiment: Experiment, done: int, clients: int, out: Path | None) -
 
 
 def setting(experiment: Experiment, clients: int = 0) -> str:
-    """What all methods and seeds of an experiment have in common, in a few words; so many clients take part a round."""
+    """The data, their division and the training in a few words; with the number of clients a round, where known."""
     data, train = experiment.data, experiment.train
     how = {"dirichlet": f"dirichlet α={data.alpha:g}"}.get(data.partition, data.partition)
     amount = f"{train.steps} steps" if train.steps else f"{train.epochs} epoch{'s' if train.epochs > 1 else ''}"
-    return (
-        f"{data.name}: {data.clients} clients ({how}), {clients or data.clients} a round, "
-        f"{train.rounds} rounds of {amount}, {experiment.model.name}"
-    )
+    part = f"{clients} a round, " if clients else ""
+    rounds = f"{train.rounds} rounds of {amount}"
+    return f"{data.name}: {data.clients} clients ({how}), {part}{rounds}, {experiment.model.name}"
 
 
 def warnings(row: Mapping[str, Any]) -> list[str]:

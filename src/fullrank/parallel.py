@@ -51,8 +51,8 @@ class Task:
 class Onlooker:
     """Somebody who looks on while several runs go on; this one does nothing, others start from it."""
 
-    def planned(self, runs: int, complete: Sequence[str], rounds: int) -> None:
-        """So many runs there will be; these are complete already, and the others have so many rounds before them."""
+    def planned(self, tasks: Sequence[Task], pending: Sequence[Task]) -> None:
+        """All runs that there will be, and those of them that are not complete yet."""
 
     def began(self, task: Task) -> None:
         """A run begins, or goes on."""
@@ -122,7 +122,7 @@ def _in_children(tasks: Sequence[Task], jobs: int, onlooker: Onlooker) -> None:
                     child.end()
                     working.remove(child)
                 else:
-                    child.report(line, onlooker)
+                    pass_on(child.task, line, onlooker)
     finally:
         _stop(working)
 
@@ -168,19 +168,6 @@ class _Child:
                 lines.put((self, line.rstrip("\n")))
         lines.put((self, None))
 
-    def report(self, line: str, onlooker: Onlooker) -> None:
-        """Pass on one line of output."""
-        try:
-            event = json.loads(line)
-            kind = event.pop("event")
-        except (ValueError, KeyError, TypeError, AttributeError):
-            onlooker.said(self.task, line)
-            return
-        if kind == "round":
-            onlooker.round_done(self.task, event)
-        elif kind == "end":
-            onlooker.ended(self.task, event["summary"])
-
     def end(self) -> None:
         """Wait for the process, which has closed its output, and raise what went wrong in it."""
         status = self.process.wait()
@@ -190,10 +177,26 @@ class _Child:
         self.errors.close()
         if status == 0:
             return
-        before, sentence = _last_line(text)
+        above, sentence = _last_line(text)
         if status == 2 and sentence:
             raise Refusal(f"{self.task.name}: {sentence}")
-        raise RunFailed(f"{self.task.name}: {sentence or _how_it_died(status)}", before)
+        if status < 0 or not sentence:
+            above, sentence = text, _how_it_ended(status)
+        raise RunFailed(f"{self.task.name}: {sentence}", above)
+
+
+def pass_on(task: Task, line: str, onlooker: Onlooker) -> None:
+    """Tell an onlooker what one line of a run's output says, be it ours or printed by the user's own code."""
+    try:
+        event = json.loads(line)
+        kind = event.pop("event")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        onlooker.said(task, line)
+        return
+    if kind == "round":
+        onlooker.round_done(task, event)
+    elif kind == "end":
+        onlooker.ended(task, event["summary"])
 
 
 def _written(task: Task) -> Path:
@@ -218,8 +221,8 @@ def _last_line(text: str) -> tuple[str, str]:
     return f"{above}\n" if above else "", last.removeprefix("fullrank: ")
 
 
-def _how_it_died(status: int) -> str:
+def _how_it_ended(status: int) -> str:
     if status >= 0:
-        return f"ended with status {status}"
-    hint = "; did the memory run out?" if -status == getattr(signal, "SIGKILL", None) else ""
-    return f"was killed by {signal.Signals(-status).name}{hint} The rounds before are saved"
+        return f"its process ended with status {status}"
+    hint = " (did the memory run out?)" if -status == getattr(signal, "SIGKILL", None) else ""
+    return f"its process was ended by {signal.Signals(-status).name}{hint}; the rounds before are saved"

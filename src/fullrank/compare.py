@@ -1,0 +1,167 @@
+"""Several methods on the same splits, over several seeds: what is to be run, and what of it is left to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import interrupt
+from . import methods as known
+from .comparison import Comparison, check_comparable, check_value
+from .config import Experiment, merged, nested, read_toml
+from .engine import cores
+from .errors import Interrupted, Refusal
+from .parallel import Onlooker, Task, run_all
+from .result import load_run
+from .run import agreed
+from .rundir import RunDirectory, write_json
+
+
+def compare(
+    experiment: Experiment | str | Path | Mapping[str, Any],
+    methods: Sequence[str],
+    seeds: Sequence[int] = (0, 1, 2),
+    out: str | Path | None = None,
+    *,
+    jobs: int = 0,
+    measure: str = "accuracy",
+    value: str = "last5",
+    onlooker: Onlooker | None = None,
+) -> Comparison:
+    """Run several methods with several seeds on the same splits, and set them side by side.
+
+    Each seed draws its own split (unless `data.seed` says otherwise), the same for every method. Every run is an
+    ordinary run directory in `out`, which without a name is named after the experiment and the methods: the same call
+    again completes what is not complete, and reruns nothing. `jobs` runs go on at a time, in processes of their own;
+    0 means one per core, and one after the other where a run has a GPU or processes of its own.
+
+    >>> import fullrank, tempfile
+    >>> few = {"train.rounds": 1, "data.clients": 2, "model.name": "mlp"}
+    >>> found = fullrank.compare(few, ["fedavg", "fedprox"], seeds=[0, 1], out=tempfile.mkdtemp(), jobs=1)
+    >>> [row["method"] for row in found.table()]
+    ['fedavg', 'fedprox']
+    """
+    check_value(value)
+    if jobs < 0:
+        raise Refusal(f"jobs = {jobs}: must be at least 0 (one per core)")
+    planned = _planned(experiment, _checked_methods(methods), _checked_seeds(seeds))
+    folder = Path(out) if out is not None else _named_after(planned)
+    if RunDirectory(folder).started:
+        raise Refusal(f'"{folder}" is a run itself; a comparison holds several, so choose another directory')
+    tasks = {pair: Task(f"{pair[0]} seed {pair[1]}", e, folder / _directory(*pair)) for pair, e in planned.items()}
+    _complete(list(tasks.values()), jobs, onlooker or Onlooker(), folder)
+    found = Comparison({pair: load_run(task.path) for pair, task in tasks.items()}, measure, value, folder)
+    write_json(folder / "comparison.json", found.facts())
+    return found
+
+
+# What is to be run
+
+
+def _checked_methods(names: Sequence[str]) -> list[str]:
+    if isinstance(names, str):
+        names = names.split(",")
+    found = ["+".join(piece.strip() for piece in name.split("+")) for name in names]
+    if not any(found):
+        raise Refusal("compare needs methods, as in fedavg,fedavg+feddecorr")
+    for index, name in enumerate(found):
+        if name in found[:index]:
+            raise Refusal(f'the method "{name}" is to be compared with itself: it stands twice')
+    return found
+
+
+def _checked_seeds(seeds: Sequence[int]) -> list[int]:
+    found = list(seeds)
+    if not found:
+        raise Refusal("compare needs at least one seed")
+    for index, seed in enumerate(found):
+        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+            raise Refusal(f"{seed!r} is no seed: seeds are whole numbers from 0 on")
+        if seed in found[:index]:
+            raise Refusal(f"the seed {seed} stands twice")
+    return found
+
+
+def _planned(
+    source: Experiment | str | Path | Mapping[str, Any], names: Sequence[str], seeds: Sequence[int]
+) -> dict[tuple[str, int], Experiment]:
+    """All experiments, seed by seed, so that methods can be compared as early as possible."""
+    if isinstance(source, Experiment):
+        values = source.model_dump()
+    else:
+        values = nested(source) if isinstance(source, Mapping) else read_toml(source)
+    tables = {name: _with_own_tables(values, name, names) for name in names}
+    return {(name, seed): Experiment(**merged(tables[name], {"seed": seed})) for seed in seeds for name in names}
+
+
+def _with_own_tables(values: Mapping[str, Any], name: str, names: Sequence[str]) -> dict[str, Any]:
+    """An experiment's values for one method, without the tables of the user's own methods that only others have."""
+    own = _parts(name)
+    others = {part for other in names for part in _parts(other)} - own - known.available().keys()
+    table = values.get("method", {})
+    if not isinstance(table, Mapping):
+        return dict(values)  # refused, with the reason, when the experiment is made
+    return {**values, "method": {**{key: v for key, v in table.items() if key not in others}, "name": name}}
+
+
+def _parts(name: str) -> set[str]:
+    return {known.find(piece).name for piece in name.split("+")}
+
+
+def _named_after(planned: Mapping[tuple[str, int], Experiment]) -> Path:
+    """Where a comparison goes that is not told where; more seeds or rounds find the same directory."""
+    hashes = {name: experiment.but(seed=0).hash() for (name, _), experiment in planned.items()}
+    digest = hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
+    data = next(iter(planned.values())).data_label
+    return Path("runs") / f"compare-{data}-{digest[:8]}"
+
+
+def _directory(method: str, seed: int) -> str:
+    return f"{method.replace(':', '.')}-seed{seed}"
+
+
+def _complete(tasks: Sequence[Task], jobs: int, onlooker: Onlooker, folder: Path) -> None:
+    """Run what is not complete, after a look at all that has begun: better refused now than after hours."""
+    pending = [task for task in tasks if not _is_complete(task)]
+    begun = [load_run(task.path) for task in tasks if RunDirectory(task.path).started]
+    check_comparable(begun, rounds=False)
+    onlooker.planned(tasks, pending)
+    at_once = min(_at_once(jobs, tasks[0].experiment), len(pending))
+    try:
+        with interrupt.guard():
+            run_all([_alone(task) for task in pending] if at_once > 1 else pending, at_once, onlooker)
+    except Interrupted:
+        done = sum(_is_complete(task) for task in tasks)
+        raise Interrupted(
+            f'stopped; {done} of {len(tasks)} runs are complete and the rounds of the others are saved in "{folder}"; '
+            "the same command goes on from there"
+        ) from None
+
+
+def _is_complete(task: Task) -> bool:
+    """Whether a run is there whole; one of another experiment is refused."""
+    directory = RunDirectory(task.path)
+    if not directory.started:
+        return False
+    agreed(task.experiment.resolved(), directory)
+    return directory.finished(task.rounds)
+
+
+def _at_once(jobs: int, experiment: Experiment) -> int:
+    if jobs:
+        return jobs
+    engine = experiment.engine
+    if engine.name not in ("auto", "serial") or engine.device not in ("", "cpu"):
+        return 1
+    return max(1, cores() // engine.threads)
+
+
+def _alone(task: Task) -> Task:
+    """A run beside others: `auto` means serial, which gives the same bits, unless a run has begun otherwise."""
+    if task.experiment.engine.name != "auto" or RunDirectory(task.path).started:
+        return task
+    return dataclasses.replace(task, experiment=task.experiment.but(engine__name="serial"))
