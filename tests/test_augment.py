@@ -38,9 +38,7 @@ def crop_by_hand(x, u, pad, mode):
 
 
 def flip_by_hand(x, u):
-    return np.stack(
-        [picture[:, :, ::-1] if v < 0.5 else picture for picture, v in zip(x, u[:, 0], strict=True)]
-    )
+    return np.stack([picture[:, :, ::-1] if v < 0.5 else picture for picture, v in zip(x, u[:, 0], strict=True)])
 
 
 # crop and flip
@@ -120,9 +118,7 @@ def test_pipeline_in_training_equals_a_loop():
 def test_pipeline_order_follows_the_list():
     data = images(channels=1, height=8, width=8)
     u = torch.tensor([[0.1, 0.5, 0.0]]).expand(6, 3)
-    flip_first = (
-        Pipeline.build(data, "none", ["flip", "crop:1"])(data.train.x, u, torch.float64).numpy() * 255
-    )
+    flip_first = Pipeline.build(data, "none", ["flip", "crop:1"])(data.train.x, u, torch.float64).numpy() * 255
     x = data.train.x.numpy()
     assert np.allclose(flip_first, crop_by_hand(x[:, :, :, ::-1], u[:, 1:].numpy(), 1, "constant"))
 
@@ -145,9 +141,7 @@ def test_pipeline_normalisations():
         (given, given["mean"], given["std"]),
     ):
         expected = (plain - np.reshape(mean, (3, 1, 1))) / np.reshape(std, (3, 1, 1))
-        assert np.allclose(
-            Pipeline.build(data, normalise)(x, dtype=torch.float64).numpy(), expected, atol=1e-13
-        )
+        assert np.allclose(Pipeline.build(data, normalise)(x, dtype=torch.float64).numpy(), expected, atol=1e-13)
     assert Pipeline.build(images()).statistics is None
     assert torch.equal(Pipeline.build(images())(x), x.float() / 255)
 

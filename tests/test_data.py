@@ -131,9 +131,7 @@ def small(**changes):
 
 
 def test_split_brings_labels_to_int64():
-    split = Split(
-        torch.zeros(2, 3), torch.tensor([1, 0], dtype=torch.uint8), group=torch.tensor([3, 4]).int()
-    )
+    split = Split(torch.zeros(2, 3), torch.tensor([1, 0], dtype=torch.uint8), group=torch.tensor([3, 4]).int())
     assert split.y.dtype == torch.int64
     assert split.group.dtype == torch.int64
     assert len(split) == 2
@@ -284,9 +282,7 @@ def test_pair_of_arrays_and_num_classes():
 
 
 def test_pair_of_pairs():
-    data = load_dataset(
-        ((np.zeros((3, 2)), np.array([0, 1, 0])), [torch.ones(2, 2).double(), torch.tensor([0, 3])])
-    )
+    data = load_dataset(((np.zeros((3, 2)), np.array([0, 1, 0])), [torch.ones(2, 2).double(), torch.tensor([0, 3])]))
     assert (len(data.train), len(data.test), data.num_classes) == (3, 2, 4)
     assert data.train.x.dtype == torch.float64
 
@@ -470,9 +466,7 @@ def test_npz_in_four_arrays(tmp_path):
     assert data.train.group.tolist() == [1, 0, 1, 0]
     assert data.test.group is None
     assert data.name == "four"
-    prints = [
-        load_dataset(*how).fingerprint() for how in ((str(path),), ("npz", path), ("four.npz", tmp_path))
-    ]
+    prints = [load_dataset(*how).fingerprint() for how in ((str(path),), ("npz", path), ("four.npz", tmp_path))]
     assert set(prints) == {data.fingerprint()}
 
 

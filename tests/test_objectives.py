@@ -86,9 +86,7 @@ def test_floor_is_attained_by_a_tight_frame(d: int, code: float) -> None:
     k = torch.arange(1, 32, dtype=torch.float64)[:, None]
     rows = [(k * angle).cos() * 2**0.5, (k * angle).sin() * 2**0.5, torch.ones(1, d, dtype=torch.float64)]
     frame = torch.cat(rows) / (n - 1) ** 0.5
-    plane = torch.linalg.qr(torch.cat([torch.ones(n, 1, dtype=torch.float64), features(n, n - 1)], 1))[0][
-        :, 1:
-    ]
+    plane = torch.linalg.qr(torch.cat([torch.ones(n, 1, dtype=torch.float64), features(n, n - 1)], 1))[0][:, 1:]
     z = 100 * plane @ frame
     assert decorrelation(z, "paper").item() == pytest.approx(1 / 63, rel=1e-6)
     assert decorrelation(z, "code").item() == pytest.approx(code, rel=1e-5)
@@ -156,9 +154,7 @@ def test_affine_maps_and_permutations_change_nothing(
     rows, columns = torch.randperm(n, generator=order), torch.randperm(d, generator=order)
     signs = 1 - 2.0 * (columns % 2)
     mapped = (z * factor * signs + shift * columns)[rows][:, columns]
-    assert decorrelation(mapped, scale).item() == pytest.approx(
-        decorrelation(z, scale).item(), rel=1e-9, abs=1e-12
-    )
+    assert decorrelation(mapped, scale).item() == pytest.approx(decorrelation(z, scale).item(), rel=1e-9, abs=1e-12)
 
 
 @settings(max_examples=40, deadline=None)
@@ -253,9 +249,7 @@ def test_float32_never_noticeably_negative() -> None:
     # the hardest case for the subtraction: N ≤ d, yet the few live columns are exactly uncorrelated
     n = 64
     z = torch.zeros(n, 128, dtype=torch.float64)
-    z[:, :60] = torch.linalg.qr(torch.cat([torch.ones(n, 1, dtype=torch.float64), features(n, 60)], 1))[0][
-        :, 1:
-    ]
+    z[:, :60] = torch.linalg.qr(torch.cat([torch.ones(n, 1, dtype=torch.float64), features(n, 60)], 1))[0][:, 1:]
     assert abs(decorrelation((z * 37).float()).item()) < 1e-6  # of 1 for noise, 62 for rank one
 
 
