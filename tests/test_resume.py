@@ -35,6 +35,22 @@ CASES = {
     "state at clients and server": {"method.name": "stateful:Variates+stateful:Momentum", "model.norm": "group"},
     "personal norm layers": {"method.name": "stateful:OwnNorms", "model.norm": "batch", "train.buffers": "average"},
     "a frozen frame that changes": {"method.name": "stateful:Frame", "model.norm": "batch", "train.buffers": "local"},
+    "fedavgm, kept momentum": {
+        "method.name": "fedavgm",
+        "model.norm": "batch",
+        "train.optimizer_state": "keep",
+        "train.nesterov": True,
+    },
+    "fedadam, kept adam": {
+        "method.name": "fedadam+fedprox",
+        "train.optimizer": "adam",
+        "train.optimizer_state": "keep",
+        "train.lr_schedule": "exponential",
+        "train.warmup": 1,
+        "train.clip_norm": 0.5,
+        "data.holdout": 0.2,
+        "evaluate.personal": "every",
+    },
     "everything": {
         "method.name": "feddecorr+stateful:Variates+stateful:OwnNorms+stateful:Calibrated+stateful:Momentum",
         "model.norm": "batch",
@@ -155,12 +171,32 @@ def test_a_process_of_its_own_is_killed_and_resumed(uninterrupted, tmp_path):
         "killing.Points(killing.Strike('bytes of manifest', 2)).install()\n"
         f"fullrank.run({settings_of('everything')!r}, out={str(tmp_path / 'run')!r})\n"
     )
-    around = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    around = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
     done = subprocess.run([sys.executable, "-c", program], env=around, capture_output=True, text=True, timeout=120)
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert not (tmp_path / "run" / "summary.json").exists()
     reference, _ = uninterrupted("everything")
     kill_and_resume(settings_of("everything"), tmp_path / "run", [], reference)
+
+
+IN_PROCESSES = [
+    ("fedavgm, kept momentum", "an upload, not yet summed"),
+    ("fedadam, kept adam", "bytes of manifest"),
+    *(
+        pytest.param(case, point, marks=pytest.mark.slow)
+        for case in CASES
+        for point in (*IN_A_ROUND, "bytes of summary")
+        if point != "a local step"  # the workers' steps are in other processes
+    ),
+]
+
+
+@pytest.mark.parametrize(("case", "point"), IN_PROCESSES)
+def test_killed_and_resumed_with_worker_processes(case, point, uninterrupted, tmp_path):
+    """The reference is the serial run: the engines agree to the bit, also when killed."""
+    reference, trace = uninterrupted(case)
+    settings = {**settings_of(case), "engine.name": "processes", "engine.workers": 2}
+    kill_and_resume(settings, tmp_path / "run", [middle(trace, point)], reference)
 
 
 def test_killed_while_a_finished_run_goes_on_for_more_rounds(uninterrupted, tmp_path):
