@@ -57,6 +57,8 @@ def main() -> None:
     data = load_dataset("cifar10", arguments.root)
     pixels = (data.train.x.nbytes + data.test.x.nbytes) / 2**20
     print(f"torch {torch.__version__}, {platform.processor() or platform.machine()}; CIFAR-10 is {pixels:.0f} MiB")
+    bare, _ = peak([sys.executable, "-c", "import time, fullrank; time.sleep(1)"])
+    print(f"a process that has imported fullrank and nothing else takes {bare:.0f} MiB\n")
     print(f"{'engine':<12}{'workers':>8}{'peak MiB':>10}{'seconds':>9}")
     for engine, workers in (("serial", 0), ("processes", 1), ("processes", 2), ("processes", 3)):
         with tempfile.TemporaryDirectory() as out:
