@@ -77,6 +77,13 @@ def test_judging_changes_nothing_of_the_run(tmp_path):
     assert [r["bytes_down"] for r in runs["never"].metrics] == [r["bytes_down"] for r in runs["every"].metrics]
 
 
+def test_clients_are_judged_after_training_as_in_the_last_round(tmp_path):
+    """The cosine schedule would be at 0 one round later."""
+    run = fullrank.run({**VALUES, "train.lr_schedule": "cosine", "train.epochs": 5}, tmp_path)
+    personal = run.summary()["personal"]
+    assert personal["local"]["mean"] > personal["received"]["mean"]
+
+
 def test_without_a_holdout_it_is_absent_with_the_reason(tmp_path):
     run = fullrank.run({**VALUES, "data.holdout": 0.0}, tmp_path)
     assert "personal" not in run.summary()

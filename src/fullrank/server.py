@@ -84,6 +84,9 @@ class Server:
         for part in composition.parts:
             if state := part.server_state(self.seen_by(part)):
                 self._own[part.name] = clone(state)
+            for name in part.broadcast:
+                if name not in self._own.get(part.name, {}):
+                    raise Refusal(f'"{part.name}" broadcasts "{name}", which its server_state does not have')
 
     # What a method looks at and asks for
 
@@ -130,7 +133,7 @@ class Server:
         for result in self._collect("query", everybody, self._traffic, query=(part.name, name)):
             self._reduce(reduction, result, None)
             self._traffic.count_up(result.upload)
-        return reduction.result()[part.name]
+        return reduction.result().get(part.name, {})
 
     def fit_head(self, z: Tensor, y: Tensor, *, epochs: int, batch_size: int = 64, **optimiser: Any) -> Tensors:
         """Train a copy of the classifier on features, by the loop that clients use; its entries under their names."""
@@ -274,6 +277,8 @@ class Server:
         try:
             for part in self._composition.aggregators:
                 new = part.aggregate(self.seen_by(part), new, {**reduced.get(part.name, {}), "w": mean["w"]})
+                if not isinstance(new, Mapping):
+                    raise Refusal(f'"{part.name}".aggregate returned {new!r}; it must return the new shared entries')
             if lost := [name for name in self._entries.shared if name not in new]:
                 raise Refusal(f"the aggregated model does not fit: {lost[0]} is missing")
             self._accept({**new, **mean["buffers"]})

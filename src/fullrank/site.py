@@ -122,7 +122,7 @@ class Site:
     def _query(self, job: Job) -> Result:
         client, state = self._client(job)
         part = self.composition.part(job.query[0])
-        upload = {part.name: dict(getattr(part, job.query[1])(client.seen_by(part)))}
+        upload = {part.name: dict(getattr(part, job.query[1])(client.seen_by(part)) or {})}
         return Result(job.client, client.n, upload=upload, state=state)
 
     def _personal(self, job: Job) -> Result:
@@ -174,7 +174,8 @@ class Site:
             network=self.network,
             composition=self.composition,
             entries=self.entries,
-            settings=self.schedule.at(job.round, self.settings),
+            # After the last round clients train as in it: a schedule that ends at 0 would leave them as they are.
+            settings=self.schedule.at(min(job.round, self.schedule.rounds - 1), self.settings),
             samples=self.samples(job.client),
             received=received,
             sent=job.broadcast["sent"],
@@ -204,7 +205,7 @@ class Site:
             }
         }
         for part in self.composition.parts:
-            if extra := dict(part.after(client.seen_by(part))):
+            if extra := dict(part.after(client.seen_by(part)) or {}):
                 if reserved := {"w"} & set(extra):
                     raise Refusal(f'"{part.name}" cannot upload under the reserved name "{reserved.pop()}"')
                 upload[part.name] = extra
