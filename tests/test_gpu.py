@@ -1,4 +1,4 @@
-"""The reference engine on a CUDA device: the same run as on the CPU, within rounding, and resumable to the bit."""
+"""Engines on a CUDA device: the same run as on the CPU, within rounding, and resumable to the bit."""
 
 import json
 
@@ -34,22 +34,73 @@ def weights(values, out):
     return {name: value.cpu() for name, value in run.model().state_dict().items()}
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "feddecorr", "fedprox+feddecorr"])
-def test_float64_agrees_with_the_cpu(method, tmp_path):
-    values = {**BASE, "method.name": method}
-    start = fullrank.models.build("cnn", 10, 1, norm="batch", width=8).state_dict()
-    cpu = weights(values, tmp_path / "cpu")
-    gpu = weights({**values, "engine.device": "cuda"}, tmp_path / "gpu")
-    assert cpu.keys() == gpu.keys() == start.keys()
-    difference = sum(float((cpu[n].double() - gpu[n].double()).norm() ** 2) for n in cpu) ** 0.5
-    size = sum(float(cpu[n].double().norm() ** 2) for n in cpu) ** 0.5
-    assert difference < 1e-8 * size
+METHODS = ["fedavg", "fedprox", "feddecorr", "fedprox+feddecorr", "fedavgm", "fedadam", "stateful:Variates+fedprox"]
+METHODS += ["stateful:OwnNorms", "stateful:Frame"]
 
 
-def test_resume_on_the_device_is_exact(tmp_path):
+def entries(run):
+    """All entries of the global model, personal ones as they were at the start."""
+    return {name: value.double().cpu() for name, value in run._assembled().server.model.items()}
+
+
+def distance(one, other):
+    return sum(float((one[n] - other[n]).norm() ** 2) for n in one) ** 0.5
+
+
+@pytest.mark.parametrize("engine", ["serial", "cuda"])
+@pytest.mark.parametrize("method", METHODS)
+def test_float64_agrees_with_the_cpu(method, engine, tmp_path):
+    """20 steps and an odd last batch, over two rounds; the difference against the size of the update."""
+    values = {**BASE, "method.name": method, "train.rounds": 2, "train.steps": 20, "train.batch_size": 30}
+    start = entries(fullrank.run({**values, "train.rounds": 1, "train.lr": 1e-300}, tmp_path / "start"))
+    cpu = entries(fullrank.run(values, tmp_path / "cpu"))
+    gpu = entries(fullrank.run({**values, "engine.device": "cuda", "engine.name": engine}, tmp_path / "gpu"))
+    assert distance(cpu, gpu) < 1e-8 * distance(cpu, start)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_the_captured_step_keeps_optimisers_schedules_and_terms(optimizer, tmp_path):
+    values = {**BASE, "train.rounds": 3, "train.optimizer": optimizer, "train.optimizer_state": "keep"}
+    values |= {"train.lr_schedule": "cosine", "train.clip_norm": 0.5, "train.label_smoothing": 0.1, "train.lr": 0.002}
+    runs = [
+        fullrank.run({**values, "engine.device": "cuda", "engine.name": name}, tmp_path / name)
+        for name in ("serial", "cuda")
+    ]
+    one, other = (entries(run) for run in runs)
+    assert distance(one, other) < 1e-6 * sum(float(t.norm() ** 2) for t in one.values()) ** 0.5
+    for row, same in zip(runs[0].metrics, runs[1].metrics, strict=True):
+        for client, twin in zip(row["clients"], same["clients"], strict=True):
+            for epoch, again in zip(client["epochs"], twin["epochs"], strict=True):
+                assert again == pytest.approx(epoch, rel=1e-5)
+
+
+def test_every_method_of_the_library_is_captured(tmp_path):
+    from fullrank.assemble import assemble
+    from fullrank.config import Experiment
+    from fullrank.engine.cuda import Cuda
+
+    for name in fullrank.methods.available():
+        values = {**BASE, "method.name": name, "engine.device": "cuda", "engine.precision": "float32"}
+        parts = assemble(Experiment.of(values))
+        engine = Cuda(parts.site)
+        parts.server.play(engine)
+        assert not engine.captured.reasons, name
+        assert list(engine.captured.graphs.values()) != [], name
+        assert None not in engine.captured.graphs.values(), name
+
+
+def test_dropout_is_drawn_anew_in_every_replay(tmp_path):
+    values = {**BASE, "model.dropout": 0.5, "engine.device": "cuda", "engine.name": "cuda"}
+    first, again = (entries(fullrank.run(values, tmp_path / name)) for name in "ab")
+    other = entries(fullrank.run({**values, "seed": 1, "data.seed": 0}, tmp_path / "c"))
+    assert distance(first, again) < 1e-8 * distance(first, other)
+
+
+@pytest.mark.parametrize("engine", ["serial", "cuda"])
+def test_resume_on_the_device_is_exact(engine, tmp_path):
     torch.use_deterministic_algorithms(True)
     try:
-        values = {**BASE, "engine.device": "cuda", "method.name": "fedprox+feddecorr"}
+        values = {**BASE, "engine.device": "cuda", "engine.name": engine, "method.name": "fedprox+feddecorr"}
         whole = weights({**values, "train.rounds": 3}, tmp_path / "whole")
         weights({**values, "train.rounds": 1}, tmp_path / "parts")
         parts = weights({**values, "train.rounds": 3}, tmp_path / "parts")

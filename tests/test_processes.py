@@ -306,7 +306,7 @@ def test_the_rule_of_auto(monkeypatch):
     assert choose("", 10, 1e12) == "processes"
     assert choose("", 10, 1e9) == "serial"
     assert choose("", 1, 1e12) == "serial"
-    assert choose("cuda", 10, 1e12) == "serial"
+    assert choose("cuda", 10, 1e12) == "cuda"
     monkeypatch.setattr("fullrank.engine.cores", lambda: 1)
     assert choose("", 10, 1e12) == "serial"
 

@@ -153,7 +153,7 @@ class Train(Table):
 class EngineTable(Table):
     """Where clients train."""
 
-    name: Literal["auto", "serial", "processes"] = "auto"
+    name: Literal["auto", "serial", "processes", "cuda"] = "auto"
     workers: Annotated[int, Field(ge=0)] = 0
     threads: Annotated[int, Field(ge=1)] = 1
     device: str = ""

@@ -12,7 +12,7 @@ from .data.federation import Federation
 from .errors import Refusal
 from .evaluate import evaluate
 from .local.client import Client
-from .local.loop import Samples
+from .local.loop import Eager, Samples, StepperOf
 from .local.settings import Schedule, Settings
 from .methods.compose import Composition, defines
 from .models.entries import Entries
@@ -86,6 +86,8 @@ class Site:
         self.keep_optimiser = keep_optimiser
         self.seed = seed
         self.device = device
+        self.stepper_of: StepperOf = Eager
+        """How local steps are made: an engine may know a faster way."""
         self.start = clone(network.tensors())
         self._constants = self._outside_the_state()
         self._x = federation.data.train.x.to(device)
@@ -180,6 +182,7 @@ class Site:
             received=received,
             sent=job.broadcast["sent"],
             state=state,
+            stepper_of=self.stepper_of,
         )
         for part in self.composition.parts:
             if part.name not in state and defines(part, "client_state"):

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from ..errors import Refusal
 from ..site import Job, Result, Site
+from .cuda import Cuda
 from .processes import Processes
 from .serial import Serial
 
@@ -33,6 +34,8 @@ def choose(device: str, clients_a_round: int, work: float) -> str:
     The rule is written here and depends on nothing but the experiment and the number of cores: processes on a CPU
     with more than one core, where more than one client trains at a time and the work is worth their start.
     """
+    if device.startswith("cuda"):
+        return "cuda"
     several = cores() > 1 and clients_a_round > 1
     return "processes" if several and device in ("", "cpu") and work > WORTH_PROCESSES else "serial"
 
@@ -48,4 +51,4 @@ def open_engine(name: str, site: Site, *, workers: int = 0, threads: int = 1, cl
         if site.device.type != "cpu":
             raise Refusal(f'engine.name = "processes" trains on the CPU, not on engine.device = "{site.device}"')
         return Processes(site, min(workers or cores(), clients_a_round), threads)
-    return Serial(site)
+    return Cuda(site) if name == "cuda" else Serial(site)

@@ -20,7 +20,7 @@ from ..models.network import Network
 from ..randomness import generator, torch_seeded
 from ..trees import Tensors, Tree, clone
 from .batch import Batch
-from .loop import Report, Samples, train
+from .loop import Eager, Report, Samples, StepperOf, train
 from .optimiser import memory
 from .plan import make_plan
 from .settings import Settings, Travel
@@ -49,6 +49,7 @@ class Client:
         received: Tensors,
         sent: dict[str, Tree],
         state: Tree,
+        stepper_of: StepperOf = Eager,
     ):
         self.id = id
         self.round = round
@@ -63,6 +64,7 @@ class Client:
         self._settings = settings
         self._received = received
         self._sent = sent
+        self._stepper_of = stepper_of
         self._state = state
         self._space = ""
         self._memory, self._travels = _kept_optimiser(state)
@@ -257,7 +259,7 @@ class Client:
                 self._space,
             )
             context = Context(self._received, self._state, self._sent, self.counts)
-            report = train(step, state, context, self.samples, plan, network.dtype)
+            report = train(step, state, context, self.samples, plan, network.dtype, self._stepper_of)
         if not side:
             for name in names:
                 before = self._travels.get(name, Travel())

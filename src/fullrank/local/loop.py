@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -45,6 +46,34 @@ class Report:
     """Per local epoch: the mean of each term and of the gradient's norm over batches, and the drift at its end."""
 
 
+class Stepper(Protocol):
+    """Makes the steps of one fit: eagerly, or in whatever way an engine knows."""
+
+    def __call__(self, rows: Tensor, draws: Tensor | None) -> dict[str, Tensor]:
+        """One step on these rows of the data set, augmented by these numbers; each term's value."""
+
+    def finish(self) -> None:
+        """After the last step: the fit's state is where the caller looks for it."""
+
+
+class Eager:
+    """The reference: each step when it is asked for."""
+
+    def __init__(self, step: Step, state: State, context: Context, samples: Samples, dtype: torch.dtype):
+        self.step, self.state, self.context, self.samples, self.dtype = step, state, context, samples, dtype
+
+    def __call__(self, rows: Tensor, draws: Tensor | None) -> dict[str, Tensor]:
+        """Gather, prepare, step."""
+        x = self.samples.prepare(self.samples.x[rows], draws, self.dtype)
+        return self.step.advance_(self.state, self.context, x, self.samples.y[rows])
+
+    def finish(self) -> None:
+        """Everything is in place."""
+
+
+StepperOf = Callable[[Step, State, Context, Samples, torch.dtype], Stepper]
+
+
 def train(
     step: Step,
     state: State,
@@ -52,23 +81,29 @@ def train(
     samples: Samples,
     plan: Plan,
     dtype: torch.dtype,
+    stepper_of: StepperOf = Eager,
 ) -> Report:
     """Run a plan, changing `state` in place."""
-    device = samples.index.device
-    index = torch.from_numpy(plan.index).to(device)
-    draws = torch.from_numpy(plan.draws).to(device) if plan.draws.shape[1] else None
+    stepper = stepper_of(step, state, context, samples, dtype)
+    rows = samples.index[torch.from_numpy(plan.index).to(samples.index.device)]
+    draws = torch.from_numpy(plan.draws).to(rows.device) if plan.draws.shape[1] else None
     report = Report(skipped=plan.skipped)
-    measured: list[dict[str, Tensor]] = []
+    names: list[str] = []
+    measured: list[Tensor] = []
     start = 0
     for number, (size, epoch) in enumerate(zip(plan.sizes, plan.epochs, strict=True)):
         interrupt.check()
         window = slice(start, start + size)
-        x, y = samples.batch(index[window], draws[window] if draws is not None else None, dtype)
-        measured.append(step.advance_(state, context, x, y))
+        terms = stepper(rows[window], draws[window] if draws is not None else None)
+        names = list(terms)
+        measured.append(torch.stack([value.double() for value in terms.values()]))
         start += size
         if number + 1 == plan.steps or plan.epochs[number + 1] != epoch:
-            report.epochs.append(_summary(measured, _drift(step, state, context)))
+            means = torch.stack(measured).mean(0).tolist()
+            drift = float(_drift(step, state, context))
+            report.epochs.append({**dict(zip(names, means, strict=True)), "drift": drift})
             measured = []
+    stepper.finish()
     report.steps = plan.steps
     return report
 
@@ -76,9 +111,3 @@ def train(
 def _drift(step: Step, state: State, context: Context) -> Tensor:
     with torch.no_grad():
         return norm({n: value - context.received[n] for n, value in state.trained.items() if n in step.shared})
-
-
-def _summary(measured: list[dict[str, Tensor]], drift: Tensor) -> dict[str, float]:
-    names = list(measured[0])
-    table = torch.stack([torch.stack([row[name].double() for name in names]) for row in measured]).mean(0)
-    return {**dict(zip(names, table.tolist(), strict=True)), "drift": float(drift)}
