@@ -107,6 +107,17 @@ def test_partition_in_text_json_and_as_a_picture(capsys, tmp_path):
 
 WRONG = {
     "misspelt key": (["--set", "data.alhpa=1"], 'did you mean "alpha"'),
+    "key with a dash": (
+        ["--set", "train.batch-size=3"],
+        'train.batch-size: there is no such key; did you mean "b',
+    ),
+    "no table": (["--set", "method.fedprox=0.1"], "method.fedprox = 0.1: must be a table"),
+    "impossible width": (["--set", "model.width=0"], "model.width = 0: must be at least 1"),
+    "no number of classes": (["--set", "model.name=usermodels:fixed"], "must accept num_classes="),
+    "tabular data": (
+        ["--set", "data.name=tabular.npz", "--set", "data.clients=2"],
+        "the model (Net) cannot take a batch of shape",
+    ),
     "missing file": (["nothing.toml"], 'no file "nothing.toml"'),
     "alpha = -1": (["--set", "data.alpha=-1"], "greater than 0"),
     "100 clients on 50 samples": (["--set", "data.name=small.npz", "--set", "data.clients=100"], "samples"),
@@ -130,6 +141,7 @@ def _user_files(tmp_path):
     rng = np.random.default_rng(0)
     images = rng.integers(0, 255, (50, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "small.npz", x=images, y=np.arange(50) % 5)
+    np.savez(tmp_path / "tabular.npz", x=rng.normal(size=(50, 7)).astype(np.float32), y=np.arange(50) % 5)
     np.savez(
         tmp_path / "labels.npz",
         x_train=images,
@@ -142,6 +154,8 @@ def _user_files(tmp_path):
         "from torch import nn\n"
         "def wrong(num_classes, in_channels):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes + 2))\n"
+        "def fixed():\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
     )
     (tmp_path / "usermethods.py").write_text(
         "from dataclasses import dataclass\n"

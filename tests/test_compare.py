@@ -15,12 +15,14 @@ import pytest
 from rich.console import Console
 
 import fullrank
-from fullrank import cli, compare_runs, comparecli
+from fullrank import cli, compare_runs, comparecli, comparison
 from fullrank.config import Experiment
 from fullrank.errors import Interrupted, Refusal, RunFailed
+from fullrank.evaluate import over_clients
 from fullrank.parallel import Onlooker, Task, pass_on
 from fullrank.rundir import RunDirectory, write_json
 from fullrank.spread import interval, std, t_quantile
+from fullrank.summary import summarise
 from killing import assert_equal_outcomes, nothing_changes
 
 compare_module = importlib.import_module("fullrank.compare")  # the package's attribute of that name is the function
@@ -244,6 +246,8 @@ WRONG = {
     "a method set": (["-m", "fedavg", "--set", "method.name=x"], "use --methods"),
     "jobs": (["-m", "fedavg", "-j", "-1"], "jobs = -1"),
     "value": (["-m", "fedavg", "--value", "lst"], 'did you mean "last"'),
+    "measure": (["-m", "fedavg", "--measure", "acuracy"], 'no measure "acuracy"; did you mean "accuracy"'),
+    "personal measure": (["-m", "fedavg", "--measure", "personal.local.maen"], 'did you mean "personal.local.mean"'),
     "misspelt key": (["-m", "fedavg", "--set", "data.alhpa=1"], 'did you mean "alpha"'),
     "two files": (["-m", "fedavg", "a.toml", "b.toml"], "say --runs"),
     "a run as the folder": (["-m", "fedavg", "--out", "run"], '"run" is a run itself'),
@@ -269,6 +273,25 @@ def test_wrong_input_gives_one_sentence_and_a_status(case, tmp_path, capsys):
     assert err.startswith("fullrank: ")
     assert err.count("\n") == 1
     assert words in err
+
+
+def test_every_measure_of_a_summary_can_be_asked_for():
+    stage = over_clients([0.5], [3])
+    scores = ("accuracy", "loss", "validation_accuracy", "validation_loss")
+    totals = ("bytes_up", "bytes_down", "elements_up", "elements_down", "seconds")
+    row = {"round": 1, **dict.fromkeys(scores + totals, 1.0), "skipped": {"0": "why"}}
+    personal = {"received": stage, "local": stage, "personalised": stage}
+    summary = summarise([row], {"personal": personal})
+    below = [f"personal.{name}.{number}" for name in personal for number in stage]
+    assert {*summary, *below} - {"absent"} == set(comparison.MEASURES)
+
+
+def test_runs_in_the_folder_of_a_comparison_keep_its_order(tmp_path):
+    for method in ("fedavg", "feddecorr", "fedprox"):
+        pretend(tmp_path / "out" / method, method)
+    assert compare_runs(["out"]).methods == ("fedavg", "feddecorr", "fedprox")
+    write_json(tmp_path / "out" / "comparison.json", {"methods": ["fedprox", "fedavg"]})
+    assert compare_runs(["out"]).methods == ("fedprox", "fedavg", "feddecorr")
 
 
 def test_mixed_splits_are_refused_before_anything_is_run(tmp_path):
@@ -430,6 +453,15 @@ def test_the_table_of_a_method_of_ones_own_stays_away_from_the_others(tmp_path):
     assert own.method.tables["fails"] == {"really": False}
     with pytest.raises(Refusal, match=r"method\.fials: there is no such method"):
         fullrank.compare({**QUICK, "method.fials.really": False}, ["fedavg"], [0], "out")
+
+
+def test_a_class_of_ones_own_under_a_name_of_the_library_keeps_its_table_to_itself(tmp_path):
+    (tmp_path / "ownmethods.py").write_text(
+        "from dataclasses import dataclass\nfrom fullrank import Method\n\n\n"
+        "@dataclass(frozen=True)\nclass FedProx(Method):\n    nu: float = 0.1\n"
+    )
+    planned = compare_module._planned({"method.fedprox.nu": 2.0}, ["fedavg", "ownmethods:FedProx"], [0])
+    assert [e.method.tables for e in planned.values()] == [{}, {"fedprox": {"nu": 2.0}}]
 
 
 @pytest.mark.slow

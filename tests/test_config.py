@@ -30,6 +30,11 @@ def test_defaults_are_those_of_the_documentation():
     [
         ({"data.alhpa": 1}, ["data.alhpa", 'did you mean "alpha"']),
         ({"dat.alpha": 1}, ["dat", 'did you mean "data"']),
+        ({"train.batch-size": 3}, ["train.batch-size:", 'did you mean "batch_size"']),
+        ({"data.normalise": {"mean": [0.5], "std": [1.0], "sdt": 1}}, ["data.normalise.sdt", 'did you mean "std"']),
+        ({"data.normalise": {"mean": [0.5]}}, ["data.normalise.std: must be given"]),
+        ({"data.normalise": {"mean": [0.5, "x"], "std": [1.0]}}, ['data.normalise.mean = "x"', "number"]),
+        ({"data.normalise": "hlaf"}, ['data.normalise = "hlaf"', '"auto", "none" or "half"']),
         ({"data.alpha": -1}, ["data.alpha = -1", "greater than 0"]),
         ({"data.alpha": math.nan}, ["data.alpha = nan"]),
         ({"train.rounds": "ten"}, ['train.rounds = "ten"', "whole number"]),
@@ -45,11 +50,17 @@ def test_defaults_are_those_of_the_documentation():
         ({"model.name": "cnnn"}, ["model.name", 'did you mean "cnn"']),
         ({"model.widht": 3}, ["model.widht", 'did you mean "width"']),
         ({"model.width": "wide"}, ['model.width = "wide"', "whole number"]),
+        ({"model.width": -1}, ["model.width = -1", "at least 1"]),
+        ({"model.dropout": 2}, ["model.dropout = 2", "less than 1"]),
+        ({"model": {"name": "mlp", "depth": 0}}, ["model.depth = 0", "at least 1"]),
+        ({"model.name": "torch.nn:ReLU"}, ["model.name", "num_classes=, in_channels=", "unexpected"]),
         ({"method.name": "fedavgg"}, ["method.name", 'did you mean "fedavg"']),
         ({"method.feddecorr.betta": 0.1}, ["method.feddecorr.betta", 'did you mean "beta"']),
         ({"method.feddecorr.beta": "x"}, ['method.feddecorr.beta = "x"', "number"]),
         ({"method.feddecorr.beta": -0.1}, ["method.feddecorr.beta = -0.1", "at least 0"]),
         ({"method.feddecorr.scale": "cod"}, ["method.feddecorr.scale", '"code", "paper" or "algorithm"']),
+        ({"method.fedprox": 0.1}, ["method.fedprox = 0.1", "must be a table", "[method.fedprox]"]),
+        ({"method": {"name": "fedprox", "fedprox": 0.1}}, ["method.fedprox = 0.1", "must be a table"]),
         ({"method.fedavgx.lr": 1}, ["method.fedavgx", 'did you mean "fedavg"']),
         ({"method.name": "fedavg+fedavg"}, ["stands twice"]),
         ({"method.name": "nowhere.at.all:Method"}, ["nowhere"]),
@@ -66,6 +77,15 @@ def test_wrong_values_are_refused_in_one_sentence(values, words):
 @pytest.mark.parametrize("key", ["train.aggregator", "train.uneven", "probe.every", "privacy.noise"])
 def test_keys_that_nothing_serves_yet_are_refused(key):
     assert "there is no such key" in refusal({key: 1})
+
+
+def test_a_table_without_its_keys_is_told_all_of_them():
+    lines = refusal({"data.normalise.foo": 1}).splitlines()
+    assert lines == [
+        "data.normalise.mean: must be given",
+        "data.normalise.std: must be given",
+        "data.normalise.foo: there is no such key; known: mean, std",
+    ]
 
 
 def test_several_mistakes_are_all_named():
@@ -145,6 +165,12 @@ def test_hash_leaves_out_what_does_not_decide_the_result():
     for values in [{"seed": 1}, {"data.alpha": 0.2}, {"method.name": "fedprox"}, {"model.width": 8}]:
         assert Experiment.of(values).hash() != base.hash(), values
     assert base.directory().name.startswith("digits-fedavg-")
+
+
+def test_spaces_around_plus_make_no_difference():
+    one, two = (Experiment.of({"method.name": name}) for name in ("fedprox+feddecorr", " fedprox + feddecorr"))
+    assert two.method.name == "fedprox+feddecorr"
+    assert (one.hash(), one.directory()) == (two.hash(), two.directory())
 
 
 def test_resolved_writes_every_hyper_parameter():

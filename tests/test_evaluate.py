@@ -128,7 +128,7 @@ def test_personalise_and_predict_are_used(tmp_path):
             torch.nn.init.normal_(p)
         experiment = Experiment(model={"name": "given"}, data={"name": "given", "partition": "given", "clients": 3})
         parts = assemble(experiment, federation=federation, module=net, method=Flips(upside_down))
-        found[upside_down], _ = parts.server.judge_clients(Serial(parts.site))
+        found[upside_down], _, _ = parts.server.judge_clients(Serial(parts.site))
     for client in range(3):
         for stage in ("received", "local", "personalised"):
             right, wrong = found[False][client][stage], found[True][client][stage]

@@ -214,7 +214,7 @@ def test_one_clients_previous_model_is_the_global_one():
 def test_other_forwards_leave_no_trace_in_the_statistics():
     clients = blobs()
     run = fit(normed(), clients, Previous(mu=0.0), rounds=3, batch_size=4, lr=0.1)
-    plain_run = fit(normed(), clients, rounds=3, batch_size=4, lr=0.1)
+    plain_run = fit(normed(), clients, "fedavg", rounds=3, batch_size=4, lr=0.1)
     assert_same_bits(run.model().state_dict(), plain_run.model().state_dict())
 
 
@@ -485,12 +485,12 @@ def test_one_client_with_personal_norms_is_fedavg_to_the_bit():
     clients = blobs((12,), dtype=torch.float32)
     settings = {"rounds": 3, "batch_size": 4, "lr": 0.1}
     own = fit(normed(dtype=torch.float32), clients, OwnNorm(), **settings).client_model(0).state_dict()
-    assert_same_bits(own, fit(normed(dtype=torch.float32), clients, **settings).model().state_dict())
+    assert_same_bits(own, fit(normed(dtype=torch.float32), clients, "fedavg", **settings).model().state_dict())
 
 
 def test_local_buffers():
     clients, start = blobs(), normed()
-    run = fit(start, clients, rounds=2, lr=0.3, set={"train.buffers": "local"}, **full())
+    run = fit(start, clients, "fedavg", rounds=2, lr=0.3, set={"train.buffers": "local"}, **full())
     theirs = [copy.deepcopy(start) for _ in clients]
     for _ in range(2):
         theirs = [trained_alone(m, [c], lr=0.3) for m, c in zip(theirs, clients, strict=True)]
@@ -508,10 +508,10 @@ def test_local_buffers():
 def test_averaged_buffers_and_counters():
     """Statistics are averaged by sample counts; counters take the maximum."""
     clients, start = blobs((12, 6)), normed()
-    run = fit(start, clients, rounds=1, lr=0.3, **full())
+    run = fit(start, clients, "fedavg", rounds=1, lr=0.3, **full())
     after = [trained_alone(start, [client], lr=0.3) for client in clients]
     assert_close(run.model().state_dict(), averaged(after, (12, 6)))
-    counted = fit(start, clients, rounds=2, batch_size=4)
+    counted = fit(start, clients, "fedavg", rounds=2, batch_size=4)
     # 12 samples make three batches of 4, 6 make one of 4 and one of 2
     assert int(counted.model()[1].num_batches_tracked) == 3 + 3
 
@@ -615,7 +615,7 @@ def test_a_changed_frame_is_still_known_after_a_resume(tmp_path):
 
 def test_frozen_by_the_experiment():
     start, clients = normed(), blobs()
-    run = fit(start, clients, rounds=2, lr=0.3, set={"model.freeze": ["0"]}, **full())
+    run = fit(start, clients, "fedavg", rounds=2, lr=0.3, set={"model.freeze": ["0"]}, **full())
     assert torch.equal(run.model()[0].weight, start[0].weight)
     assert not torch.equal(run.model()[3].weight, start[3].weight)
     assert [row["elements_down"] for row in run.metrics] == [3 * (P + B), 3 * (P - BODY + B)]
@@ -715,10 +715,10 @@ def test_server_momentum_of_0_is_fedavg_to_the_bit_and_never_touches_buffers():
     settings = {"rounds": 3, "batch_size": 4, "lr": 0.1}
     start = normed(dtype=torch.float32)
     still = fit(start, clients, ServerMomentum(rho=0.0), **settings).model().state_dict()
-    assert_same_bits(still, fit(start, clients, **settings).model().state_dict())
+    assert_same_bits(still, fit(start, clients, "fedavg", **settings).model().state_dict())
     one = {"rounds": 1, "batch_size": 4, "lr": 0.1}
     heavy = fit(start, clients, ServerMomentum(rho=0.9), **one)
-    light = fit(start, clients, **one).model().state_dict()
+    light = fit(start, clients, "fedavg", **one).model().state_dict()
     got = heavy.model().state_dict()
     assert all(torch.equal(got[name], light[name]) for name in got if "running" in name or "num_" in name)
     assert not torch.equal(got["0.weight"], light["0.weight"])

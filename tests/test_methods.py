@@ -13,7 +13,7 @@ import fullrank
 from fullrank import Conflict, Method, fit, methods
 from fullrank.errors import Refusal
 from fullrank.local.batch import Batch
-from fullrank.methods import Composition, available, build, check_fields, find, method
+from fullrank.methods import Composition, available, build, check_fields, compose, find, method
 from fullrank.methods.fedavg import FedAvg
 from fullrank.methods.feddecorr import FedDecorr
 from fullrank.methods.fedprox import FedProx
@@ -155,16 +155,83 @@ def test_a_class_with_fields_must_be_a_dataclass(tmp_path, monkeypatch):
         "from fullrank import Method\n\n\nclass Mine(Method):\n    strength: float = 0.1\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(Refusal, match="declares strength but is not a dataclass"):
+    with pytest.raises(Refusal, match="sets strength to no effect"):
         build("undecorated:Mine")
 
 
-def test_no_method_can_be_called_model():
-    class Model(Method):
+OWN_FIELDS = """\
+from dataclasses import dataclass
+from fullrank import Method
+from fullrank.methods.fedprox import FedProx as Library
+
+class Untyped(Library):
+    mu = 0.1
+
+@dataclass(frozen=True)
+class UntypedUnderDataclass(Library):
+    mu = 0.1
+
+class Typed(Library):
+    mu: float = 0.1
+
+@dataclass(frozen=True)
+class Inherits(Untyped):
+    pass
+
+@dataclass(frozen=True)
+class Right(Untyped):
+    drift = False
+    mu: float = 0.1
+
+@dataclass(frozen=True)
+class FedProx(Method):
+    nu: float = 0.5
+    cap: float | None = None
+    top: float | None = 1.0
+"""
+
+
+@pytest.fixture
+def _own_fields(tmp_path, monkeypatch):
+    (tmp_path / "own_fields.py").write_text(OWN_FIELDS)
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("_own_fields")
+@pytest.mark.parametrize("name", ["Untyped", "UntypedUnderDataclass", "Typed", "Inherits"])
+def test_an_overridden_value_that_the_dataclass_does_not_see_is_refused(name):
+    with pytest.raises(Refusal, match=rf'"own_fields:{name}" sets mu to no effect: .*\(mu: float = …\)'):
+        find(f"own_fields:{name}")
+    assert build("own_fields:Right").mu == 0.1
+
+
+@pytest.mark.usefixtures("_own_fields")
+def test_a_class_of_ones_own_under_a_name_of_the_library_has_its_own_fields():
+    assert build("own_fields:FedProx", fedprox={"nu": 2.0}, feddecorr={"beta": 1.0}).nu == 2.0
+    with pytest.raises(Refusal, match=r"method\.fedprox\.mu: there is no such hyper-parameter"):
+        build("own_fields:FedProx", fedprox={"mu": 2.0})
+
+
+@pytest.mark.usefixtures("_own_fields")
+def test_a_field_that_is_none_is_left_out_of_the_file_and_read_as_none(tmp_path):
+    experiment = fullrank.Experiment.of({"method.name": "own_fields:FedProx"}).resolved()
+    assert experiment.method.tables["fedprox"] == {"nu": 0.5, "cap": None, "top": 1.0}
+    experiment.to_toml(tmp_path / "e.toml")
+    again = fullrank.Experiment.from_toml(tmp_path / "e.toml")
+    assert again.resolved() == experiment
+    assert again.hash() == experiment.hash()
+    with pytest.raises(Refusal, match=r"method\.fedprox\.top = None: a file cannot say that"):
+        fullrank.Experiment.of({"method.name": "own_fields:FedProx", "method.fedprox.top": None})
+
+
+@pytest.mark.parametrize("name", compose.RESERVED)
+def test_no_method_can_have_a_name_that_states_or_metrics_use(name):
+    class Called(Method):
         pass
 
-    with pytest.raises(Refusal, match='no method can be called "model"'):
-        fit(plain(), blobs((9,)), Model(), rounds=1)
+    Called.name = name
+    with pytest.raises(Refusal, match=f'no method can be called "{name}"'):
+        fit(plain(), blobs((9,)), Called(), rounds=1)
 
 
 # --- Conflicts --------------------------------------------------------------------------------------

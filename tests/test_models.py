@@ -66,11 +66,59 @@ def test_z_is_before_dropout_and_the_head_behind_it():
         ({"widht": 3}, 'model.widht: the network "cnn" has no such option; did you mean "width"'),
         ({"width": "wide"}, 'model.width = "wide": must be a whole number'),
         ({"norm": "layer"}, "model.norm"),
+        ({"width": 0}, "model.width = 0: must be at least 1"),
+        ({"features": 0}, "model.features = 0: must be at least 1"),
+        ({"dropout": 1.0}, "model.dropout = 1.0: must be less than 1"),
+        ({"dropout": -0.1}, "model.dropout = -0.1: must be at least 0"),
     ],
 )
 def test_wrong_options_are_refused(options, sentence):
     with pytest.raises(Refusal, match=sentence):
         models.build("cnn", 10, **options)
+
+
+@pytest.mark.parametrize("width", [1, 5, 8, 12, 18])
+def test_group_norm_has_groups_for_any_width(width):
+    assert models.build("cnn", 3, in_channels=1, width=width, norm="group")(torch.randn(2, 1, 8, 8)).shape == (2, 3)
+
+
+OWN_MODELS = """\
+from torch import nn
+
+def no_channels(num_classes): return nn.Linear(3, num_classes)
+def needs_more(num_classes, in_channels, hidden): return nn.Linear(hidden, num_classes)
+def takes_any(**options): return nn.Linear(3, options["num_classes"])
+def no_module(num_classes, in_channels): return num_classes
+"""
+
+
+def test_a_function_of_ones_own_must_take_what_it_is_given_and_return_a_module(tmp_path, monkeypatch):
+    (tmp_path / "own_models.py").write_text(OWN_MODELS)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(Refusal, match=r'"own_models:no_channels": it must accept num_classes=, in_channels= .*in_chan'):
+        models.build("own_models:no_channels", 3)
+    with pytest.raises(Refusal, match="need nothing else: missing a required argument: 'hidden'"):
+        models.build("own_models:needs_more", 3)
+    with pytest.raises(Refusal, match=r"must return a torch\.nn\.Module, but returned a int"):
+        models.build("own_models:no_module", 3)
+    assert models.build("own_models:needs_more", 3, hidden=2).in_features == 2
+    assert models.build("own_models:takes_any", 3, other=2).out_features == 3
+
+
+def test_data_that_a_model_cannot_take_are_refused():
+    for module, words in [
+        (
+            models.build("cnn", CLASSES),
+            r"the model \(Net\) cannot take a batch of shape \(4, 5\) and dtype torch.float32",
+        ),
+        (nn.Sequential(nn.Linear(WIDTH + 1, CLASSES)), r"the model \(Sequential\) .* \(RuntimeError: mat1 and mat2"),
+    ]:
+        with pytest.raises(Refusal, match=words) as caught:
+            wrapped(module)
+        assert isinstance(caught.value.__cause__, RuntimeError)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(Refusal, match=r"\(NotImplementedError: "):
+        wrapped(nn.Module())
 
 
 def test_an_unknown_network_is_refused_with_a_suggestion():
@@ -657,7 +705,7 @@ def test_a_tied_parameter_is_one_entry_and_stays_tied():
     network.load(new)
     assert torch.equal(module(X), there)
     x = [(x.float(), y) for x, y in blobs((8, 6))]
-    run = fit(module, x, rounds=2, lr=0.1)
+    run = fit(module, x, "fedavg", rounds=2, lr=0.1)
     model = run.model()
     assert model.out.weight is model.second.weight
     assert not torch.equal(model.second.weight, module.second.weight)
@@ -667,7 +715,7 @@ def test_a_tied_parameter_is_one_entry_and_stays_tied():
 def test_training_a_tied_parameter_equals_torch():
     module = Tied().double()
     (x, y) = blobs((10,))[0]
-    run = fit(module, [(x, y)], rounds=1, epochs=5, lr=0.2, momentum=0.9)
+    run = fit(module, [(x, y)], "fedavg", rounds=1, epochs=5, lr=0.2, momentum=0.9)
     optimiser = torch.optim.SGD(module.parameters(), lr=0.2, momentum=0.9)
     for _ in range(5):
         optimiser.zero_grad()
@@ -710,7 +758,7 @@ def test_the_users_module_is_never_changed():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_a_model_trains_in_its_own_dtype(dtype):
-    run = fit(plain(dtype=dtype), [(x.float(), y) for x, y in blobs()], rounds=1)
+    run = fit(plain(dtype=dtype), [(x.float(), y) for x, y in blobs()], "fedavg", rounds=1)
     assert {value.dtype for value in run.model().state_dict().values()} == {dtype}
 
 

@@ -129,7 +129,7 @@ def test_variates_correct_the_gradient_and_are_written_back():
     mean = {name: sum(c[name] for c in states) / 3 for name in server}
     assert_close(server, mean, 1e-12)
     later = fit(normed(), clients, Variates(), rounds=2, batch_size=1000, lr=0.1, momentum=0.0).model().state_dict()
-    plain_run = fit(normed(), clients, rounds=2, batch_size=1000, lr=0.1, momentum=0.0).model().state_dict()
+    plain_run = fit(normed(), clients, "fedavg", rounds=2, batch_size=1000, lr=0.1, momentum=0.0).model().state_dict()
     assert not torch.allclose(later["0.weight"], plain_run["0.weight"])
 
 
@@ -182,7 +182,7 @@ def test_statistics_are_averaged():
     """PFLlib: the global model keeps the first client's buffers. FLamby: model 0 is evaluated."""
     start, clients = normed(), shifted((-5.0, 7.0))
     clients[1] = tuple(part[:6] for part in clients[1])
-    run = fit(start, clients, rounds=1, batch_size=1000, lr=0.1)
+    run = fit(start, clients, "fedavg", rounds=1, batch_size=1000, lr=0.1)
     weight, bias = start[0].weight.detach().numpy(), start[0].bias.detach().numpy()
     inside = [x.numpy() @ weight.T + bias for x, _ in clients]
     mean = sum(n * 0.1 * z.mean(0) for n, z in zip((8, 6), inside, strict=True)) / 14
@@ -195,7 +195,7 @@ def test_statistics_are_averaged():
 
 def test_the_evaluated_model_is_the_averaged_one():
     clients, test = shifted((-5.0, 7.0)), blobs((40,), seed=9)[0]
-    run = fit(normed(), clients, test=test, rounds=2, batch_size=4, lr=0.1)
+    run = fit(normed(), clients, "fedavg", test=test, rounds=2, batch_size=4, lr=0.1)
     with torch.no_grad():
         scores = run.model()(test[0])
     right = (scores.argmax(1) == test[1]).double().mean().item()
@@ -243,7 +243,7 @@ def test_server_arithmetic_never_reaches_the_statistics():
 
     clients = blobs()
     run = fit(normed(), clients, Overshoots(), rounds=1, batch_size=1000, lr=0.1)
-    base = fit(normed(), clients, rounds=1, batch_size=1000, lr=0.1)
+    base = fit(normed(), clients, "fedavg", rounds=1, batch_size=1000, lr=0.1)
     for name in ("1.running_mean", "1.running_var", "1.num_batches_tracked"):
         assert torch.equal(run.model().state_dict()[name], base.model().state_dict()[name])
 
@@ -285,7 +285,7 @@ def test_a_later_round_in_which_everybody_fails_is_an_error_too():
 def test_nobody_making_a_step_is_an_error():
     x, y = blobs((3,))[0]
     with pytest.raises(Refusal, match=r"round 1: no client sent anything \(none of them made a step\)"):
-        fit(normed(), [(x[:1], y[:1]), (x[2:], y[2:])], rounds=1)
+        fit(normed(), [(x[:1], y[:1]), (x[2:], y[2:])], "fedavg", rounds=1)
 
 
 def test_a_clients_exception_carries_its_id_and_its_own_traceback():
@@ -309,7 +309,7 @@ def test_a_failed_client_leaves_no_trace_and_the_others_go_on():
     assert run.summary()["skipped"] == 2
     # the mean is over those who answered
     once = fit(normed(), clients, Breaks(who=(1,)), set={"run.on_client_error": "skip"}, **{**settings, "rounds": 1})
-    alone = [fit(normed(), [clients[k]], **{**settings, "rounds": 1}).model().state_dict() for k in (0, 2)]
+    alone = [fit(normed(), [clients[k]], "fedavg", **{**settings, "rounds": 1}).model().state_dict() for k in (0, 2)]
     want = (12 * alone[0]["0.weight"] + 7 * alone[1]["0.weight"]) / 19
     torch.testing.assert_close(once.model().state_dict()["0.weight"], want)
 
@@ -450,7 +450,7 @@ def test_dropout_follows_the_seed():
         torch.manual_seed(0)
         module = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Dropout(0.5), nn.Linear(6, 3)).double()
         torch.manual_seed(seed + 100)
-        return fit(module, blobs(), rounds=2, seed=seed, lr=0.1).model().state_dict()
+        return fit(module, blobs(), "fedavg", rounds=2, seed=seed, lr=0.1).model().state_dict()
 
     assert_same_bits(result(0), result(0))
     assert not torch.equal(result(0)["0.weight"], result(1)["0.weight"])

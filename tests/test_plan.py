@@ -126,17 +126,17 @@ def test_a_client_without_samples_makes_no_step():
 
 def test_a_skipped_batch_is_reported_by_the_run():
     clients = blobs((9, 5))
-    row = fit(normed(), clients, rounds=1, batch_size=4).metrics[0]
+    row = fit(normed(), clients, "fedavg", rounds=1, batch_size=4).metrics[0]
     assert [(c["samples"], c["steps"], c["skipped_batches"]) for c in row["clients"]] == [(9, 2, 1), (5, 1, 1)]
-    row = fit(plain(), clients, rounds=1, batch_size=4).metrics[0]
+    row = fit(plain(), clients, "fedavg", rounds=1, batch_size=4).metrics[0]
     assert [(c["steps"], c["skipped_batches"]) for c in row["clients"]] == [(3, 0), (2, 0)]
 
 
 def test_a_client_of_one_sample_sits_out_and_is_named():
     x, y = blobs((9,))[0]
-    run = fit(normed(), [(x, y), (x[:1], y[:1])], rounds=2, batch_size=4, set={"train.steps": 3})
+    run = fit(normed(), [(x, y), (x[:1], y[:1])], "fedavg", rounds=2, batch_size=4, set={"train.steps": 3})
     assert [row["idle"] for row in run.metrics] == [[1], [1]]
-    alone = fit(normed(), [(x, y)], rounds=2, batch_size=4, set={"train.steps": 3})
+    alone = fit(normed(), [(x, y)], "fedavg", rounds=2, batch_size=4, set={"train.steps": 3})
     got, want = run.model().state_dict(), alone.model().state_dict()
     assert all(torch.equal(got[name], want[name]) for name in want)
 

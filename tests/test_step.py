@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from fullrank import Method, fit
 from fullrank.engine import Serial
 from fullrank.errors import Refusal
-from fullrank.local.client import _decayed
+from fullrank.local.client import decayed
 from fullrank.local.plan import make_plan
 from fullrank.local.settings import Settings, Travel
 from fullrank.local.step import Bound, Context, Functional, State, Step
@@ -52,7 +52,7 @@ from small import (
 def test_one_client_on_full_batches_is_plain_sgd(momentum, weight_decay):
     client, start = blobs((30,))[0], normed()
     settings = {"lr": 0.1, "momentum": momentum, "weight_decay": weight_decay}
-    run = fit(start, [client], rounds=1, epochs=20, batch_size=1000, **settings)
+    run = fit(start, [client], "fedavg", rounds=1, epochs=20, batch_size=1000, **settings)
     alone = trained_alone(start, [client] * 20, **settings)
     assert_close(run.model().state_dict(), alone.state_dict(), 1e-12)
     assert int(run.model()[1].num_batches_tracked) == 20
@@ -61,7 +61,7 @@ def test_one_client_on_full_batches_is_plain_sgd(momentum, weight_decay):
 def test_one_client_on_small_batches_is_plain_sgd():
     (x, y), start = blobs((30,))[0], normed()
     settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}
-    run = fit(start, [(x, y)], rounds=1, epochs=3, batch_size=4, seed=5, **settings)
+    run = fit(start, [(x, y)], "fedavg", rounds=1, epochs=3, batch_size=4, seed=5, **settings)
     plan = make_plan(30, Settings(epochs=3, batch_size=4), generator(5, "batches", 0, 0, "fit-0"))
     assert plan.steps == 24
     chosen = np.split(plan.index, np.cumsum(plan.sizes)[:-1])
@@ -71,7 +71,7 @@ def test_one_client_on_small_batches_is_plain_sgd():
 
 def test_several_rounds_start_with_fresh_momentum():
     client, start = blobs((30,))[0], normed()
-    run = fit(start, [client], rounds=4, epochs=5, batch_size=1000, lr=0.1, momentum=0.9)
+    run = fit(start, [client], "fedavg", rounds=4, epochs=5, batch_size=1000, lr=0.1, momentum=0.9)
     alone = start
     for _ in range(4):
         alone = trained_alone(alone, [client] * 5, lr=0.1, momentum=0.9)
@@ -80,7 +80,7 @@ def test_several_rounds_start_with_fresh_momentum():
 
 def test_several_clients_are_sgd_each_and_a_mean():
     clients, start = blobs(), normed()
-    run = fit(start, clients, rounds=2, epochs=3, batch_size=1000, lr=0.1, momentum=0.9, weight_decay=0.01)
+    run = fit(start, clients, "fedavg", rounds=2, epochs=3, batch_size=1000, lr=0.1, momentum=0.9, weight_decay=0.01)
     middle = copy.deepcopy(start)
     for _ in range(2):
         ends = [trained_alone(middle, [c] * 3, lr=0.1, momentum=0.9, weight_decay=0.01) for c in clients]
@@ -92,7 +92,7 @@ def test_a_convolutional_net_in_float32():
     torch.manual_seed(0)
     start = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 16, 3))
     x, y = torch.randn(10, 2, 6, 6), torch.arange(10) % 3
-    run = fit(start, [(x, y)], rounds=1, epochs=5, batch_size=1000, lr=0.1, momentum=0.9)
+    run = fit(start, [(x, y)], "fedavg", rounds=1, epochs=5, batch_size=1000, lr=0.1, momentum=0.9)
     alone = trained_alone(start, [(x, y)] * 5, lr=0.1, momentum=0.9)
     assert_close(run.model().state_dict(), alone.state_dict(), 1e-5)
 
@@ -115,14 +115,14 @@ def test_weight_decay_acts_where_it_is_told(decay_on, decayed):
     client, start = blobs((20,))[0], normed()
     settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.2}
     changed = {"train.decay_on": decay_on}
-    run = fit(start, [client], rounds=1, epochs=5, batch_size=1000, set=changed, **settings)
+    run = fit(start, [client], "fedavg", rounds=1, epochs=5, batch_size=1000, set=changed, **settings)
     alone = trained_alone(start, [client] * 5, decayed=decayed, **settings)
     assert_close(run.model().state_dict(), alone.state_dict(), 1e-12)
 
 
 def test_a_decay_that_names_nothing_is_refused():
     with pytest.raises(Exception, match='the selector "matrix" names no entry'):
-        fit(plain(), blobs((9,)), rounds=1, weight_decay=0.1, set={"train.decay_on": "matrix"})
+        fit(plain(), blobs((9,)), "fedavg", rounds=1, weight_decay=0.1, set={"train.decay_on": "matrix"})
 
 
 # --- FedProx ----------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def test_the_proximal_term_is_zero_at_the_global_model():
     start = normed(dtype=torch.float32)
     settings = {"rounds": 1, "batch_size": 1000, "lr": 0.1}
     first = fit(start, client, FedProx(mu=1e6), **settings).model().state_dict()
-    assert_same_bits(first, fit(start, client, **settings).model().state_dict())
+    assert_same_bits(first, fit(start, client, "fedavg", **settings).model().state_dict())
 
 
 def test_a_large_mu_freezes():
@@ -319,7 +319,7 @@ def test_a_radius_of_0_is_fedavg_to_the_bit():
     clients, start = blobs(dtype=torch.float32), normed(dtype=torch.float32)
     settings = {"rounds": 3, "batch_size": 4, "lr": 0.1}
     got = fit(start, clients, Sharpness(rho=0.0), **settings).model().state_dict()
-    assert_same_bits(got, fit(start, clients, **settings).model().state_dict())
+    assert_same_bits(got, fit(start, clients, "fedavg", **settings).model().state_dict())
 
 
 # --- Features under other weights -------------------------------------------------------------------
@@ -455,8 +455,8 @@ def situation(request):
         )
         context = Context(client._received, client._state, client._sent, client.counts)
         cases.append((state, context, [(x[:5], y[:5]), (x[5:10], y[5:10])], client))
-    shared, decayed = frozenset(assembly.entries.shared), _decayed(network, SETTINGS)
-    step = Step(assembly.composition, Functional(network), SETTINGS, shared, decayed)
+    shared, decays = frozenset(assembly.entries.shared), decayed(network, SETTINGS)
+    step = Step(assembly.composition, Functional(network), SETTINGS, shared, decays)
     return step, cases
 
 

@@ -76,6 +76,7 @@ def ours(values):
     run = fullrank.fit(
         network(),
         [samples()],
+        "fedavg",
         rounds=ROUNDS,
         batch_size=16,
         set={"train.steps": STEPS, **{f"train.{k}": v for k, v in values.items()}},
@@ -184,6 +185,7 @@ def test_kept_momentum_is_in_the_clients_state_with_its_speed():
     run = fullrank.fit(
         network(),
         [samples()],
+        "fedavg",
         rounds=2,
         batch_size=16,
         momentum=0.5,
@@ -197,7 +199,7 @@ def test_kept_momentum_is_in_the_clients_state_with_its_speed():
 
 def test_clients_that_sit_out_keep_their_momentum():
     clients = [samples(n) for n in (20, 30, 40)]
-    run = fullrank.fit(network(), clients, rounds=3, participation=1, set={"train.optimizer_state": "keep"})
+    run = fullrank.fit(network(), clients, "fedavg", rounds=3, participation=1, set={"train.optimizer_state": "keep"})
     store = run._assembled().server.store
     took_part = {row["clients"][0]["client"] for row in run.metrics}
     assert {k for k in range(3) if store.get(k) is not None} == took_part

@@ -19,11 +19,12 @@ from .data import DataSet, Pipeline, load_dataset
 from .data.federation import Federation, divide
 from .errors import Refusal
 from .evaluate import evaluate
+from .local.client import decayed
 from .local.settings import Schedule, Settings
 from .methods import Composition, Method
 from .models.entries import Entries, classify
 from .models.network import Net, Network
-from .randomness import torch_seeded
+from .randomness import seeded
 from .rundir import read_json
 from .server import Server
 from .site import Site
@@ -82,6 +83,7 @@ class Assembly:
         if self.no_global_model:
             return {}
         self.network.load(model)
+        self.site.restore_constants()
         measured: dict[str, float] = {}
         for prefix, x, y in self._judged:
             with self.network.mode(train=False):
@@ -114,6 +116,10 @@ def assemble(
     composition = Composition(method or methods.build(experiment.method.name, **experiment.method.tables))
     network = _network(experiment, federation, composition, module, head or experiment.model.head or None, device)
     entries = classify(network, composition.personal, experiment.model.freeze, experiment.train.buffers)
+    if not any(name in entries.shared or name in entries.personal for name in network.parameter_names):
+        raise Refusal("model.freeze: every parameter of the model is frozen, so there is nothing to train")
+    settings = _settings(experiment)
+    decayed(network, settings)  # refuses selectors that name nothing before any client would
     common: dict[str, Any] = {"network": network, "composition": composition, "entries": entries}
     return Assembly(
         experiment=experiment,
@@ -122,7 +128,7 @@ def assemble(
         site=Site(
             **common,
             federation=federation,
-            settings=_settings(experiment),
+            settings=settings,
             schedule=_schedule(experiment),
             keep_optimiser=experiment.train.optimizer_state == "keep",
             seed=experiment.seed,
@@ -144,6 +150,10 @@ def assemble(
 def federate(experiment: Experiment) -> Federation:
     """The data set of an experiment, divided among its clients."""
     table = experiment.data
+    if GIVEN in (table.name, table.partition):
+        raise Refusal(
+            f'data.name and data.partition = "{GIVEN}" stand for data that a program hands over to fullrank.fit'
+        )
     data = load_dataset(table.name, table.root, seed=experiment.seed)
     return divide(
         data,
@@ -190,7 +200,7 @@ def _network(
     device: torch.device,
 ) -> Network:
     data, seed = federation.data, experiment.seed
-    with torch_seeded(seed, "model"):
+    with seeded(seed, "model"):
         if module is None:
             module = models.build(experiment.model.name, data.num_classes, data.in_channels, **experiment.model.options)
         else:
@@ -199,7 +209,7 @@ def _network(
             module = module.to(DTYPES[experiment.engine.precision])
         example = _example(federation, module)
         network = Network.of(module, example, data.num_classes, head)
-    with torch_seeded(seed, "method"):
+    with seeded(seed, "method"):
         network = _changed(network, composition, example)
     if experiment.model.start:
         _start_from(network, Path(experiment.model.start))

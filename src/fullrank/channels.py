@@ -90,12 +90,14 @@ class Reduction:
                     raise Unusable(f"its {what} is a {type(part).__name__}; uploads are a Sum or a Mean")
                 if type(part) is not type(like):
                     raise Unusable(f"its {what} is a {type(part).__name__}, other clients' a {type(like).__name__}")
-                reference = model[name] if model is not None and not space else like.tree
+                known = model[name] if model is not None and not space else None
+                reference = like.tree if known is None else known
                 if problem := misfit(part.tree, reference):
-                    raise Unusable(f"in its {what}, {problem}")
+                    first = "" if known is not None or like is part else " (as the first client of the round sent it)"
+                    raise Unusable(f"in its {what}, {problem}{first}")
                 if path := _other_kind(part.tree, reference):
                     raise Unusable(f"in its {what}, {path} is not of the expected kind, floating or whole numbers")
-                if path := not_finite(part.tree):
+                if path := not_finite(part.tree, known):
                     raise Unusable(f"in its {what}, {path} is not finite")
                 if isinstance(part, Mean) and not (math.isfinite(part.weight) and part.weight >= 0):
                     raise Unusable(f"the weight of its {what} is {part.weight}")
@@ -110,7 +112,7 @@ class Reduction:
         total = totals[name]
 
         def add(into: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            if into.is_floating_point():
+            if not _counts(into):
                 return into.add_(value, alpha=weight)
             if isinstance(part, Mean):
                 return torch.maximum(into, value, out=into)
@@ -142,17 +144,22 @@ def _meta(tensor: torch.Tensor) -> torch.Tensor:
 def _other_kind(tree: Tree, like: Tree) -> str | None:
     """The path of the first tensor that is floating where it should be whole, or the reverse, or None."""
     want = flatten(like)
-    return next((p for p, t in flatten(tree).items() if t.is_floating_point() != want[p].is_floating_point()), None)
+    return next((path for path, tensor in flatten(tree).items() if _counts(tensor) != _counts(want[path])), None)
+
+
+def _counts(tensor: torch.Tensor) -> bool:
+    """Whether a tensor holds whole numbers or truth values."""
+    return not (tensor.is_floating_point() or tensor.is_complex())
 
 
 def _empty_sum(tensor: torch.Tensor) -> torch.Tensor:
     # Integers are counters and masks: they add or compare exactly in 64 bits and never become floats.
-    dtype = torch.float64 if tensor.is_floating_point() else torch.int64
+    dtype = torch.int64 if _counts(tensor) else torch.complex128 if tensor.is_complex() else torch.float64
     return torch.zeros(tensor.shape, dtype=dtype, device=tensor.device)
 
 
 def _empty_mean(tensor: torch.Tensor) -> torch.Tensor:
-    return _empty_sum(tensor) if tensor.is_floating_point() else tensor.to(torch.int64, copy=True)
+    return tensor.to(torch.int64, copy=True) if _counts(tensor) else _empty_sum(tensor)
 
 
 def _finish(part: Sum | Mean, what: str) -> Any:
@@ -160,9 +167,9 @@ def _finish(part: Sum | Mean, what: str) -> Any:
         raise Unusable(f"the weights of all clients' {what.lstrip('/')} are 0, so it has no mean")
 
     def finish(total: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-        if isinstance(part, Mean) and total.is_floating_point():
+        if isinstance(part, Mean) and not _counts(total):
             total = total / part.weight
-        if isinstance(part, Sum) and not total.is_floating_point():
+        if isinstance(part, Sum) and _counts(total):
             return total  # the sum of many small integers need not be one
         return total.to(like.dtype)
 

@@ -43,14 +43,21 @@ def sentence(where: str, detail: ErrorDetails) -> str:
         return f"{start} {words} {context[name]:g}"
     if kind == "literal_error":
         return f"{start} {str(context['expected']).replace(chr(39), chr(34))}"
+    if kind == "missing":
+        return f"{where}: must be given"
     if kind == "finite_number":
         return f"{start} a finite number"
     for beginning, words in _KINDS.items():
         if kind.startswith(beginning):
             return f"{start} {words}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return f"{start} a table, as in [{where}]"
+        return not_a_table(where, value)
     return f"{where} = {shown(value)}: {detail['msg'].lower()}"
+
+
+def not_a_table(where: str, value: Any) -> str:
+    """The sentence for a value where a table belongs."""
+    return f"{where} = {shown(value)}: must be a table, as in [{where}]"
 
 
 def shown(value: Any) -> str:

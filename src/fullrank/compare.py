@@ -11,7 +11,7 @@ from typing import Any
 
 from . import interrupt
 from . import methods as known
-from .comparison import Comparison, check_comparable, check_value
+from .comparison import Comparison, check_comparable, check_measure, check_value
 from .config import Experiment, merged, nested, read_toml
 from .engine import cores
 from .errors import Interrupted, Refusal
@@ -45,6 +45,7 @@ def compare(
     >>> [row["method"] for row in found.table()]
     ['fedavg', 'fedprox']
     """
+    check_measure(measure)
     check_value(value)
     if jobs < 0:
         raise Refusal(f"jobs = {jobs}: must be at least 0 (one per core)")
@@ -100,16 +101,17 @@ def _planned(
 
 def _with_own_tables(values: Mapping[str, Any], name: str, names: Sequence[str]) -> dict[str, Any]:
     """An experiment's values for one method, without the tables of the user's own methods that only others have."""
-    own = _parts(name)
-    others = {part for other in names for part in _parts(other)} - own - known.available().keys()
+    library = known.available()
+    own = {cls.name for cls in _parts(name)}
+    others = {cls.name for other in names for cls in _parts(other) if cls is not library.get(cls.name)} - own
     table = values.get("method", {})
     if not isinstance(table, Mapping):
         return dict(values)  # refused, with the reason, when the experiment is made
     return {**values, "method": {**{key: v for key, v in table.items() if key not in others}, "name": name}}
 
 
-def _parts(name: str) -> set[str]:
-    return {known.find(piece).name for piece in name.split("+")}
+def _parts(name: str) -> list[type[known.Method]]:
+    return [known.find(piece) for piece in name.split("+")]
 
 
 def _named_after(planned: Mapping[tuple[str, int], Experiment]) -> Path:

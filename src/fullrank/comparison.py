@@ -17,6 +17,26 @@ from .result import Run, load_run
 from .rundir import RunDirectory, read_json
 from .spread import interval, std
 
+MEASURES = (
+    "accuracy",
+    "loss",
+    "validation_accuracy",
+    "validation_loss",
+    "personal",
+    "bytes_up",
+    "bytes_down",
+    "elements_up",
+    "elements_down",
+    "seconds",
+    "rounds",
+    "skipped",
+    *(
+        f"personal.{stage}.{number}"
+        for stage in ("received", "local", "personalised")
+        for number in ("mean", "weighted", "std", "worst_decile", "clients")
+    ),
+)
+"""What a run's summary can hold (`summary.py`)."""
 VALUES = ("last5", "last", "best", "final")
 CONFIDENCE = 0.95
 ENOUGH_SEEDS = 3
@@ -222,13 +242,18 @@ def compare_runs(
 
 
 def _runs_in(path: Path) -> list[Run]:
-    """The run in a directory, or all runs directly in a folder, by method and seed."""
+    """The run in a directory, or all runs directly in a folder, by method (as they were compared there) and seed."""
     if RunDirectory(path).started or not path.is_dir():
         return [load_run(path)]
     inside = [load_run(inner) for inner in path.iterdir() if RunDirectory(inner).started]
     if not inside:
         raise Refusal(f'"{path}" is not a run directory and holds none')
-    return sorted(inside, key=lambda run: (run.experiment.method.name, run.experiment.seed, _path(run).name))
+    names = [run.experiment.method.name for run in inside]
+    record = path / "comparison.json"
+    order = [*(read_json(record)["methods"] if record.exists() else []), *sorted(names)]
+    return sorted(
+        inside, key=lambda run: (order.index(run.experiment.method.name), run.experiment.seed, _path(run).name)
+    )
 
 
 def _path(run: Run) -> Path:
@@ -310,6 +335,13 @@ def _shortened(one: str, two: str) -> str:
 
 
 # What a run says
+
+
+def check_measure(measure: str) -> None:
+    """Refuse a measure that no run can have, before any is run."""
+    first = measure.split(".")[0]
+    if measure not in MEASURES and (first not in MEASURES or first == "personal"):
+        raise Refusal(f'there is no measure "{measure}"; {nearest(measure, MEASURES)}')
 
 
 def check_value(value: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from . import methods, models
@@ -100,6 +100,11 @@ class MethodTable(Table):
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
     name: str = "fedavg"
+
+    @field_validator("name")
+    @classmethod
+    def _without_spaces(cls, name: str) -> str:
+        return "+".join(piece.strip() for piece in name.split("+"))
 
     @property
     def tables(self) -> dict[str, Any]:
@@ -198,7 +203,7 @@ class Experiment(Table):
             raise Refusal(_sentences(error)) from None
 
     @model_validator(mode="after")
-    def _resolvable(self, info: ValidationInfo) -> Experiment:
+    def _resolvable(self) -> Experiment:
         """The method and the model exist and take these options."""
         try:
             if self.model.name != GIVEN:
@@ -230,8 +235,8 @@ class Experiment(Table):
         Path(path).write_text(self.as_toml())
 
     def as_toml(self) -> str:
-        """The text of the TOML file."""
-        return tomli_w.dumps(self.model_dump())
+        """The text of the TOML file. TOML has no None: such a key is left out, and its default is None again."""
+        return tomli_w.dumps(_without_none(self.model_dump()))
 
     def but(self, **dotted: Any) -> Experiment:
         """A copy with other values, keys dotted with `__` or given as a nested dict."""
@@ -252,7 +257,7 @@ class Experiment(Table):
         }
 
     def _method_names(self) -> list[str]:
-        return [] if self.method.name.startswith(f"{GIVEN}:") else [p.strip() for p in self.method.name.split("+")]
+        return [] if self.method.name.startswith(f"{GIVEN}:") else self.method.name.split("+")
 
     def resolved(self) -> Experiment:
         """With every hyper-parameter of its methods written out."""
@@ -369,25 +374,45 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return result
 
 
+def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _without_none(v) if isinstance(v, Mapping) else v for k, v in values.items() if v is not None}
+
+
 def _sentences(error: ValidationError) -> str:
-    """Each problem once, in one sentence. Of a union's alternatives the first is the usual one."""
+    """Each problem once, in one sentence. Of a union's alternatives the first is the usual one, unless a table was
+    given and the problem lies inside."""
     problems: dict[str, str] = {}
     for detail in error.errors():
-        where = ".".join(str(step) for step in detail["loc"] if _is_key(step))
-        problems.setdefault(where, _sentence(where, detail))
-    return "\n".join(problems.values())
+        keys, table = _place(detail)
+        problems.setdefault(".".join(keys), _sentence(keys, table, detail))
+    return "\n".join(
+        text for where, text in problems.items() if not any(other.startswith(f"{where}.") for other in problems)
+    )
 
 
-def _is_key(step: Any) -> bool:
-    """Whether a step of a finding's place is a key, not pydantic's name for one alternative of a union."""
-    return isinstance(step, str) and step.isidentifier() and step not in ("int", "float", "str", "Statistics")
+def _place(detail: ErrorDetails) -> tuple[list[str], type[BaseModel]]:
+    """The keys that lead to a finding, and the last table on the way.
+
+    Other steps are indices in lists and pydantic's names for the alternatives of a union.
+    """
+    keys: list[str] = []
+    table: type[BaseModel] = Experiment
+    for step in detail["loc"]:
+        if step == Statistics.__name__:
+            table = Statistics
+        elif step in table.model_fields:
+            keys.append(str(step))
+            default = table.model_fields[str(step)].default
+            table = type(default) if isinstance(default, Table) else table
+    if detail["type"] == "extra_forbidden":
+        keys.append(str(detail["loc"][-1]))
+    return keys, table
 
 
-def _sentence(where: str, detail: ErrorDetails) -> str:
+def _sentence(keys: list[str], table: type[BaseModel], detail: ErrorDetails) -> str:
     if detail["type"] == "value_error":
         return str(detail["ctx"]["error"])
+    where = ".".join(keys)
     if detail["type"] == "extra_forbidden":
-        table, _, key = where.rpartition(".")
-        known = type(Experiment.model_fields[table].default).model_fields if table else Experiment.model_fields
-        return f"{where}: there is no such key; {nearest(key, known)}"
+        return f"{where}: there is no such key; {nearest(keys[-1], table.model_fields)}"
     return sentence(where, detail)

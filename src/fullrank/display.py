@@ -246,7 +246,9 @@ def warnings(row: Mapping[str, Any]) -> list[str]:
 def scores(row: Mapping[str, Any]) -> str:
     """Accuracy and loss of a row, as far as they were measured."""
     found = [("accuracy", 4), ("loss", 4), ("validation_accuracy", 4)]
-    return "".join(f"  {name.replace('_', ' ')} {row[name]:.{digits}f}" for name, digits in found if name in row)
+    return "".join(
+        f"  {name.replace('_', ' ')} {row[name]:.{digits}f}" for name, digits in found if row.get(name) is not None
+    )
 
 
 def clock(seconds: float) -> str:

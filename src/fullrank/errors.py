@@ -39,12 +39,18 @@ class RunFailed(RuntimeError):
         self.traceback = traceback
 
 
+class _RemoteTraceback(Exception):
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
 class RemoteError(Exception):
     """A client's exception in another process: what it was called, what it said, and its traceback as text."""
 
     def __init__(self, kind: str, message: str, traceback: str):
         super().__init__(kind, message, traceback)
         self.kind, self.message, self.traceback = kind, message, traceback
+        self.__cause__ = _RemoteTraceback(traceback)  # so that whoever prints this error prints where it came from
 
     def __str__(self) -> str:
         return self.message

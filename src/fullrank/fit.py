@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from . import methods
 from .assemble import pipeline
@@ -27,9 +30,8 @@ from .run import execute
 def fit(
     model: nn.Module,
     clients: Sequence[Any],
-    method: str | Method = "fedavg",
+    method: str | Method = "fedavg+feddecorr",
     test: Any = None,
-    *,
     rounds: int = 10,
     epochs: int = 1,
     batch_size: int = 64,
@@ -43,13 +45,15 @@ def fit(
     device: str | None = None,
     out: str | Path | None = None,
     set: Mapping[str, Any] | None = None,
+    *,
     watcher: Watcher | None = None,
 ) -> Run:
     """Train any module over clients' own data: a list of (x, y) tensors or torch Datasets, one a client.
 
     Floating x is used as given, 8-bit images are divided by 255; nothing else is normalised or augmented unless `set`
-    says so (`set={"data.augment": ["flip"]}`; any key of an experiment). `head` names the classifier if it is not the
-    last Linear that a forward calls. The module itself is not changed. `out=None` writes nothing.
+    says so (`set={"data.augment": ["flip"], "data.holdout": 0.2}`; any key of an experiment that is not an argument
+    here). A Dataset is read once, so a random transform in it is drawn once and for all. `head` names the classifier if
+    it is not the last Linear that a forward calls. The module itself is not changed. `out=None` writes nothing.
 
     >>> import torch, fullrank
     >>> clients = [(torch.randn(20, 4), torch.randint(0, 2, (20,))) for _ in range(3)]
@@ -58,6 +62,13 @@ def fit(
     """
     if not clients:
         raise Refusal("fit needs at least one client")
+    if isinstance(method, type):
+        raise Refusal(f"method is the class {method.__name__}; give an instance, {method.__name__}()")
+    changes = nested(set or {})
+    _refuse_arguments(changes)
+    model = copy.deepcopy(model)
+    device = device or ("cuda" if any(p.is_cuda for p in model.parameters()) else "")
+    model = model.cpu()  # from where it goes to the device with everything else
     splits = [_client_split(number, data) for number, data in enumerate(clients)]
     tested = None if test is None else as_split(test)
     values: dict[str, Any] = {
@@ -69,7 +80,7 @@ def fit(
             "normalise": "none",
             "augment": "none",
         },
-        "model": {"name": GIVEN},
+        "model": {"name": GIVEN, "head": head or "", "structure": _structure(model)},
         "method": _method_table(method),
         "train": {
             "rounds": rounds,
@@ -81,11 +92,18 @@ def fit(
             "participation": participation,
         },
         # A program that hands over its model need not be able to start over in other processes.
-        "engine": {"name": "serial" if engine == "auto" else engine, "device": device or ""},
+        "engine": {"name": "serial" if engine == "auto" else engine, "device": device},
     }
-    experiment = Experiment(**merged(values, nested(set or {})))
+    experiment = Experiment(**_plain(merged(values, changes)))
     data = _joined(splits, tested, _width(model, splits[0], head))
-    federation = given(data, pipeline(experiment, data), [len(split) for split in splits])
+    federation = given(
+        data,
+        pipeline(experiment, data),
+        [len(split) for split in splits],
+        experiment.data.holdout,
+        experiment.data.validation,
+        seed,
+    )
     parts: dict[str, Any] = {
         "federation": federation,
         "module": model,
@@ -97,9 +115,35 @@ def fit(
 
 def _client_split(number: int, data: Any) -> Split:
     try:
-        return as_split(data)
+        split = as_split(data)
+        return Split(split.x.cpu(), split.y.cpu())
     except Refusal as problem:
         raise Refusal(f"client {number}: {problem}") from None
+
+
+def _refuse_arguments(changes: Mapping[str, Any]) -> None:
+    """Of keys that fit takes as arguments, or has no use for because the data come divided."""
+    taken = {"model": ("name", "head", "start"), "method": ("name",)}
+    for table, names in taken.items():
+        for name in names:
+            if name in changes.get(table, {}):
+                raise Refusal(f'set["{table}.{name}"]: fit takes it from its own arguments')
+    for name in changes.get("data", {}):
+        if name not in ("normalise", "augment", "holdout", "validation"):
+            raise Refusal(f'set["data.{name}"]: the clients bring their own data, so nothing is left to load or divide')
+
+
+def _structure(model: nn.Module) -> str:
+    """A hash of a module's layers and the shapes of its entries: what a resume must find again."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if not is_lazy(tensor)}
+    return hashlib.sha256(f"{model!r} {shapes}".encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers as Python's."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _width(model: nn.Module, split: Split, head: str | None) -> int:

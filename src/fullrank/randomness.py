@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import random
 from collections.abc import Iterator
 
 import numpy as np
@@ -22,9 +23,20 @@ def generator(seed: int, *purpose: str | int) -> np.random.Generator:
 
 
 @contextlib.contextmanager
-def torch_seeded(seed: int, *purpose: str | int, device: torch.device | None = None) -> Iterator[None]:
-    """Inside, torch's global generators (dropout, initialisation) follow the key; afterwards they are as before."""
+def seeded(seed: int, *purpose: str | int, device: torch.device | None = None) -> Iterator[None]:
+    """Inside, the global generators of torch, NumPy and Python follow the key; afterwards they are as before.
+
+    The library draws from none of them but torch's (dropout, initialisation); a user's model may from any.
+    """
+    chosen = key(seed, *purpose)
     devices = [device] if device is not None and device.type == "cuda" else []
+    python, numpy = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(key(seed, *purpose))
-        yield
+        torch.manual_seed(chosen)
+        random.seed(chosen)
+        np.random.seed(chosen % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)

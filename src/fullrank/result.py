@@ -70,6 +70,7 @@ class Run:
     def _module(self, entries: Tensors) -> nn.Module:
         network = self._assembled().network
         network.load(entries)
+        self._assembled().site.restore_constants()
         return copy.deepcopy(network.module).eval()
 
     def _final_entries(self) -> Tensors:

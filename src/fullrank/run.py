@@ -16,7 +16,7 @@ from .display import Plain, Silent, Together, Watcher
 from .engine import Engine, choose, open_engine
 from .errors import ClientFailed, Interrupted, Refusal
 from .result import Run, load_run, threads
-from .rundir import RunDirectory, environment, read_json, save_tensors, write_atomically, write_json
+from .rundir import RunDirectory, environment, read_json, save_tensors, writable, write_atomically, write_json
 from .server import Played
 from .summary import over_stages
 from .trees import clone
@@ -72,6 +72,10 @@ def execute(
             if experiment.engine.name == "auto":
                 assembly.experiment = _with_engine(experiment, _engine_for(assembly))
             return _play(assembly, directory, Together(watcher or Silent(), log), changes)
+    except Refusal:
+        if directory is not None:
+            directory.abandon()
+        raise
     finally:
         if directory is not None:
             directory.close()
@@ -150,8 +154,8 @@ def _one_round(
     played = server.play(engine, watcher.client_done, judge)
     trained = time.perf_counter()
     last = server.round == experiment.train.rounds
-    scores = assembly.judge(server.model) if last or server.round % experiment.evaluate.every == 0 else {}
-    row = _row(played, scores, trained - start, time.perf_counter() - start)
+    scores = assembly.judge(server.model) if server.round % experiment.evaluate.every == 0 else {}
+    row = writable(_row(played, scores, trained - start, time.perf_counter() - start))
     rows.append(row)
     if directory is not None:
         # The row comes first: on resume, rows beyond the newest checkpoint are dropped and played again.
@@ -193,23 +197,31 @@ def _end(
     ending: dict[str, Any] = {}
     experiment, server = assembly.experiment, assembly.server
     model = server.model
+    if experiment.train.rounds % experiment.evaluate.every:
+        # Not in the last row: a run that goes on from here is to have the rows of one that never ended here.
+        ending["last"] = assembly.judge(model)
+    skipped: dict[int, str] = {}
     if assembly.composition.defined("finish"):
-        server, traffic = server.finished(engine)
+        server, traffic, skipped = server.finished(engine)
         model = server.model
-        ending = {**assembly.judge(model), **dataclasses.asdict(traffic)}
+        ending |= {**assembly.judge(model), **dataclasses.asdict(traffic)}
     absent: dict[str, str] = {}
     if not assembly.federation.has_holdouts:
         absent["personal"] = "clients have no hold-out (data.holdout = 0)"
     elif experiment.evaluate.personal == "never":
         absent["personal"] = 'it was not asked for (evaluate.personal = "never")'
     else:
-        judged, evaluation = server.judge_clients(engine)
+        judged, evaluation, failed = server.judge_clients(engine)
+        skipped |= failed
         ending |= {"personal": over_stages(judged), "evaluation": dataclasses.asdict(evaluation)}
     if assembly.no_global_model:
         absent["accuracy"] = assembly.no_global_model
     elif assembly.federation.data.test is None:
         absent["accuracy"] = "no test set was given"
     ending["absent"] = absent
+    if skipped:
+        ending["skipped"] = {str(client): reason for client, reason in skipped.items()}
+    ending = writable(ending)
     path = directory.path if directory is not None else None
     result = Run(assembly.experiment, rows, path, assembly, clone(model), ending)
     if directory is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import platform
 import re
@@ -46,6 +47,15 @@ def write_atomically(path: Path, content: bytes) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically."""
     write_atomically(path, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def writable(value: Any) -> Any:
+    """The same in what JSON knows: a number that is not finite has no value there."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: writable(inner) for key, inner in value.items()}
+    return [writable(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def read_json(path: Path) -> Any:
@@ -107,6 +117,17 @@ class RunDirectory:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+
+    def abandon(self) -> None:
+        """Leave nothing behind of a run that was refused before it began."""
+        if self.started or self._lock is None:
+            return
+        self.close()
+        for name in (".lock", "log.txt"):
+            (self.path / name).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # not empty: then it is not ours to remove
+            self.checkpoints.rmdir()
+            self.path.rmdir()
 
     @property
     def started(self) -> bool:
@@ -218,7 +239,9 @@ class RunDirectory:
             raise Refusal(
                 f'the checkpoints in "{self.path}" have format {manifest["format"]}, this version reads {FORMAT}'
             )
-        state = unflatten(self._intact(self.checkpoints / manifest["server"], load_file))
+        saved = self._intact(self.checkpoints / manifest["server"], load_file)
+        # Clones, because a map of the file is not aligned as memory is, and some kernels then round differently.
+        state = unflatten({name: tensor.clone() for name, tensor in saved.items()})
         if problem := misfit(state["model"], server.model):
             raise Refusal(f'the checkpoint in "{self.path}" does not fit the model: {problem}')
         for file in manifest["clients"]:

@@ -24,7 +24,7 @@ from .methods.compose import Composition
 from .methods.method import Method
 from .models.entries import Entries, select
 from .models.network import Net, Network
-from .randomness import generator, torch_seeded
+from .randomness import generator, seeded
 from .site import Job, Kind, Result
 from .store import ClientStore
 from .trees import Tensors, Tree, clone, misfit, moved, not_finite
@@ -81,6 +81,7 @@ class Server:
         self._space = ""
         self._engine: Engine | None = None
         self._traffic = Traffic()
+        self._left_out: dict[int, str] = {}
         for part in composition.parts:
             if state := part.server_state(self.seen_by(part)):
                 self._own[part.name] = clone(state)
@@ -131,8 +132,8 @@ class Server:
         everybody = self.scheduled(tuple(range(self.clients)))
         reduction = Reduction()
         for result in self._collect("query", everybody, self._traffic, query=(part.name, name)):
-            self._reduce(reduction, result, None)
-            self._traffic.count_up(result.upload)
+            if self._usable(reduction, result, None, self._left_out):
+                self._traffic.count_up(result.upload)
         return reduction.result().get(part.name, {})
 
     def fit_head(self, z: Tensor, y: Tensor, *, epochs: int, batch_size: int = 64, **optimiser: Any) -> Tensors:
@@ -148,7 +149,7 @@ class Server:
         step = Step(Composition(Method()), Bound(network, trained), settings, frozenset(trained), frozenset(trained))
         context = Context(clone(trained), {}, {}, torch.bincount(y, minlength=self.net.num_classes).to(z.dtype))
         samples = Samples(z, y, torch.arange(len(z), device=z.device), Pipeline())
-        with torch_seeded(self._seed, "head", self.round, device=z.device), network.mode(train=True):
+        with seeded(self._seed, "head", self.round, device=z.device), network.mode(train=True):
             train(step, State(trained, {}, {}, memory(trained, settings)), context, samples, plan, z.dtype)
         return {f"{prefix}{n.removeprefix('head.')}": t for n, t in clone(trained).items()}
 
@@ -166,12 +167,7 @@ class Server:
         expected = {"w": self.w, "buffers": {name: self._model[name] for name in self._entries.buffers}}
         states: dict[int, Tree] = {}
         for result in self._collect("train", self.scheduled(self.taking_part), played.traffic, judge=judge):
-            try:
-                self._reduce(reduction, result, expected)
-            except ClientFailed as failure:
-                if self._on_client_error == "stop":
-                    raise
-                played.skipped[result.client] = failure.reason
+            if not self._usable(reduction, result, expected, played.skipped):
                 continue
             if not result.steps:
                 played.idle.append(result.client)
@@ -259,6 +255,17 @@ class Server:
 
         return self._engine.run(jobs())
 
+    def _usable(self, reduction: Reduction, result: Result, expected: Tree | None, skipped: dict[int, str]) -> bool:
+        """Reduce a result; where it is unusable, stop, or note who is left out, as `on_client_error` says."""
+        try:
+            self._reduce(reduction, result, expected)
+        except ClientFailed as failure:
+            if self._on_client_error == "stop":
+                raise
+            skipped[result.client] = failure.reason
+            return False
+        return True
+
     def _reduce(self, reduction: Reduction, result: Result, expected: Tree | None) -> None:
         if result.error is not None:
             raise ClientFailed(result.client, f"{kind_of(result.error)}: {result.error}") from result.error
@@ -292,7 +299,7 @@ class Server:
         known = {name: self._model[name] for name in new if name in self._model}
         personal = set(new) & set(self._entries.personal)
         problem = misfit(new, known) or (f"{personal.pop()} is personal" if personal else None)
-        if problem is None and (path := not_finite(new)):
+        if problem is None and (path := not_finite(new, known)):
             problem = f"{path} is not finite"
         if problem:
             raise Refusal(f"the aggregated model does not fit: {problem}")
@@ -302,14 +309,14 @@ class Server:
 
     # After the last round
 
-    def finished(self, engine: Engine) -> tuple[Server, Traffic]:
-        """A copy of this server on which every `finish` hook has run; this one stays as it is."""
+    def finished(self, engine: Engine) -> tuple[Server, Traffic, dict[int, str]]:
+        """A copy of this server on which every `finish` hook has run, its traffic, and who was left out of it."""
         final = copy.copy(self)
         final._model, final._own, final._engine = dict(self._model), dict(self._own), engine
-        final._traffic = Traffic()
+        final._traffic, final._left_out = Traffic(), {}
         for part in self._composition.defined("finish"):
             part.finish(final.seen_by(part))
-        return final, final._traffic
+        return final, final._traffic, final._left_out
 
     def holding(self, model: Tensors) -> Server:
         """A copy of this server whose global model is another, as `finish` may have made one."""
@@ -317,16 +324,19 @@ class Server:
         other._model = {**self._model, **model}
         return other
 
-    def judge_clients(self, engine: Engine) -> tuple[dict[int, dict[str, Any]], Traffic]:
-        """Every client's own models on its hold-out, by client and stage. Nothing that the server knows changes."""
+    def judge_clients(self, engine: Engine) -> tuple[dict[int, dict[str, Any]], Traffic, dict[int, str]]:
+        """Every client's own models on its hold-out, by client and stage, and who was left out after a failure.
+
+        Nothing that the server knows changes.
+        """
         self._engine, traffic = engine, Traffic()
+        skipped: dict[int, str] = {}
         found: dict[int, dict[str, Any]] = {}
         everybody = self.scheduled(tuple(range(self.clients)))
         for result in self._collect("personal", everybody, traffic, judge=True):
-            self._reduce(Reduction(), result, None)
-            if "personal" in result.metrics:
+            if self._usable(Reduction(), result, None, skipped) and "personal" in result.metrics:
                 found[result.client] = result.metrics["personal"]
-        return found, traffic
+        return found, traffic, skipped
 
     # Checkpoints
 
@@ -346,6 +356,7 @@ class Server:
     def restore(self, state: Tree, round: int, device: torch.device) -> None:
         """Continue from what `state` gave after `round` rounds."""
         self.round = round
+        self.taking_part = self.sample(round - 1) if round else ()
         self._model = {name: value.to(device, self._model[name].dtype) for name, value in state["model"].items()}
         self._own = moved(state.get("own", {}), device)
         contacts = state["contacts"]

@@ -168,7 +168,7 @@ class Site:
         state: Tree = moved(job.state or {}, self.device)
         received = {**self.start, **job.frozen, **job.personal, **state.get("model", {})}
         received |= {**job.broadcast["w"], **job.broadcast["buffers"]}
-        self._restore_constants()
+        self.restore_constants()
         client = Client(
             job.client,
             job.round,
@@ -220,7 +220,8 @@ class Site:
         return {name: t.clone() for name, t in self.network.module.named_buffers() if name not in state}
 
     @torch.no_grad()
-    def _restore_constants(self) -> None:
+    def restore_constants(self) -> None:
+        """Buffers outside the model's state as they were at the start, whoever used the network last."""
         if self._constants:
             for name, buffer in self.network.module.named_buffers():
                 if name in self._constants:

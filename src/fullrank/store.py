@@ -66,7 +66,10 @@ class ClientStore:
         return state
 
     def _read(self, client: int) -> Tree:
+        # Clones, so that a tensor is aligned as it was when it was put: some kernels round differently on others.
         with safe_open(self._directory / self.files[client], framework="pt") as file:
             prefix = f"{client}/"
-            found = {key[len(prefix) :]: file.get_tensor(key) for key in list(file.keys()) if key.startswith(prefix)}
+            found = {
+                key[len(prefix) :]: file.get_tensor(key).clone() for key in list(file.keys()) if key.startswith(prefix)
+            }
         return unflatten({path: tensor for path, tensor in found.items() if path})

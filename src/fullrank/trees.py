@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from .errors import Refusal
+
 Tree: TypeAlias = dict[str, Any]
 """A dict whose values are tensors or trees."""
 
@@ -26,6 +28,8 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Tensors:
     """
     flat: Tensors = {}
     for name, value in tree.items():
+        if "/" in name:
+            raise Refusal(f'the name "{name}" holds a "/", which joins the names of nested trees; rename it')
         path = f"{prefix}{name}"
         if isinstance(value, Mapping):
             flat |= flatten(value, f"{path}/") if value else {f"{path}/": torch.empty(0)}
@@ -108,9 +112,16 @@ def misfit(tree: Mapping[str, Any], like: Mapping[str, Any]) -> str | None:
     return None
 
 
-def not_finite(tree: Mapping[str, Any]) -> str | None:
-    """The path of the first tensor with a NaN or an infinity, or None."""
+def not_finite(tree: Mapping[str, Any], like: Mapping[str, Any] | None = None) -> str | None:
+    """The path of the first tensor with a NaN or an infinity that `like` has not in the same place, or None.
+
+    (An attention mask of −∞ is a constant of the model, not a failure.)
+    """
+    known = flatten(like) if like is not None else {}
     for path, tensor in flatten(tree).items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            return path
+        bad = ~torch.isfinite(tensor)
+        if bad.any():
+            before = known.get(path)
+            if before is None or before.is_meta or not torch.equal(tensor[bad], before[bad]):
+                return path
     return None

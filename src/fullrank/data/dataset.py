@@ -35,6 +35,8 @@ class Split:
     def __post_init__(self) -> None:
         if self.x.dim() == 0 or len(self.x) == 0:
             raise Refusal(f"x has shape {tuple(self.x.shape)} and so no sample; its first axis must count samples")
+        # one layout, so that equal data give equal bits wherever they are trained on
+        object.__setattr__(self, "x", self.x.contiguous())
         for name in ("y", "domain", "group"):
             column: Tensor | None = getattr(self, name)
             if column is not None:

@@ -75,6 +75,7 @@ class Federation:
             "holdout": _joined(self.holdouts),
             "holdout_sizes": torch.tensor([len(part) for part in self.holdouts]),
             "validation": torch.from_numpy(self.validation),
+            "fingerprint": torch.tensor(list(bytes.fromhex(self.data.fingerprint())), dtype=torch.uint8),
         }
 
 
@@ -96,6 +97,8 @@ def divide(
     """Divide a data set: first the validation share, then the clients' parts, then each client's hold-out."""
     labels = data.train.y.numpy()
     if how.endswith(".safetensors"):
+        if holdout or validation:
+            raise Refusal("data.holdout and data.validation: a saved partition brings its own; leave both at 0")
         return _saved(data, pipeline, Path(how), clients)
     if how == "domain":
         if data.train.domain is None:
@@ -110,18 +113,27 @@ def divide(
         parts = [keep[part] for part in _parts(labels[keep], how, clients, seed, alpha, variant, classes, passes)]
     if not any(map(len, parts)):
         raise Refusal("no client has any sample")
+    return _held_out(data, parts, kept_back, pipeline, holdout, seed)
+
+
+def given(
+    data: DataSet, pipeline: Pipeline, sizes: list[int], holdout: float = 0.0, validation: float = 0.0, seed: int = 0
+) -> Federation:
+    """A federation whose clients came with their own data: consecutive pieces of the training split."""
+    ends = np.cumsum(sizes)
+    parts = [np.arange(end - size, end, dtype=np.int64) for size, end in zip(sizes, ends, strict=True)]
+    _, kept_back = split_by_class(data.train.y.numpy(), validation, seed)
+    parts = [part[~np.isin(part, kept_back)] for part in parts]
+    return _held_out(data, parts, kept_back, pipeline, holdout, seed)
+
+
+def _held_out(
+    data: DataSet, parts: list[np.ndarray], kept_back: np.ndarray, pipeline: Pipeline, holdout: float, seed: int
+) -> Federation:
     held = [part[:0] for part in parts]
     if holdout:
         parts, held = map(list, partition.hold_out(parts, holdout, key(seed, "holdout") % 2**32))
     return Federation(data, parts, held, kept_back, pipeline)
-
-
-def given(data: DataSet, pipeline: Pipeline, sizes: list[int]) -> Federation:
-    """A federation whose clients came with their own data: consecutive pieces of the training split."""
-    ends = np.cumsum(sizes)
-    parts = [np.arange(end - size, end, dtype=np.int64) for size, end in zip(sizes, ends, strict=True)]
-    nothing = np.empty(0, np.int64)
-    return Federation(data, parts, [nothing] * len(parts), nothing, pipeline)
 
 
 def _parts(
@@ -140,7 +152,9 @@ def _parts(
         return partition.dirichlet(labels, clients, alpha, seed, variant)
     if how == "pathological":
         return partition.pathological(labels, clients, classes, seed, variant)
-    return partition.class_disjoint(labels, clients, classes, seed, passes)
+    if how == "class-disjoint":
+        return partition.class_disjoint(labels, clients, classes, seed, passes)
+    raise Refusal(f'data.partition = "{how}" stands for data that a program hands over with fullrank.fit')
 
 
 def _joined(parts: list[np.ndarray]) -> torch.Tensor:
@@ -148,22 +162,32 @@ def _joined(parts: list[np.ndarray]) -> torch.Tensor:
 
 
 def _saved(data: DataSet, pipeline: Pipeline, path: Path, clients: int) -> Federation:
+    """A division that a run wrote; it must be of these data and keep training, hold-outs and validation apart."""
     if not path.is_file():
         raise Refusal(f'data.partition: there is no file "{path}"')
     try:
         saved = {name: tensor.numpy() for name, tensor in load_file(path).items()}
-        lists = {name: np.split(saved[name], np.cumsum(saved[f"{name}_sizes"])[:-1]) for name in ("train", "holdout")}
-        validation = saved["validation"]
+        lists = {name: _divided(saved[name], saved[f"{name}_sizes"]) for name in ("train", "holdout")}
+        validation, fingerprint = saved["validation"].astype(np.int64, casting="safe"), saved["fingerprint"]
     except Exception as error:
         raise Refusal(f'data.partition: "{path}" is not a saved partition ({error})') from None
+    if bytes(fingerprint).hex() != data.fingerprint():
+        raise Refusal(f'data.partition: "{path}" divides other data than "{data.name}": their fingerprints differ')
     if len(lists["train"]) != clients:
         raise Refusal(f'data.clients = {clients}, but the saved partition "{path}" has {len(lists["train"])} clients')
-    highest = max(
-        (int(part.max()) for part in [*lists["train"], *lists["holdout"], validation] if len(part)),
-        default=-1,
-    )
-    if highest >= len(data.train):
+    trained = np.concatenate(lists["train"])
+    apart = np.concatenate([*lists["holdout"], validation])
+    if len(np.intersect1d(trained, apart)) or len(np.unique(apart)) < len(apart):
+        raise Refusal(f'data.partition: in "{path}" training samples, hold-outs and validation overlap')
+    highest = max((int(part.max()) for part in (trained, apart) if len(part)), default=-1)
+    if highest >= len(data.train) or min((int(p.min()) for p in (trained, apart) if len(p)), default=0) < 0:
         raise Refusal(
-            f'data.partition: "{path}" names sample {highest}, but the data set has {len(data.train)} training samples'
+            f'data.partition: "{path}" names samples that the data set, with {len(data.train)}, does not have'
         )
     return Federation(data, lists["train"], lists["holdout"], validation, pipeline)
+
+
+def _divided(joined: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
+    if int(sizes.sum()) != len(joined):
+        raise ValueError("its sizes do not add up")
+    return np.split(joined.astype(np.int64, casting="safe"), np.cumsum(sizes)[:-1])

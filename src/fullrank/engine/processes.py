@@ -75,20 +75,21 @@ class Processes:
                     return
                 continue
             for key, _ in self._selector.select(WAKE_SECONDS):
-                number, result = self._result(key.data)
-                waiting[number] = result
+                waiting |= self._result(key.data)
             interrupt.check()
 
-    def _result(self, worker: _Worker) -> tuple[int, Result]:
+    def _result(self, worker: _Worker) -> dict[int, Result]:
+        """What came of a worker's job, by the job's number; nothing where one died that had none."""
         number, job = worker.number, worker.job
-        assert job is not None
         try:
             result: Result = worker.wire.receive()
         except EOFError:
-            result = Result(job.client, self.site.federation.size(job.client), error=worker.obituary())
             self._replace(worker)
+            if job is None:
+                return {}
+            result = Result(job.client, self.site.federation.size(job.client), error=worker.obituary())
         worker.job = None
-        return number, result
+        return {number: result}
 
     def _replace(self, dead: _Worker) -> None:
         self._selector.unregister(dead.reader)
@@ -116,7 +117,12 @@ class Processes:
             site.seed,
             str(site.device),
         )
-        common = {"dtype": torch.get_default_dtype(), "deterministic": torch.are_deterministic_algorithms_enabled()}
+        common = {
+            "dtype": torch.get_default_dtype(),
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "mkldnn": torch.backends.mkldnn.enabled,
+            "matmul_precision": torch.get_float32_matmul_precision(),
+        }
         try:
             return pack({"threads": self.threads, "site": recipe, **common})
         except Exception as error:
@@ -151,7 +157,7 @@ class _Worker:
     def wait_until_ready(self) -> None:
         """Tell the worker what it works on, and wait until it has understood."""
         try:
-            self._send_packed(self._hello)
+            self.wire.send_packed(self._hello)
             answer = self.wire.receive()
         except (EOFError, BrokenPipeError):
             raise Refusal(f"a worker process did not start: {self.obituary()}") from None
@@ -171,9 +177,6 @@ class _Worker:
             self.wire.send(("job", replace(job, broadcast={})))
         except BrokenPipeError:
             self.process.wait()  # its end is found, and told, where its result is awaited
-
-    def _send_packed(self, frames: list[Any]) -> None:
-        self.wire.send_packed(frames)
 
     def obituary(self) -> RemoteError:
         """How the worker ended."""

@@ -72,12 +72,22 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, thing: Any) -> Any:
         if type(thing) is Tensor and thing.device.type == "cpu" and not thing.requires_grad:
             raw: Any = thing.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-            return _tensor, (pickle.PickleBuffer(raw), thing.dtype, tuple(thing.shape))
+            layout = None if thing.is_contiguous() or not _dense(thing) else tuple(thing.stride())
+            return _tensor, (pickle.PickleBuffer(raw), thing.dtype, tuple(thing.shape), layout)
         return super().reducer_override(thing)
 
 
-def _tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+def _dense(tensor: Tensor) -> bool:
+    """Whether strides only reorder the axes, as channels-last does."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    return reach == tensor.numel()
+
+
+def _tensor(data: Any, dtype: torch.dtype, shape: tuple[int, ...], layout: tuple[int, ...] | None) -> Tensor:
     if not len(data):
         return torch.empty(shape, dtype=dtype)
-    # A copy, so that the tensor is aligned like any other: some kernels round differently on others.
-    return torch.frombuffer(data, dtype=dtype).reshape(shape).clone()
+    # A copy in the same layout, aligned like any other tensor: some kernels round differently on others.
+    values = torch.frombuffer(data, dtype=dtype).reshape(shape)
+    if layout is None:
+        return values.clone()
+    return torch.empty_strided(shape, layout, dtype=dtype).copy_(values)

@@ -62,6 +62,8 @@ def _listen(wire: Wire, messages: queue.Queue[list[bytearray]]) -> None:
 def _site(message: Any) -> Site:
     torch.set_num_threads(message["threads"])
     torch.set_default_dtype(message["dtype"])
+    torch.backends.mkldnn.enabled = message["mkldnn"]
+    torch.set_float32_matmul_precision(message["matmul_precision"])
     if message["deterministic"]:  # even to switch it off would import torch's compiler, for seconds
         torch.use_deterministic_algorithms(True)
     site: Site = message["site"].build()

@@ -17,7 +17,7 @@ from ..methods.compose import Composition
 from ..methods.method import Method
 from ..models.entries import Entries, select
 from ..models.network import Network
-from ..randomness import generator, torch_seeded
+from ..randomness import generator, seeded
 from ..trees import Tensors, Tree, clone
 from .batch import Batch
 from .loop import Eager, Report, Samples, StepperOf, train
@@ -244,7 +244,7 @@ class Client:
         )
         with (
             self._training(names, stats),
-            torch_seeded(self._seed, "torch", *where, device=self.counts.device),
+            seeded(self._seed, "torch", *where, device=self.counts.device),
         ):
             state = self._state_of(names, settings, {} if fresh else self._memory)
             step = Step(
@@ -252,7 +252,7 @@ class Client:
                 Bound(network, state.trained),
                 settings,
                 frozenset(self.entries.shared),
-                _decayed(network, settings),
+                decayed(network, settings),
                 side,
                 criterion,
                 loss,
@@ -323,7 +323,8 @@ def _class_counts(samples: Samples, network: Network) -> Tensor:
     return counts.to(torch.promote_types(network.dtype, torch.float32))
 
 
-def _decayed(network: Network, settings: Settings) -> frozenset[str]:
+def decayed(network: Network, settings: Settings) -> frozenset[str]:
+    """Names of the entries that weight decay acts on."""
     parameters = network.parameters()
     if settings.decay_on == "matrices":
         return frozenset(name for name, parameter in parameters.items() if parameter.dim() >= 2)

@@ -110,4 +110,5 @@ def train(
 
 def _drift(step: Step, state: State, context: Context) -> Tensor:
     with torch.no_grad():
-        return norm({n: value - context.received[n] for n, value in state.trained.items() if n in step.shared})
+        current = {**state.rest, **state.trained}
+        return norm({name: current[name] - context.received[name] for name in sorted(step.shared)})

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, get_type_hints
 
-from ..checking import checked
+from ..checking import checked, not_a_table
 from ..errors import Refusal, nearest
 from ..naming import import_object
 from .compose import Composed, Composition, defines
@@ -52,26 +52,38 @@ def find(name: str) -> type[Method]:
     found = import_object(name, "method.name", "Class")
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise Refusal(f'method.name: "{name}" is not a subclass of fullrank.Method')
-    if missed := _undecorated_fields(found):
+    if missed := _undeclared_fields(found):
         raise Refusal(
-            f'method.name: "{name}" declares {", ".join(missed)} but is not a dataclass; '
-            "put @dataclass(frozen=True) above it"
+            f'method.name: "{name}" sets {", ".join(missed)} to no effect: a hyper-parameter is declared with its type '
+            f"({missed[0]}: float = …) in a class with @dataclass(frozen=True) above it"
         )
     return found
 
 
-def _undecorated_fields(cls: type[Method]) -> list[str]:
+def _undeclared_fields(cls: type[Method]) -> list[str]:
+    """What a class, or one that it inherits from, sets like a hyper-parameter, but `dataclass` does not see."""
     fields = {field.name for field in dataclasses.fields(cls)}
-    own = inspect.get_annotations(cls)
-    return [name for name, kind in own.items() if name not in fields and "ClassVar" not in str(kind)]
+    declared: dict[str, bool] = {}  # by the class that has the last word on a name
+    for owner in cls.__mro__:
+        if issubclass(owner, Method):
+            kinds = inspect.get_annotations(owner)
+            typed = {name for name, kind in kinds.items() if "ClassVar" not in str(kind)}
+            seen = typed if "__dataclass_fields__" in vars(owner) else set()
+            for name in sorted(typed | (fields & vars(owner).keys())):
+                declared.setdefault(name, name in seen)
+    return [name for name, right in declared.items() if not right]
 
 
 def check_fields(cls: type[Method], table: Mapping[str, Any]) -> dict[str, Any]:
     """Validate a method's hyper-parameters against its dataclass fields."""
+    if not isinstance(table, Mapping):
+        raise Refusal(not_a_table(f"method.{cls.name}", table))
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for key in table:
         if key not in fields:
             raise Refusal(f"method.{cls.name}.{key}: there is no such hyper-parameter; {nearest(key, fields)}")
+        if table[key] is None and fields[key].default is not None:
+            raise Refusal(f"method.{cls.name}.{key} = None: a file cannot say that; leave it out for its default")
     kinds = get_type_hints(cls, include_extras=True)
     return {
         name: checked(kinds[name], table[name], f"method.{cls.name}.{name}") if name in table else _default(cls, field)
@@ -98,8 +110,9 @@ def build(name: str, **tables: Mapping[str, Any]) -> Method:
         cls = find(piece.strip())
         parts.append(cls(**check_fields(cls, tables.get(cls.name, {}))))
     for table in tables:
-        if table not in {part.name for part in parts} and table not in _library():
+        if table in {part.name for part in parts}:
+            continue  # checked as that part's, which may be a user's class under a name of the library
+        if table not in _library():
             raise Refusal(f"method.{table}: there is no such method; {nearest(table, _library())}")
-        if table in _library():
-            check_fields(_library()[table], tables[table])
+        check_fields(_library()[table], tables[table])
     return parts[0] if len(parts) == 1 else Composed(tuple(parts))

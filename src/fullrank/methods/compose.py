@@ -10,6 +10,8 @@ from typing import Any
 from ..errors import Conflict, Refusal
 from .method import Method
 
+RESERVED = ("criterion", "drift", "fit", "grad_norm", "model", "optimizer")
+"""What no method can be called: clients keep other things than its state there, or metrics count other things."""
 EXCLUSIVE = ("head", "criterion", "train", "weight", "personalise", "predict")
 
 
@@ -63,9 +65,10 @@ class Composition:
     def __init__(self, method: Method):
         self.method = method
         self.parts = method.parts
-        if taken := {"model", "optimizer"} & {part.name for part in self.parts}:
+        if taken := [part.name for part in self.parts if part.name in RESERVED]:
             raise Refusal(
-                f'no method can be called "{taken.pop()}": clients keep other things there; give it another name'
+                f'no method can be called "{taken[0]}": states and metrics hold other things under that name; '
+                'give the class another, or set its name = "…"'
             )
 
     def exclusive(self, hook: str) -> tuple[Method, Callable[..., Any]]:

@@ -56,14 +56,27 @@ def build(name: str, num_classes: int, in_channels: int = 3, **options: Any) -> 
     """
     function = builder(name)
     check_options(name, function, options)
-    return function(num_classes=num_classes, in_channels=in_channels, **options)
+    net = function(num_classes=num_classes, in_channels=in_channels, **options)
+    if not isinstance(net, nn.Module):
+        raise Refusal(f'model.name = "{name}": it must return a torch.nn.Module, but returned a {type(net).__name__}')
+    return net
 
 
 def check_options(name: str, function: Callable[..., Any], options: dict[str, Any]) -> None:
-    """Refuse options that a network does not take, and values of the wrong kind."""
-    parameters = inspect.signature(function).parameters
-    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values()):
-        return
+    """Refuse options that a network does not take or lacks, and values of the wrong kind."""
+    signature = inspect.signature(function)
+    if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values()):
+        _check_each(name, function, options, list(signature.parameters))
+    try:
+        signature.bind(num_classes=None, in_channels=None, **options)
+    except TypeError as error:
+        raise Refusal(
+            f'model.name = "{name}": it must accept num_classes=, in_channels= and the other keys of [model], '
+            f"and need nothing else: {error}"
+        ) from None
+
+
+def _check_each(name: str, function: Callable[..., Any], options: dict[str, Any], parameters: list[str]) -> None:
     known = [parameter for parameter in parameters if parameter not in ("num_classes", "in_channels")]
     kinds = get_type_hints(function, include_extras=True) if inspect.isroutine(function) else {}
     for key, value in options.items():

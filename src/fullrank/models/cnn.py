@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from ..errors import Refusal
@@ -15,10 +16,10 @@ def cnn(
     num_classes: int,
     in_channels: int = 3,
     *,
-    width: int = 32,
-    features: int = 128,
+    width: Annotated[int, Field(ge=1)] = 32,
+    features: Annotated[int, Field(ge=1)] = 128,
     norm: Literal["none", "batch", "group"] = "none",
-    dropout: float = 0.0,
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0,
 ) -> Net:
     """Two 3×3 convolutions (width, 2·width) and one dense layer; z has `features` dimensions, after its ReLU."""
     backbone = nn.Sequential(
@@ -59,7 +60,7 @@ def _norm(kind: str, channels: int) -> nn.Module:
     if kind == "batch":
         return nn.BatchNorm2d(channels)
     if kind == "group":
-        return nn.GroupNorm(min(8, channels), channels)
+        return nn.GroupNorm(max(groups for groups in range(1, 9) if channels % groups == 0), channels)
     if kind == "none":
         return nn.Identity()
     raise Refusal(f'model.norm = "{kind}": the CNN knows none, batch and group')

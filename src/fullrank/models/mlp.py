@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from pydantic import Field
 from torch import nn
 
 from .network import Net
@@ -11,10 +14,10 @@ def mlp(
     num_classes: int,
     in_channels: int = 1,
     *,
-    width: int = 128,
-    depth: int = 2,
-    features: int = 0,
-    dropout: float = 0.0,
+    width: Annotated[int, Field(ge=1)] = 128,
+    depth: Annotated[int, Field(ge=1)] = 2,
+    features: Annotated[int, Field(ge=0)] = 0,
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0,
 ) -> Net:
     """`depth` dense layers of `width` units with ReLU; z is the last one's output (`features` wide where given).
 

@@ -293,7 +293,7 @@ def output_width(module: nn.Module, example: Tensor, head: str | None = None) ->
 def _find_head(module: nn.Module, example: Tensor, head: str | None) -> tuple[str, str, Any, Any, Any]:
     """One eval forward: the name of the classifier, of the module whose input is z; z, logits, the model's result."""
     if isinstance(module, Net):
-        with _eval(module):
+        with _first_forward(module, example):
             out = module.represent(example)
         return "head", "head", out.z, out.logits, out.logits
     names = dict(module.named_modules())
@@ -312,7 +312,7 @@ def _find_head(module: nn.Module, example: Tensor, head: str | None) -> tuple[st
     watched = {name: part for name, part in names.items() if name == head or isinstance(part, (nn.Linear, *Dropouts))}
     handles = [part.register_forward_hook(record(name)) for name, part in watched.items()]
     try:
-        with _eval(module):
+        with _first_forward(module, example):
             result = module(example)
     finally:
         for handle in handles:
@@ -338,6 +338,23 @@ def _find_head(module: nn.Module, example: Tensor, head: str | None) -> tuple[st
     if isinstance(logits, tuple):
         logits = logits[0]
     return name, (in_front[0] if in_front else name), z, logits, result
+
+
+@contextlib.contextmanager
+def _first_forward(module: nn.Module, example: Tensor) -> Iterator[None]:
+    """In eval mode; data that the model cannot take are refused."""
+    try:
+        with _eval(module):
+            yield
+    except (Refusal, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        lines = str(error).strip().splitlines()
+        raise Refusal(
+            f"the model ({type(module).__name__}) cannot take a batch of shape {tuple(example.shape)} and dtype "
+            f"{example.dtype} ({': '.join([type(error).__name__, *lines[:1]])}); choose a model for such data, "
+            "as the library's mlp is for any shape"
+        ) from error
 
 
 @contextlib.contextmanager
