@@ -1,4 +1,4 @@
-"""Traps that a review found: each would have given other bits, a wrong number or a traceback."""
+"""Traps: each of these once gave other bits, a wrong number or a traceback where a sentence is due."""
 
 import json
 import os
@@ -53,7 +53,7 @@ class Remembers(Method):
 
 
 def test_a_restored_state_is_aligned_like_memory(tmp_path):
-    values = {**TINY, "method.name": "test_review:Remembers", "train.rounds": 4}
+    values = {**TINY, "method.name": "test_traps:Remembers", "train.rounds": 4}
     fullrank.run(values, tmp_path / "whole")
     fullrank.run({**values, "train.rounds": 2}, tmp_path / "parts")
     fullrank.run(values, tmp_path / "parts")
@@ -146,7 +146,7 @@ class Breaks(Method):
 
 
 def test_skipping_a_failing_client_holds_at_the_end_too(tmp_path):
-    values = {**TINY, "method.name": "test_review:Breaks", "data.holdout": 0.2, "run.on_client_error": "skip"}
+    values = {**TINY, "method.name": "test_traps:Breaks", "data.holdout": 0.2, "run.on_client_error": "skip"}
     run = fullrank.run(values, tmp_path)
     assert run.summary()["personal"]["received"]["clients"] == 2
     assert run.summary()["skipped"] == 3  # once a round, once at the end
