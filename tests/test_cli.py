@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from commands import fullrank
 from fullrank import cli, display
 
 QUICK = ["--set", "train.rounds=2", "--set", "model.width=4", "--set", "data.clients=3"]
@@ -24,22 +25,6 @@ def _in_an_empty_directory(tmp_path, monkeypatch):
     yield
     for name in ("usermodels", "usermethods"):
         sys.modules.pop(name, None)
-
-
-def fullrank(*arguments, capsys):
-    """The exit status and the two outputs of one command, in this process."""
-    capsys.readouterr()
-    before = sys.argv
-    sys.argv = ["fullrank", *arguments]
-    try:
-        cli.main()
-        status = 0
-    except SystemExit as stop:
-        status = stop.code or 0
-    finally:
-        sys.argv = before
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
 
 
 def test_run_prints_a_line_a_round_and_where_the_results_are(capsys, tmp_path):

@@ -15,7 +15,8 @@ import pytest
 from rich.console import Console
 
 import fullrank
-from fullrank import cli, compare_runs, comparecli, comparison
+from commands import fullrank as run_command
+from fullrank import compare_runs, comparecli, comparison
 from fullrank.config import Experiment
 from fullrank.errors import Interrupted, Refusal, RunFailed
 from fullrank.evaluate import over_clients
@@ -59,18 +60,7 @@ def pretend(path, method="fedavg", seed=0, accuracy=(0.5,), *, fingerprint="f" *
 
 
 def command(*arguments, capsys):
-    """The exit status and the two outputs of `fullrank compare`, in this process."""
-    capsys.readouterr()
-    before, sys.argv = sys.argv, ["fullrank", "compare", *map(str, arguments)]
-    try:
-        cli.main()
-        status = 0
-    except SystemExit as stop:
-        status = stop.code or 0
-    finally:
-        sys.argv = before
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
+    return run_command("compare", *arguments, capsys=capsys)
 
 
 # Numbers

@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 
-from fullrank import cli
+from commands import fullrank
 from fullrank.data import cache, cifar, download, known, load_dataset
 from fullrank.data.idx import FASHION_MNIST, MNIST
 from fullrank.data.places import roots
@@ -910,22 +910,6 @@ def small_official(server, tmp_path, monkeypatch):
         ),
     )
     return server
-
-
-def fullrank(*arguments, capsys):
-    """The exit status and the two outputs of one command, in this process."""
-    capsys.readouterr()
-    before = sys.argv
-    sys.argv = ["fullrank", *map(str, arguments)]
-    try:
-        cli.main()
-        status = 0
-    except SystemExit as stop:
-        status = stop.code or 0
-    finally:
-        sys.argv = before
-    captured = capsys.readouterr()
-    return status, captured.out, captured.err
 
 
 @pytest.mark.parametrize("name", ["cifar10", "fashion-mnist"])

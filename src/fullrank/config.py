@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import sys
@@ -317,20 +318,20 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 def _read_value(key: str, text: str) -> Any:
     """A value as TOML, else as text; always as text where the key takes text, and `.5` and `1.` as numbers."""
+    if _takes_text(key):
+        return text.strip("\"'")
+    with contextlib.suppress(tomllib.TOMLDecodeError):
+        return tomllib.loads(f"value = {text}")["value"]
+    with contextlib.suppress(ValueError):
+        return float(text)
+    return text
+
+
+def _takes_text(key: str) -> bool:
     table, _, name = key.rpartition(".")
     field = Experiment.model_fields.get(table)
-    default = getattr(field.default, name, None) if field is not None else None
-    annotation = str(type(field.default).model_fields[name].annotation) if default is not None and field else ""
-    if annotation == "<class 'str'>":
-        return text.strip("\"'")
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        return text
+    keys = type(field.default).model_fields if field is not None else {}
+    return name in keys and keys[name].annotation is str
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
