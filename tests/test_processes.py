@@ -115,9 +115,15 @@ def fit(data, engine, workers=0, method=None, **rest):
 
 
 def test_equal_to_serial_to_the_bit_with_one_two_and_three_workers(data):
-    reference = result(fit(data, "serial"))
+    """Partial participation, BatchNorm, dropout, client state, and a kept optimiser."""
+
+    def outcome(engine, workers):
+        return result(fit(data, engine, workers, set={"engine.workers": workers, "train.optimizer_state": "keep"}))
+
+    reference = outcome("serial", 0)
+    assert "optimizer" in next(state for state in reference[2].values() if state)
     for workers in (1, 2, 3):
-        assert same(reference, result(fit(data, "processes", workers))), workers
+        assert same(reference, outcome("processes", workers)), workers
 
 
 def test_a_run_from_a_file_is_equal_and_resumes_in_either_engine(tmp_path):
