@@ -162,7 +162,10 @@ def test_an_idle_workers_death_is_repaired():
         os.kill(idle.pid, signal.SIGKILL)
         time.sleep(0.2)
         assert [result.client for result in results] == [0]
-        assert [result.client for result in engine.run(assembly.server.job("train", k) for k in range(3))] == [0, 1, 2]
+        os.kill(engine._workers[1].process.pid, signal.SIGKILL)
+        engine._workers[1].process.wait()
+        later = list(engine.run(assembly.server.job("train", k) for k in range(3)))
+        assert [(result.client, result.error) for result in later] == [(0, None), (1, None), (2, None)]
     finally:
         engine.close()
 

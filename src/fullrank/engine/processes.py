@@ -65,7 +65,7 @@ class Processes:
                 if (pair := next(numbered, None)) is None:
                     more = False
                     break
-                idle.pop().give(*pair)
+                self._alive(idle.pop()).give(*pair)
                 given += 1
             while turn in waiting:
                 yield waiting.pop(turn)
@@ -91,13 +91,18 @@ class Processes:
         worker.job = None
         return {number: result}
 
-    def _replace(self, dead: _Worker) -> None:
+    def _alive(self, worker: _Worker) -> _Worker:
+        """The worker, or another in its place if it died while it had nothing to do."""
+        return worker if worker.process.poll() is None else self._replace(worker)
+
+    def _replace(self, dead: _Worker) -> _Worker:
         self._selector.unregister(dead.reader)
         dead.stop()
         fresh = _Worker(self._data, self._hello, self.threads)
         self._workers[self._workers.index(dead)] = fresh
         fresh.wait_until_ready()
         self._selector.register(fresh.reader, selectors.EVENT_READ, fresh)
+        return fresh
 
     def close(self) -> None:
         """End the workers, whatever they are doing."""
