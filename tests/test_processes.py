@@ -307,6 +307,22 @@ def test_wire_carries_every_dtype_and_shape():
     assert len(pack(torch.randn(1000))[0]) < 1000
 
 
+def test_wire_survives_a_pipe_that_takes_a_part_only():
+    """As one does when a signal comes in the middle of a large message."""
+    import io
+
+    class Reluctant(io.BytesIO):
+        def write(self, data):
+            return super().write(bytes(data)[:1000])
+
+    tensors = {"large": torch.randn(4000), "small": torch.randn(3)}
+    pipe = Reluctant()
+    Wire(pipe, pipe).send(tensors)
+    pipe.seek(0)
+    got = Wire(pipe, pipe).receive()
+    assert all(torch.equal(got[name], tensors[name]) for name in tensors)
+
+
 def test_the_rule_of_auto(monkeypatch):
     monkeypatch.setattr("fullrank.engine.cores", lambda: 8)
     assert choose("", 10, 1e12) == "processes"

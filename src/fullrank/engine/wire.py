@@ -27,11 +27,17 @@ class Wire:
 
     def send_packed(self, frames: list[Any]) -> None:
         """Send what `pack` made of an object."""
-        self.writer.write(_LENGTH.pack(len(frames)))
+        self._write(_LENGTH.pack(len(frames)))
         for frame in frames:
-            self.writer.write(_LENGTH.pack(frame.nbytes))
-            self.writer.write(frame)
+            self._write(_LENGTH.pack(frame.nbytes))
+            self._write(frame)
         self.writer.flush()
+
+    def _write(self, data: Any) -> None:
+        """All of it: a signal that comes meanwhile makes a pipe take a part only."""
+        left = memoryview(data)
+        while left:
+            left = left[self.writer.write(left) :]
 
     def receive(self) -> Any:
         """The next object; EOFError when the other end is gone."""
