@@ -28,6 +28,7 @@ import fullrank.channels
 import fullrank.local.step
 import fullrank.rundir
 import fullrank.server
+import fullrank.store
 
 torch.set_num_threads(1)
 fullrank.methods.available()  # imports what it lists, so that no child has to
@@ -89,6 +90,7 @@ class Points:
         self._around(fullrank.server.Server, "finished", after="the methods' finish")
         self._around(fullrank.rundir.RunDirectory, "append_row", after="a row, not yet its checkpoint")
         self._around(fullrank.rundir.RunDirectory, "sweep", before="a checkpoint, not yet swept")
+        self._around(fullrank.store.ClientStore, "saved_as", before="a note, not yet its checkpoint")
         self._around(fullrank.rundir.RunDirectory, "save", after="a checkpoint")
         self._around(Path, "unlink", before="a deletion")
         self._tear_rows()
@@ -108,17 +110,17 @@ class Points:
         setattr(owner, name, replacement)
 
     def _tear_rows(self) -> None:
-        original = fullrank.rundir.RunDirectory.append_row
+        original = fullrank.rundir.append_line
 
-        def append_row(directory: Any, row: Mapping[str, Any]) -> None:
-            if self.due("half a row"):
-                text = json.dumps(row)
-                with (directory.path / "metrics.jsonl").open("a") as file:
+        def append_line(path: Path, value: Mapping[str, Any]) -> None:
+            if self.due("half a row" if path.name == "metrics.jsonl" else "half a note"):
+                text = json.dumps(value)
+                with path.open("a") as file:
                     file.write(text[: len(text) // 2])
                 self.strike()
-            original(directory, row)
+            original(path, value)
 
-        fullrank.rundir.RunDirectory.append_row = append_row
+        fullrank.rundir.append_line = append_line
 
     def _tear_files(self) -> None:
         original, replace = fullrank.rundir.write_atomically, os.replace
@@ -232,7 +234,8 @@ def outcome(path: Path) -> dict[str, Any]:
         "round": manifest["round"],
     }
     found |= _tensors("server", load_file(newest.with_name(manifest["server"])))
-    for file, clients in manifest["clients"].items():
+    found |= {f"contact {client}": version for client, version in noted(path)[1].items()}
+    for file, clients in saved_states(path).items():
         tensors = load_file(newest.with_name(file))
         for client in clients:
             own = {name: tensor for name, tensor in tensors.items() if name.startswith(f"{client}/")}
@@ -244,6 +247,26 @@ def outcome(path: Path) -> dict[str, Any]:
     found["rows"] = len((path / "metrics.jsonl").read_text().splitlines())
     summary = timeless(json.loads((path / "summary.json").read_text()))
     found |= {f"summary {key}": value for key, value in summary.items()}
+    return found
+
+
+def noted(path: Path, until: int | None = None) -> tuple[dict[int, str], dict[int, int]]:
+    """Of each client that took part, up to a checkpoint, the file of its newest state and its last contact."""
+    files: dict[int, str] = {}
+    contacts: dict[int, int] = {}
+    notes = path / "checkpoints" / "clients.jsonl"
+    for note in map(json.loads, notes.read_text().splitlines() if notes.is_file() else []):
+        if until is None or note["round"] <= until:
+            files |= dict.fromkeys(note["states"], note["file"])
+            contacts |= {client: int(version) for version, met in note["contacts"].items() for client in met}
+    return files, contacts
+
+
+def saved_states(path: Path, until: int | None = None) -> dict[str, list[int]]:
+    """Whose newest states each file holds, up to a checkpoint."""
+    found: dict[str, list[int]] = {}
+    for client, file in noted(path, until)[0].items():
+        found.setdefault(file, []).append(client)
     return found
 
 
@@ -272,10 +295,12 @@ def assert_tidy(path: Path, keep: int = 1) -> None:
     """The checkpoints' folder holds the newest checkpoints, what they name, and nothing else."""
     manifests = sorted((path / "checkpoints").glob("[0-9]*.json"))
     assert 1 <= len(manifests) <= keep
-    named = {manifest.name for manifest in manifests}
+    named = {"clients.jsonl", *(manifest.name for manifest in manifests)}
     for manifest in manifests:
-        content = json.loads(manifest.read_text())
-        named |= {content["server"], *content["clients"]}
+        named |= {json.loads(manifest.read_text())["server"], *saved_states(path, int(manifest.stem))}
+    rounds = [json.loads(line)["round"] for line in (path / "checkpoints" / "clients.jsonl").read_text().splitlines()]
+    assert rounds == sorted(set(rounds))
+    assert rounds[-1] == int(manifests[-1].stem)
     assert {entry.name for entry in (path / "checkpoints").iterdir()} == named
 
 

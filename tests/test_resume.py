@@ -70,6 +70,8 @@ IN_A_ROUND = (
     "half of server",
     "bytes of server",
     "bytes of clients",
+    "half a note",
+    "a note, not yet its checkpoint",
     "bytes of manifest",
     "a checkpoint, not yet swept",
     "a deletion",

@@ -25,7 +25,17 @@ from fullrank.local.step import Step
 from fullrank.rundir import RunDirectory, read_rows, save_tensors, write_atomically
 from fullrank.store import ClientStore
 from fullrank.trees import flatten
-from killing import Points, Strike, assert_equal_outcomes, assert_tidy, attempt, forked, nothing_changes, outcome
+from killing import (
+    Points,
+    Strike,
+    assert_equal_outcomes,
+    assert_tidy,
+    attempt,
+    forked,
+    nothing_changes,
+    outcome,
+    saved_states,
+)
 
 SETTINGS = {
     "data.clients": 4,
@@ -46,10 +56,8 @@ def run(out, *tables, **options):
 
 def client_states(out):
     """The newest checkpoint's tensors of clients, by path."""
-    newest = sorted((out / "checkpoints").glob("[0-9]*.json"))[-1]
-    files = json.loads(newest.read_text())["clients"]
     states = {}
-    for file, clients in files.items():
+    for file, clients in saved_states(out).items():
         tensors = load_file(out / "checkpoints" / file)
         states |= {name: t for name, t in tensors.items() if int(name.split("/")[0]) in clients}
     return states
@@ -468,7 +476,7 @@ def truncate(path):
 
 
 def overwrite(path):
-    path.write_bytes(b"\x00" * 100)
+    path.write_bytes(b"\x00" * 100 + b"\n")
 
 
 @pytest.fixture(scope="module")
@@ -516,6 +524,17 @@ def test_a_damaged_checkpoint_that_is_not_the_newest_does_no_harm(two_of_three_r
     assert_equal_outcomes(tmp_path / "run", two_of_three_rounds / "whole")
 
 
+@pytest.mark.parametrize(("damage", "problem"), [(overwrite, "is damaged"), (Path.unlink, "does not reach to round 2")])
+def test_damaged_notes_of_clients_are_named(damage, problem, two_of_three_rounds, tmp_path):
+    shutil.copytree(two_of_three_rounds / "run", tmp_path / "run")
+    notes = tmp_path / "run" / "checkpoints" / "clients.jsonl"
+    damage(notes)
+    for way in (lambda: run(tmp_path / "run", STATEFUL), fullrank.load_run(tmp_path / "run").model):
+        with pytest.raises(Refusal, match=problem) as caught:
+            way()
+        assert str(notes) in str(caught.value)
+
+
 def test_the_only_checkpoint_damaged(tmp_path):
     run(tmp_path / "run", {"train.rounds": 1})
     truncate(tmp_path / "run" / "checkpoints" / "server-000001.safetensors")
@@ -526,8 +545,8 @@ def test_the_only_checkpoint_damaged(tmp_path):
 def test_a_checkpoint_of_a_later_version_is_refused(tmp_path):
     run(tmp_path / "run", {"train.rounds": 2})
     file = tmp_path / "run" / "checkpoints" / "000002.json"
-    file.write_text(file.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(Refusal, match="have format 2, this version reads 1"):
+    file.write_text(file.read_text().replace('"format": 2', '"format": 3'))
+    with pytest.raises(Refusal, match="have format 3, this version reads 2"):
         run(tmp_path / "run")
 
 
@@ -941,7 +960,8 @@ def test_the_store_gives_back_what_was_put(tmp_path):
         store.put(client, state)
     assert all(store.get(client) is state for client, state in states.items())
     save_tensors(tmp_path / "first", flatten(store.unsaved()))
-    store.saved_as("first", tmp_path)
+    note = store.note("first")
+    assert store.saved_as("first", tmp_path) == []
     assert store.unsaved() == {}
     for client in (11, 1, 111, 1):
         assert_same_tree(store.get(client), states[client])
@@ -950,9 +970,25 @@ def test_the_store_gives_back_what_was_put(tmp_path):
     assert store.get(11) is newer  # not the file's
     assert list(store.unsaved()) == ["11"]
     other = ClientStore()
-    other.restore(store.files, tmp_path)
+    assert other.follow(note, tmp_path) == []
     assert_same_tree(other.get(11), states[11])
     assert other.get(2) is None
+
+
+def test_the_store_tells_which_files_hold_nothing_any_more(tmp_path):
+    store, other = ClientStore(), ClientStore()
+    left = []
+    for number, clients in enumerate([(0, 1), (2, 3), (1, 2), (0,), (0, 3)]):
+        for client in clients:
+            store.put(client, {"w": torch.tensor(number)})
+            store.meet(client, number // 2)
+        note = json.loads(json.dumps(store.note(f"file {number}")))
+        left.append(store.saved_as(f"file {number}", tmp_path))
+        assert other.follow(note, tmp_path) == left[-1]
+    assert left == [[], [], [], ["file 0"], ["file 3", "file 1"]]
+    assert store.files == other.files == {0: "file 4", 1: "file 2", 2: "file 2", 3: "file 4"}
+    assert store.contacts == other.contacts == {0: 2, 1: 1, 2: 1, 3: 2}
+    assert store.note("next")["contacts"] == {}
 
 
 def test_the_store_keeps_the_states_used_last(tmp_path):

@@ -10,9 +10,10 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy
 import torch
@@ -22,9 +23,10 @@ from safetensors.torch import load_file, save
 from . import __version__
 from .errors import Refusal
 from .server import Server
+from .store import ClientStore
 from .trees import Tensors, flatten, misfit, unflatten
 
-FORMAT = 1
+FORMAT = 2
 CHECKPOINT_FILE = re.compile(r"\d+\.json|(server|clients)-\d+\.safetensors|\..*\.part")
 
 
@@ -47,6 +49,29 @@ def write_atomically(path: Path, content: bytes) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically."""
     write_atomically(path, (json.dumps(value, indent=1) + "\n").encode())
+
+
+def append_line(path: Path, value: Mapping[str, Any]) -> None:
+    """Add a line of JSON to a file; a kill may cut it short."""
+    with path.open("a") as file:
+        file.write(json.dumps(value) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The complete lines of a file of JSON lines; one that a kill cut short is not one."""
+    if not path.is_file():
+        return []
+    try:
+        return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise Refusal(f'"{path}" is damaged: a line of it is not JSON ({error})') from None
+
+
+def write_lines(path: Path, values: Iterable[Mapping[str, Any]]) -> None:
+    """Write a file of JSON lines atomically."""
+    write_atomically(path, "".join(json.dumps(value) + "\n" for value in values).encode())
 
 
 def writable(value: Any) -> Any:
@@ -82,13 +107,30 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     write_atomically(path, save(ready))
 
 
+class _Names(NamedTuple):
+    """The files of one checkpoint."""
+
+    manifest: str
+    server: str
+    clients: str
+
+    @classmethod
+    def of(cls, round: int) -> _Names:
+        return cls(f"{round:06d}.json", f"server-{round:06d}.safetensors", f"clients-{round:06d}.safetensors")
+
+
 class RunDirectory:
     """One run's directory, locked by the process that runs it."""
 
     def __init__(self, path: Path):
         self.path = path
         self.checkpoints = path / "checkpoints"
+        self._notes = self.checkpoints / "clients.jsonl"
         self._lock: IO[str] | None = None
+        self._saved: list[int] = []
+        """The rounds whose checkpoints are kept."""
+        self._left: deque[tuple[int, str]] = deque()
+        """Files of clients' states that no checkpoint from that round on needs."""
 
     # Opening
 
@@ -159,10 +201,7 @@ class RunDirectory:
 
     def append_row(self, row: Mapping[str, Any]) -> None:
         """Add one round's metrics."""
-        with (self.path / "metrics.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self.path / "metrics.jsonl", row)
 
     def rows(self) -> list[dict[str, Any]]:
         """All complete rows."""
@@ -176,7 +215,7 @@ class RunDirectory:
                 f'"{self.path / "metrics.jsonl"}" does not hold all of the {rounds} rounds that the newest checkpoint '
                 "has behind it; start a new run"
             )
-        write_atomically(self.path / "metrics.jsonl", "".join(json.dumps(row) + "\n" for row in kept).encode())
+        write_lines(self.path / "metrics.jsonl", kept)
         return kept
 
     def discard_result(self) -> None:
@@ -187,38 +226,51 @@ class RunDirectory:
     # Checkpoints
 
     def save(self, server: Server, keep: int) -> None:
-        """Write a checkpoint: first the tensors, then, as its last act, the small file that names them."""
-        number = f"{server.round:06d}"
-        save_tensors(self.checkpoints / f"server-{number}.safetensors", flatten(server.state()))
-        if unsaved := server.store.unsaved():
-            file = f"clients-{number}.safetensors"
-            save_tensors(self.checkpoints / file, flatten(unsaved))
-            server.store.saved_as(file, self.checkpoints)
-        clients: dict[str, list[int]] = {}
-        for client, file in server.store.files.items():
-            clients.setdefault(file, []).append(client)
-        manifest = {
-            "format": FORMAT,
-            "round": server.round,
-            "server": f"server-{number}.safetensors",
-            "clients": clients,
-        }
-        write_json(self.checkpoints / f"{number}.json", manifest)
+        """Write a checkpoint: first the tensors, then, as its last act, the small file that names them.
+
+        Of clients it writes what is new since the last one; all notes together say what is known of each.
+        """
+        names, store = _Names.of(server.round), server.store
+        save_tensors(self.checkpoints / names.server, flatten(server.state()))
+        if unsaved := store.unsaved():
+            save_tensors(self.checkpoints / names.clients, flatten(unsaved))
+        append_line(self._notes, {"round": server.round, **store.note(names.clients)})
+        self._left += [(server.round, file) for file in store.saved_as(names.clients, self.checkpoints)]
+        write_json(self.checkpoints / names.manifest, {"format": FORMAT, "round": server.round, "server": names.server})
+        self._saved.append(server.round)
         self.sweep(keep)
 
     def sweep(self, keep: int) -> None:
-        """Delete checkpoints beyond the newest `keep`, and every file that none of the rest names."""
-        manifests = self._manifests()
-        for path in manifests[:-keep]:
-            path.unlink()
-        named = {path.name for path in manifests[-keep:]}
-        for path in manifests[-keep:]:
-            with contextlib.suppress(ValueError, KeyError):  # a damaged one names nothing
-                manifest = json.loads(path.read_text())
-                named |= {manifest["server"], *manifest["clients"]}
+        """Delete checkpoints beyond the newest `keep`, and the files that none of the rest needs."""
+        while len(self._saved) > keep:
+            names = _Names.of(self._saved.pop(0))
+            (self.checkpoints / names.manifest).unlink(missing_ok=True)
+            (self.checkpoints / names.server).unlink(missing_ok=True)
+        while self._left and self._left[0][0] <= self._saved[0]:
+            (self.checkpoints / self._left.popleft()[1]).unlink(missing_ok=True)
+
+    def tidy(self, keep: int) -> None:
+        """Before the first round of a process: forget what lies beyond the newest checkpoint, sweep what a kill left.
+
+        This looks at every file and every note, which a round must not do.
+        """
+        rounds = [int(path.stem) for path in self._manifests()]
+        notes = self._notes_until(rounds[-1] if rounds else 0)
+        if self._notes.is_file():
+            write_lines(self._notes, notes)
+        known = ClientStore()
+        left = [(note["round"], file) for note in notes for file in known.follow(note, self.checkpoints)]
+        self._saved = rounds[-keep:]
+        self._left = deque((round, file) for round, file in left if round > self._saved[0])
+        needed = {name for round in self._saved for name in _Names.of(round)[:2]}
+        needed |= {*known.files.values(), *(file for _, file in self._left)}
         for path in self.checkpoints.iterdir():
-            if path.name not in named and CHECKPOINT_FILE.fullmatch(path.name):
+            if path.name not in needed and CHECKPOINT_FILE.fullmatch(path.name):
                 path.unlink()
+
+    def _notes_until(self, round: int) -> list[dict[str, Any]]:
+        """What the checkpoints up to a round noted of clients."""
+        return [note for note in read_lines(self._notes) if note["round"] <= round]
 
     def _manifests(self) -> list[Path]:
         found = [path for path in self.checkpoints.glob("*.json") if path.stem.isdigit()]
@@ -244,11 +296,14 @@ class RunDirectory:
         state = unflatten({name: tensor.clone() for name, tensor in saved.items()})
         if problem := misfit(state["model"], server.model):
             raise Refusal(f'the checkpoint in "{self.path}" does not fit the model: {problem}')
-        for file in manifest["clients"]:
+        notes = self._notes_until(manifest["round"])
+        if not notes or notes[-1]["round"] != manifest["round"]:
+            raise Refusal(f'"{self._notes}" does not reach to round {manifest["round"]}; start a new run')
+        for note in notes:
+            server.store.follow(note, self.checkpoints)
+        for file in sorted(set(server.store.files.values())):
             self._intact(self.checkpoints / file, _read_header)
         server.restore(state, manifest["round"], device)
-        files = {client: file for file, clients in manifest["clients"].items() for client in clients}
-        server.store.restore(files, self.checkpoints)
 
     def _intact(self, path: Path, read: Callable[[Path], Any]) -> Any:
         """What a file of the newest checkpoint holds; one sentence where it is missing or damaged."""
@@ -265,7 +320,7 @@ class RunDirectory:
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     content = json.loads(path.read_text())
-    return {key: content[key] for key in ("format", "round", "server", "clients")}
+    return {key: content[key] for key in ("format", "round", "server")}
 
 
 def _read_header(path: Path) -> None:
@@ -274,15 +329,8 @@ def _read_header(path: Path) -> None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The complete rows of a run's metrics; a line that a kill cut short is not one."""
-    file = path / "metrics.jsonl"
-    if not file.is_file():
-        return []
-    lines = file.read_text().split("\n")[:-1]
-    try:
-        return [json.loads(line) for line in lines]
-    except json.JSONDecodeError as error:
-        raise Refusal(f'"{file}" is damaged: a line of it is not JSON ({error})') from None
+    """The complete rows of a run's metrics."""
+    return read_lines(path / "metrics.jsonl")
 
 
 def environment(threads: int, device: torch.device) -> dict[str, Any]:

@@ -66,8 +66,6 @@ class Server:
         self.round = 0
         self.taking_part: tuple[int, ...] = ()
         self.store = ClientStore()
-        self.contacts: dict[int, int] = {}
-        """The version of the frozen entries that each client has."""
         self.frozen_version = self._sent_version = 0
         self._composition = composition
         self._entries = entries
@@ -184,7 +182,7 @@ class Server:
             raise Refusal(f"round {self.round + 1}: no client sent anything ({reasons})")
         self._aggregate(reduction)
         for client, state in states.items():
-            self.contacts[client] = self._sent_version
+            self.store.meet(client, self._sent_version)
             if state:
                 self.store.put(client, state)
         self.round += 1
@@ -207,7 +205,7 @@ class Server:
 
     def _job(self, kind: Kind, client: int, broadcast: Tree, query: tuple[str, str], judge: bool = False) -> Job:
         entries, model = self._entries, self._model
-        first = self._personal_travels and client not in self.contacts
+        first = self._personal_travels and client not in self.store.contacts
         return Job(
             kind,
             client,
@@ -249,7 +247,7 @@ class Server:
                 job = self._job(kind, client, broadcast, query, judge)
                 traffic.count_down(job.broadcast)
                 traffic.count_down(job.personal)
-                if self.contacts.get(client) != self.frozen_version:
+                if self.store.contacts.get(client) != self.frozen_version:
                     traffic.count_down(job.frozen)  # else the client has them from an earlier contact
                 yield job
 
@@ -341,15 +339,10 @@ class Server:
     # Checkpoints
 
     def state(self) -> Tree:
-        """Everything the server must remember, but for the clients' states."""
-        ids = sorted(self.contacts)
+        """Everything the server must remember, but for what is known of clients."""
         return {
             "model": dict(self._model),
             "own": dict(self._own),
-            "contacts": {
-                "clients": torch.tensor(ids, dtype=torch.int64),
-                "versions": torch.tensor([self.contacts[client] for client in ids], dtype=torch.int64),
-            },
             "frozen_version": torch.tensor(self.frozen_version),
         }
 
@@ -359,8 +352,6 @@ class Server:
         self.taking_part = self.sample(round - 1) if round else ()
         self._model = {name: value.to(device, self._model[name].dtype) for name, value in state["model"].items()}
         self._own = moved(state.get("own", {}), device)
-        contacts = state["contacts"]
-        self.contacts = dict(zip(contacts["clients"].tolist(), contacts["versions"].tolist(), strict=True))
         self.frozen_version = int(state["frozen_version"])
 
 

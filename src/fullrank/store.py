@@ -1,9 +1,11 @@
-"""What clients keep between rounds, by client id: in memory up to a limit, the rest in the checkpoint's files."""
+"""What is known of clients that took part, by id; what they keep is in memory up to a limit, the rest in files."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
 
@@ -14,12 +16,21 @@ MEMORY_LIMIT = 2**31
 
 
 class ClientStore:
-    """States of those clients that have ever taken part."""
+    """States of those clients that have ever taken part, and which frozen entries they have.
+
+    Nothing here is done for all of them but a start: a checkpoint takes a note of what is new since the one before.
+    """
 
     def __init__(self, limit: int = MEMORY_LIMIT) -> None:
         self.limit = limit
         self.files: dict[int, str] = {}
         """The file in which each saved state lies."""
+        self.contacts: dict[int, int] = {}
+        """The version of the frozen entries that each client has."""
+        self._met: dict[int, int] = {}
+        """Contacts since the last checkpoint."""
+        self._held: Counter[str] = Counter()
+        """How many clients' newest states lie in each file."""
         self._directory = Path()
         self._unsaved: dict[int, Tree] = {}
         self._saved: OrderedDict[int, Tree] = OrderedDict()
@@ -42,21 +53,48 @@ class ClientStore:
             self._bytes -= nbytes(self._saved.pop(client))
         self._unsaved[client] = state
 
+    def meet(self, client: int, version: int) -> None:
+        """Note that a client has this version of the frozen entries."""
+        self.contacts[client] = self._met[client] = version
+
     def unsaved(self) -> dict[str, Tree]:
         """States that no file holds yet, by client."""
         return {str(client): state for client, state in sorted(self._unsaved.items())}
 
-    def saved_as(self, file: str, directory: Path) -> None:
-        """Note that all unsaved states now lie in a file of the directory, and may leave memory."""
-        self._directory = directory
-        for client, state in sorted(self._unsaved.items()):
-            self.files[client] = file
-            self._remember(client, state)
-        self._unsaved = {}
+    def note(self, file: str) -> dict[str, Any]:
+        """What is new since the last checkpoint, in plain types; unsaved states will lie in the file."""
+        contacts: dict[str, list[int]] = {}
+        for client, version in sorted(self._met.items()):
+            contacts.setdefault(str(version), []).append(client)
+        return {"contacts": contacts, "file": file, "states": sorted(self._unsaved)}
 
-    def restore(self, files: dict[int, str], directory: Path) -> None:
-        """Start from a checkpoint."""
-        self.files, self._directory = dict(files), directory
+    def saved_as(self, file: str, directory: Path) -> list[str]:
+        """All unsaved states lie in a file of the directory now; files that hold no client's newest state any more."""
+        self._directory, unsaved = directory, self._unsaved
+        self._unsaved, self._met = {}, {}
+        left = self._lie_in(file, sorted(unsaved))
+        for client, state in sorted(unsaved.items()):
+            self._remember(client, state)
+        return left
+
+    def follow(self, note: Mapping[str, Any], directory: Path) -> list[str]:
+        """Go on from one checkpoint to the next by its note; files that hold no client's newest state any more."""
+        self._directory = directory
+        self.contacts |= {client: int(version) for version, met in note["contacts"].items() for client in met}
+        return self._lie_in(note["file"], note["states"])
+
+    def _lie_in(self, file: str, clients: Iterable[int]) -> list[str]:
+        left = []
+        for client in clients:
+            before = self.files.get(client)
+            self.files[client] = file
+            self._held[file] += 1
+            if before is not None:
+                self._held[before] -= 1
+                if not self._held[before]:
+                    del self._held[before]
+                    left.append(before)
+        return left
 
     def _remember(self, client: int, state: Tree) -> Tree:
         self._saved[client] = state

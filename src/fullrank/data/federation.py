@@ -42,7 +42,7 @@ class Federation:
         """A client's number of training samples."""
         return len(self.parts[client])
 
-    @property
+    @cached_property
     def has_holdouts(self) -> bool:
         """Whether any client has samples for its personal test."""
         return any(map(len, self.holdouts))
@@ -70,13 +70,21 @@ class Federation:
     def tensors(self) -> dict[str, torch.Tensor]:
         """The division as it is saved."""
         return {
-            "train": _joined(self.parts),
-            "train_sizes": torch.tensor([len(part) for part in self.parts]),
-            "holdout": _joined(self.holdouts),
-            "holdout_sizes": torch.tensor([len(part) for part in self.holdouts]),
+            "train": torch.from_numpy(_joined(self.parts)),
+            "train_sizes": torch.from_numpy(_sizes(self.parts)),
+            "holdout": torch.from_numpy(_joined(self.holdouts)),
+            "holdout_sizes": torch.from_numpy(_sizes(self.holdouts)),
             "validation": torch.from_numpy(self.validation),
             "fingerprint": torch.tensor(list(bytes.fromhex(self.data.fingerprint())), dtype=torch.uint8),
         }
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Two arrays in place of one a client, of which there may be very many.
+        lists = {"parts": self.parts, "holdouts": self.holdouts}
+        return {**self.__dict__, **{name: (_joined(of), _sizes(of)) for name, of in lists.items()}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, parts=_divided(*state["parts"]), holdouts=_divided(*state["holdouts"]))
 
 
 def divide(
@@ -123,7 +131,10 @@ def given(
     ends = np.cumsum(sizes)
     parts = [np.arange(end - size, end, dtype=np.int64) for size, end in zip(sizes, ends, strict=True)]
     _, kept_back = split_by_class(data.train.y.numpy(), validation, seed)
-    parts = [part[~np.isin(part, kept_back)] for part in parts]
+    if len(kept_back):
+        kept = np.ones(len(data.train), dtype=bool)
+        kept[kept_back] = False
+        parts = [part[kept[part]] for part in parts]
     return _held_out(data, parts, kept_back, pipeline, holdout, seed)
 
 
@@ -157,8 +168,12 @@ def _parts(
     raise Refusal(f'data.partition = "{how}" stands for data that a program hands over with fullrank.fit')
 
 
-def _joined(parts: list[np.ndarray]) -> torch.Tensor:
-    return torch.from_numpy(np.concatenate(parts).astype(np.int64))
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate(parts).astype(np.int64)
+
+
+def _sizes(parts: list[np.ndarray]) -> np.ndarray:
+    return np.array([len(part) for part in parts], dtype=np.int64)
 
 
 def _saved(data: DataSet, pipeline: Pipeline, path: Path, clients: int) -> Federation:

@@ -30,13 +30,14 @@ def counts(labels: Labels, parts: Sequence[IndexArray], num_classes: int) -> Cou
     y = whole_labels(labels)
     if y.min() < 0 or y.max() >= num_classes:
         raise Refusal(f"labels lie between {y.min()} and {y.max()}; they must lie in 0..{num_classes - 1}")
-    for client, part in enumerate(parts):
-        if len(part) and (np.min(part) < 0 or np.max(part) >= len(y)):
-            raise Refusal(f"client {client} has indices outside 0..{len(y) - 1}, the samples that there are")
-    table = np.zeros((len(parts), num_classes), dtype=np.int64)
-    for row, part in zip(table, parts, strict=True):
-        row += np.bincount(y[np.asarray(part, dtype=np.int64)], minlength=num_classes)
-    return table
+    held = _joined(parts)
+    holder = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    outside = np.flatnonzero((held < 0) | (held >= len(y)))
+    if len(outside):
+        client = holder[outside[0]]
+        raise Refusal(f"client {client} has indices outside 0..{len(y) - 1}, the samples that there are")
+    cells = np.bincount(holder * num_classes + y[held], minlength=len(parts) * num_classes)
+    return cells.reshape(len(parts), num_classes)
 
 
 def label_entropy(counts: CountArray) -> FloatArray:
@@ -59,15 +60,15 @@ def earth_movers_distance(counts: CountArray) -> FloatArray:
 
 def partition_hash(parts: Sequence[IndexArray]) -> str:
     """SHA-256 of the clients' sizes and indices as little-endian 64-bit integers; order matters."""
-    digest = hashlib.sha256(np.array([len(part) for part in parts], dtype="<i8").tobytes())
-    for part in parts:
-        digest.update(np.asarray(part, dtype="<i8").tobytes())
-    return digest.hexdigest()
+    sizes = np.array([len(part) for part in parts], dtype=np.int64)
+    return hashlib.sha256(_joined([sizes, *parts]).astype("<i8").tobytes()).hexdigest()
 
 
 def describe(labels: Labels, parts: Sequence[IndexArray], num_classes: int) -> dict[str, Any]:
     """All of this module's numbers in plain types, ready for JSON; means are over clients with samples."""
     table = counts(labels, parts, num_classes)
+    held = np.zeros(len(labels), dtype=bool)
+    held[_joined(parts)] = True
     sizes = table.sum(axis=1)
     present = sizes > 0
     entropy, distance = label_entropy(table), earth_movers_distance(table)
@@ -75,7 +76,7 @@ def describe(labels: Labels, parts: Sequence[IndexArray], num_classes: int) -> d
         "hash": partition_hash(parts),
         "clients": len(parts),
         "samples": int(sizes.sum()),
-        "unique_samples": len(np.unique(np.concatenate(parts))),
+        "unique_samples": int(held.sum()),
         "size": {"min": int(sizes.min()), "median": float(np.median(sizes)), "max": int(sizes.max())},
         "sizes": sizes.tolist(),
         "entropy": {"mean": _mean(entropy[present]), "per_client": entropy.tolist()},
@@ -126,6 +127,10 @@ def _lay_out(counts: CountArray, class_names: Sequence[str] | None, room: int) -
     else:
         labels = [name[: widest - 1] for name in names]
     return labels, min(widest, max(3, *(len(label) + 1 for label in labels))), per_cell
+
+
+def _joined(parts: Sequence[IndexArray]) -> IndexArray:
+    return np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
 
 
 def _shares(counts: CountArray) -> FloatArray:
