@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from . import __version__, comparecli, datacli, display, methods, models
+from . import __version__, benchcli, comparecli, datacli, display, methods, models
 from .assemble import federate
 from .cliparts import AsJson, File, Overrides, experiment_values, fail
 from .config import Experiment
@@ -27,6 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(datacli.app, name="data")
+app.add_typer(benchcli.app, name="bench")
 
 _CIFAR, _DIGITS = (3, 32, 32), (1, 8, 8)
 _COUNTED_AT = {"cnn": _DIGITS, "mlp": _DIGITS}  # the inputs at which networks are counted; all others at CIFAR's

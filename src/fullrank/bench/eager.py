@@ -1,0 +1,197 @@
+"""A round on a GPU as a careful researcher writes it without a library: eager PyTorch, everything on the device.
+
+The images lie on the device as bytes; batches are gathered, cropped and flipped there; TF32 is on; the optimiser is
+the fused one. No graphs, no compilation, float32 weights.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, pad
+
+from ..objectives import decorrelation
+
+WARM_UP = 3
+"""Steps before the clock starts, in which libraries load and allocate."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a client trains."""
+
+    epochs: int = 10
+    batch_size: int = 64
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 1e-5
+    border: int = 4
+    """Of zeros around the image, for the random crop."""
+    beta: float = 0.0
+    """Of FedDecorr's term; 0 leaves it out."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What a round, or the measured share of one, took."""
+
+    seconds: float
+    steps: int
+    """Steps that were made."""
+    round_steps: int
+    """Steps of a whole round."""
+    loss: float
+
+    @property
+    def round_seconds(self) -> float:
+        """Of a whole round; in proportion to the steps, where only a share was made."""
+        return self.seconds * self.round_steps / self.steps
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "seconds": self.seconds,
+            "steps": self.steps,
+            "round_steps": self.round_steps,
+            "round_seconds": self.round_seconds,
+            "extrapolated": self.steps != self.round_steps,
+            "loss": self.loss,
+        }
+
+
+class Images:
+    """Images and labels on a device, and batches of them made there."""
+
+    def __init__(self, x: Tensor, y: Tensor, mean: Sequence[float], std: Sequence[float], device: torch.device):
+        self.x, self.y = x.to(device), y.to(device)
+        self.mean = torch.tensor(mean, device=device).view(1, -1, 1, 1) * 255
+        self.std = torch.tensor(std, device=device).view(1, -1, 1, 1) * 255
+
+    def batch(self, rows: Tensor, border: int) -> tuple[Tensor, Tensor]:
+        """Random crop and flip of each image, then normalisation."""
+        x, device = self.x[rows], self.x.device
+        count, _, height, width = x.shape
+        corner = torch.randint(2 * border + 1, (2, count, 1), device=device)
+        down = corner[0] + torch.arange(height, device=device)
+        across = corner[1] + torch.arange(width, device=device)
+        across = torch.where(torch.rand(count, 1, device=device) < 0.5, across.flip(1), across)
+        framed = pad(x, (border,) * 4)
+        one = torch.arange(count, device=device)[:, None, None]
+        cut = framed[one, :, down[:, :, None], across[:, None, :]].permute(0, 3, 1, 2)
+        return (cut.float() - self.mean) / self.std, self.y[rows]
+
+
+def play(
+    network: nn.Module,
+    features: Callable[[Tensor], Tensor],
+    head: nn.Module,
+    images: Images,
+    parts: Sequence[np.ndarray],
+    recipe: Recipe,
+    fraction: float = 1.0,
+) -> Timed:
+    """One round over all clients, timed: train each from the same start, then average by samples, buffers too."""
+    device = images.x.device
+    plans = [batches(len(part), recipe) for part in parts]
+    start = {name: value.clone() for name, value in network.state_dict().items()}
+    mean = {name: torch.zeros_like(value, dtype=torch.float32) for name, value in start.items()}
+    total = sum(map(len, parts))
+    network.train()
+    with tf32():
+        _warm_up(network, features, head, images, parts[0], recipe)
+        synchronise(device)
+        began, steps, last = time.perf_counter(), 0, torch.zeros((), device=device)
+        for part, plan in zip(parts, plans, strict=True):
+            network.load_state_dict(start)
+            optimizer = _optimiser(network, recipe, device)
+            for rows in _on_device(part, plan[: _share(len(plan), fraction)], device):
+                last = _step(features, head, optimizer, *images.batch(rows, recipe.border), recipe)
+                steps += 1
+            for name, value in network.state_dict().items():
+                mean[name] += value * (len(part) / total)
+        network.load_state_dict({name: value.to(start[name].dtype) for name, value in mean.items()})
+        synchronise(device)
+        seconds = time.perf_counter() - began
+    return Timed(seconds, steps, sum(map(len, plans)), float(last))
+
+
+def batches(samples: int, recipe: Recipe) -> list[Tensor]:
+    """The rows of each batch: shuffled passes, the odd last batch kept unless it is a single sample (BatchNorm)."""
+    split = [rows for _ in range(recipe.epochs) for rows in torch.split(torch.randperm(samples), recipe.batch_size)]
+    return [rows for rows in split if len(rows) > 1]
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait until the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextlib.contextmanager
+def tf32() -> Iterator[None]:
+    """TF32 in matrix products and convolutions inside; as it was afterwards."""
+    matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, cudnn
+
+
+def _on_device(part: np.ndarray, plan: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
+    """The rows of each batch, brought to the device in one piece: a copy a step would stall it."""
+    rows = torch.from_numpy(part)[torch.cat(list(plan))].to(device)
+    return torch.split(rows, [len(chosen) for chosen in plan])
+
+
+def _share(steps: int, fraction: float) -> int:
+    return steps if fraction >= 1 else max(1, round(fraction * steps))
+
+
+def _optimiser(network: nn.Module, recipe: Recipe, device: torch.device) -> torch.optim.Optimizer:
+    return torch.optim.SGD(
+        network.parameters(),
+        lr=recipe.lr,
+        momentum=recipe.momentum,
+        weight_decay=recipe.weight_decay,
+        fused=device.type == "cuda",
+    )
+
+
+def _step(
+    features: Callable[[Tensor], Tensor],
+    head: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    x: Tensor,
+    y: Tensor,
+    recipe: Recipe,
+) -> Tensor:
+    optimizer.zero_grad(set_to_none=True)
+    z = features(x)
+    loss = cross_entropy(head(z), y)
+    if recipe.beta:
+        loss = loss + recipe.beta * decorrelation(z)
+    torch.autograd.backward(loss)
+    optimizer.step()
+    return loss.detach()
+
+
+def _warm_up(
+    network: nn.Module,
+    features: Callable[[Tensor], Tensor],
+    head: nn.Module,
+    images: Images,
+    part: np.ndarray,
+    recipe: Recipe,
+) -> None:
+    rows = torch.from_numpy(part[: recipe.batch_size]).to(images.x.device)
+    optimizer = _optimiser(network, recipe, images.x.device)
+    for _ in range(WARM_UP):
+        _step(features, head, optimizer, *images.batch(rows, recipe.border), recipe)

@@ -1,0 +1,65 @@
+"""Numbers over repeats: the median, how far they spread, ratios of medians, and a table of text."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import Refusal
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Several measurements of one thing.
+
+    >>> Figure.of([3.0, 1.0, 2.0]).text()
+    '2.00 [1.00, 3.00]'
+    """
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Figure:
+        """The median, the least and the most of one value at least."""
+        if not values:
+            raise Refusal("there is nothing measured to take a median of")
+        return cls(statistics.median(values), min(values), max(values), len(values))
+
+    def text(self, digits: int = 2) -> str:
+        """The median, with least and most where there is more than one."""
+        middle = f"{self.median:.{digits}f}"
+        return middle if self.n == 1 else f"{middle} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"median": self.median, "min": self.low, "max": self.high, "n": self.n}
+
+
+def ratio(value: Figure, base: Figure) -> float:
+    """How many times the base's median a median is.
+
+    >>> ratio(Figure.of([3.0]), Figure.of([2.0]))
+    1.5
+    """
+    return value.median / base.median if base.median else float("inf")
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Aligned columns: the first to the left, the others to the right.
+
+    >>> print(table(["a", "bb"], [["x", "1"], ["long", "22"]]))
+    a     bb
+    x      1
+    long  22
+    """
+    widths = [max(len(row[column]) for row in (headers, *rows)) for column in range(len(headers))]
+    lines = []
+    for row in (headers, *rows):
+        cells = [row[0].ljust(widths[0])] + [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

@@ -1,0 +1,204 @@
+"""The GPU benchmark: FedDecorr's CIFAR-10 round under the `cuda` engine, beside an eager loop in the same process."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .. import models
+from ..assemble import federate
+from ..config import Experiment, merged, nested, parse_overrides
+from ..data import DataSet, Split
+from ..data.federation import Federation
+from ..display import Silent
+from ..errors import Refusal
+from ..result import threads
+from ..run import execute
+from . import eager, machine
+from .figures import Figure
+
+METHODS = ("fedavg", "fedavg+feddecorr")
+Say = Callable[[str], None]
+
+
+def feddecorr_round(device: str, root: str = "", tiny: bool = False) -> dict[str, Any]:
+    """The experiment of the FedDecorr papers on CIFAR-10; `tiny` is small enough to be played on a CPU in seconds."""
+    values: dict[str, Any] = {
+        "data": {"name": "cifar10", "root": root, "alpha": 0.05, "variant": "balanced", "clients": 10},
+        "model": {"name": "mobilenetv2"},
+        "train": {"epochs": 10, "batch_size": 64, "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5},
+        "engine": {"name": "cuda" if device.startswith("cuda") else "serial", "device": device},
+    }
+    if tiny:
+        small: dict[str, Any] = {
+            "data": {"name": f"{__name__}:tiny_images", "root": "", "partition": "iid", "clients": 2},
+            "model": {"name": "cnn", "norm": "batch", "width": 4, "features": 16},
+            "train": {"epochs": 1, "batch_size": 16},
+        }
+        values = merged(values, {**small, "data": {**small["data"], "augment": ["crop", "flip"]}})
+    return values
+
+
+def tiny_images(root: str = "", seed: int = 0) -> DataSet:
+    """A few random images of CIFAR's shape."""
+    noise = torch.Generator().manual_seed(seed)
+    x = torch.randint(256, (90, 3, 32, 32), generator=noise, dtype=torch.uint8)
+    y = torch.arange(90) % 10
+    halves = Split(x[:70], y[:70]), Split(x[70:], y[70:])
+    return DataSet("tiny", *halves, tuple("0123456789"), mean=(0.5,) * 3, std=(0.25,) * 3)
+
+
+def measure(
+    values: Mapping[str, Any],
+    *,
+    rounds: int = 3,
+    methods: Sequence[str] = METHODS,
+    overrides: Sequence[str] = (),
+    eager_fraction: float = 1.0,
+    eager_decorrelation: bool = False,
+    say: Say = lambda text: None,
+    keep: Callable[[dict[str, Any]], None] = lambda result: None,
+) -> dict[str, Any]:
+    """The eager loop for a round, then each method; `keep` gets what is known after each stage.
+
+    A stage that fails is noted and the next one goes on: time on a GPU is dear.
+    """
+    if rounds < 1:
+        raise Refusal(f"--rounds {rounds}: at least one round after the first")
+    if not 0 < eager_fraction <= 1:
+        raise Refusal(f"--eager-fraction {eager_fraction}: a share above 0 and up to 1")
+    described = {
+        name: Experiment(**merged(merged(values, parse_overrides(overrides)), _of(name, rounds))) for name in methods
+    }
+    first = next(iter(described.values()))
+    device = first.engine.device or "cpu"
+    facts = machine.describe(device)
+    federation = federate(first)
+    result: dict[str, Any] = {
+        "machine": facts,
+        "experiment": first.model_dump(),
+        "clients": [len(part) for part in federation.parts],
+        "failed": [],
+    }
+    say(machine.sentence(result["machine"]))
+    betas = {"eager": 0.0} | ({"eager+feddecorr": 0.1} if eager_decorrelation else {})
+    for name, beta in betas.items():
+        with _Stage(name, result, say, keep):
+            with threads(first.engine.threads):  # as many as fullrank's own run has
+                timed = eager_round(first, federation, torch.device(device), eager_fraction, beta)
+            result[name] = timed.as_dict()
+            part = " (from a share of the steps)" if timed.steps != timed.round_steps else ""
+            say(f"{name}: {timed.round_seconds:.2f} s a round of {timed.round_steps} steps{part}")
+    for name, experiment in described.items():
+        with _Stage(name, result, say, keep):
+            result.setdefault("methods", {})[name] = rows = _Rows(name, say)
+            execute(experiment, None, watcher=rows, federation=federation)
+        if isinstance(result.get("methods", {}).get(name), _Rows):
+            result["methods"][name] = rows.as_dict(result.get("eager"))
+            keep(result)
+            if rows.rows[1:]:
+                say(f"{name}: {_outcome(result['methods'][name])}")
+    return result
+
+
+def eager_round(
+    experiment: Experiment, federation: Federation, device: torch.device, fraction: float = 1.0, beta: float = 0.0
+) -> eager.Timed:
+    """The eager loop on an experiment's data, model and settings."""
+    data, train = federation.data, experiment.train
+    if data.mean is None or data.std is None:
+        raise Refusal(f'the eager loop normalises images, and the data set "{data.name}" has no mean and std')
+    torch.manual_seed(experiment.seed)
+    network: Any = models.build(experiment.model.name, data.num_classes, data.in_channels, **experiment.model.options)
+    network.to(device)
+    images = eager.Images(data.train.x, data.train.y, data.mean, data.std, device)
+    recipe = eager.Recipe(
+        train.epochs, train.batch_size, train.lr, train.momentum, train.weight_decay, border=4, beta=beta
+    )
+    return eager.play(network, network.features, network.head, images, federation.parts, recipe, fraction)
+
+
+def report(result: Mapping[str, Any]) -> str:
+    """The result as a person reads it."""
+    lines = [machine.sentence(result["machine"])]
+    for name in ("eager", "eager+feddecorr"):
+        if name in result:
+            found = result[name]
+            note = ", extrapolated from a share of the steps" if found["extrapolated"] else ""
+            lines.append(f"{name}: {found['round_seconds']:.2f} s a round, {found['round_steps']} steps{note}, n = 1")
+    for name, found in result.get("methods", {}).items():
+        lines.append(f"{name}: {_outcome(found)}")
+    lines += [f"FAILED: {failure['stage']}: {failure['error']}" for failure in result["failed"]]
+    return "\n".join(lines)
+
+
+def _of(method: str, rounds: int) -> dict[str, Any]:
+    return nested({"method.name": method, "train.rounds": rounds + 1})
+
+
+def _outcome(found: Mapping[str, Any]) -> str:
+    if "later" not in found:
+        return "no round after the first was played"
+    figure = Figure(*(found["later"][key] for key in ("median", "min", "max", "n")))
+    text = f"{figure.text()} s a round for training, n = {figure.n}; first round, with set-up, {found['first']:.2f} s"
+    text += f"; {found['steps']} steps"
+    return text + (f"; {found['times_eager']:.2f} times as fast as eager" if "times_eager" in found else "")
+
+
+class _Rows(Silent):
+    """Collects the rows of a run, and says each."""
+
+    def __init__(self, name: str, say: Say):
+        self.name, self.say = name, say
+        self.rows: list[Mapping[str, Any]] = []
+        self.began = time.perf_counter()
+
+    def round_done(self, row: Mapping[str, Any]) -> None:
+        """Keep and say a row."""
+        super().round_done(row)
+        self.rows.append(row)
+        score = f", accuracy {row['accuracy']:.4f}" if "accuracy" in row else ""
+        self.say(f"{self.name}: round {row['round']}, {row['training_seconds']:.2f} s of training{score}")
+
+    def as_dict(self, eager: Mapping[str, Any] | None) -> dict[str, Any]:
+        """What the rows say together, as far as they came."""
+        found: dict[str, Any] = {
+            "training_seconds": [row["training_seconds"] for row in self.rows],
+            "accuracy": [row.get("accuracy") for row in self.rows],
+        }
+        if self.rows:
+            found["first"] = self.rows[0]["training_seconds"]
+            found["steps"] = sum(client["steps"] for client in self.rows[-1]["clients"])
+        if self.rows[1:]:
+            later = Figure.of(found["training_seconds"][1:])
+            found["later"] = later.as_dict()
+            if eager is not None:
+                found["times_eager"] = eager["round_seconds"] / later.median
+        return found
+
+
+class _Stage:
+    """One stage: what goes wrong in it is noted, and what is known is kept."""
+
+    def __init__(self, name: str, result: dict[str, Any], say: Say, keep: Callable[[dict[str, Any]], None]):
+        self.name, self.result, self.say, self.keep = name, result, say, keep
+
+    def __enter__(self) -> None:
+        self.say(f"{self.name} …")
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: Any) -> bool:
+        if error is None:
+            if self.name.startswith("eager"):
+                self.keep(self.result)
+            return True
+        if not isinstance(error, Exception):
+            return False
+        text = "".join(traceback.format_exception(error))
+        failure = {"stage": self.name, "error": f"{type(error).__name__}: {error}", "traceback": text}
+        self.result["failed"].append(failure)
+        self.say(f"{text}{self.name} failed: {failure['error']}")
+        return True

@@ -1,0 +1,63 @@
+"""What the numbers were measured on: hardware and versions, so that a claim can carry them."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import __version__
+from ..engine import cores
+from ..errors import Refusal
+
+
+def describe(device: str = "cpu") -> dict[str, Any]:
+    """Hardware and versions."""
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise Refusal(
+            f'--device {device}: this machine has no CUDA device that torch can use; try "--device cpu --tiny"'
+        )
+    facts: dict[str, Any] = {
+        "cpu": _cpu(),
+        "cores": cores(),
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "fullrank": __version__,
+    }
+    if device.startswith("cuda"):
+        facts |= {"gpu": torch.cuda.get_device_name(), "cuda": str(torch.version.cuda)}
+    if hasattr(os, "getloadavg"):
+        facts["load_before"] = round(os.getloadavg()[0], 2)
+    return facts
+
+
+def sentence(facts: dict[str, Any]) -> str:
+    """The facts in one line."""
+    where = f"{facts['gpu']}, CUDA {facts['cuda']}; " if "gpu" in facts else ""
+    load = f"; load average before {facts['load_before']}" if "load_before" in facts else ""
+    return (
+        f"{where}{facts['cpu']}, {facts['cores']} cores; Python {facts['python']}, torch {facts['torch']}, "
+        f"fullrank {facts['fullrank']}{load}"
+    )
+
+
+def write_json(path: str | Path, result: object) -> None:
+    """Write a result whole or not at all."""
+    target = Path(path)
+    try:
+        scratch = target.with_name(f".{target.name}.part")
+        scratch.write_text(json.dumps(result, indent=1) + "\n")
+        scratch.replace(target)
+    except OSError as error:
+        raise Refusal(f'"{target}" cannot be written: {error.strerror}') from None
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())

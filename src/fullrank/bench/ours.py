@@ -1,0 +1,79 @@
+"""fullrank on a task, as its users run it: an experiment and an engine. `python -m fullrank.bench.ours TASK ENGINE`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .. import __version__
+from ..assemble import assemble
+from ..config import GIVEN, Experiment
+from ..data import DataSet, Pipeline, Split
+from ..data.federation import Federation, given
+from ..display import Silent
+from ..run import _engine_for, execute
+from .alone.task import Task, mark
+
+PUBLISHED = 1500
+"""Rounds of the published benchmark: what `auto` chooses for, however few of them are played here."""
+
+
+class _Marks(Silent):
+    """Marks the end of each round."""
+
+    def __init__(self, task: Task):
+        self.task = task
+
+    def round_done(self, row: Mapping[str, Any]) -> None:
+        """Mark a round, if the clients of the plan have played it."""
+        number, clients = row["round"], sorted(client["client"] for client in row["clients"])
+        if clients != self.task.cohorts[number - 1]:
+            raise AssertionError(f"round {number} was played by other clients than the plan's")
+        mark(round=number, steps=sum(client["steps"] for client in row["clients"]))
+
+
+def experiment(task: Task, engine: str, workers: int = 0, rounds: int = 0) -> Experiment:
+    """The task as an experiment."""
+    train = {
+        "rounds": rounds or task.rounds,
+        "participation": len(task.cohorts[0]),
+        "epochs": task.epochs,
+        "batch_size": task.batch_size,
+        "lr": task.lr,
+        "momentum": 0.0,
+    }
+    return Experiment.of(
+        {
+            "seed": task.seed,
+            "data": {"name": GIVEN, "partition": GIVEN, "clients": task.clients},
+            "model.name": GIVEN,
+            "train": train,
+            "engine": {"name": engine, "workers": workers},
+        }
+    )
+
+
+def federation(task: Task) -> Federation:
+    """The task's clients."""
+    data = DataSet("synthetic", Split(task.x, task.y), None, tuple("0123456789"))
+    return given(data, Pipeline(), [task.samples] * task.clients)
+
+
+def main(path: str, engine: str, workers: int = 0) -> None:
+    """Play the task's rounds, with a mark after each."""
+    torch.set_num_threads(1)
+    task = Task(path)
+    parts: dict[str, Any] = {"federation": federation(task), "module": task.network()}
+    if engine == "auto":
+        engine = _engine_for(assemble(experiment(task, engine, rounds=PUBLISHED), **parts))
+    run = execute(experiment(task, engine, workers), None, watcher=_Marks(task), **parts)
+    mark(
+        loss=task.loss(run.model()), engine=engine, versions={"fullrank": __version__, "torch": str(torch.__version__)}
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:4]))

@@ -1,0 +1,144 @@
+"""What each method costs beyond FedAvg: rounds of all methods in turns, in one process, each compared with its turn's.
+
+A round is compared with FedAvg's round of the same turn, so that a machine that slows down meanwhile slows both.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .. import methods
+from ..assemble import Assembly, assemble, federate
+from ..config import Experiment, merged, parse_overrides
+from ..engine import Engine, open_engine
+from ..errors import Refusal
+from ..result import threads
+from . import machine
+from .eager import synchronise
+from .figures import Figure, table
+from .gpu import feddecorr_round
+
+BASE = "fedavg"
+GPU_EPOCHS = 2
+
+
+def default_methods() -> list[str]:
+    """Every method of the library by itself, FedAvg first, and FedDecorr on top of FedAvg."""
+    return [BASE, *(name for name in methods.available() if name != BASE), f"{BASE}+feddecorr"]
+
+
+def default_experiment(device: str, root: str = "", tiny: bool = False) -> dict[str, Any]:
+    """The embedded digits and a small CNN on a CPU; on a GPU FedDecorr's round with fewer epochs."""
+    if tiny or device.startswith("cuda"):
+        values = feddecorr_round(device, root, tiny)
+        return values if tiny else merged(values, {"train": {"epochs": GPU_EPOCHS}})
+    return {"train": {"epochs": 5}, "engine": {"name": "serial", "device": device}}
+
+
+def measure(
+    values: Mapping[str, Any],
+    names: Sequence[str],
+    repeats: int = 5,
+    *,
+    overrides: Sequence[str] = (),
+    say: Callable[[str], None] = lambda text: None,
+    keep: Callable[[dict[str, Any]], None] = lambda result: None,
+) -> dict[str, Any]:
+    """Training seconds of a round by method, `repeats` times in turns, after a first round that sets things up."""
+    if repeats < 1:
+        raise Refusal(f"--repeats {repeats}: at least one")
+    names = list(dict.fromkeys([BASE, *names]))
+    settings = merged(values, parse_overrides(overrides))
+    described = {
+        name: Experiment(**merged(settings, {"method": {"name": name}, "train": {"rounds": repeats + 1}}))
+        for name in names
+    }
+    first = described[BASE]
+    device = torch.device(first.engine.device or "cpu")
+    result: dict[str, Any] = {"machine": machine.describe(str(device)), "experiment": first.model_dump(), "rounds": {}}
+    federation = federate(first)
+    with threads(first.engine.threads):
+        contestants = {name: _Contestant(experiment, federation, device) for name, experiment in described.items()}
+        try:
+            for name, contestant in contestants.items():
+                result["rounds"][name] = {"first": contestant.play(), "later": []}
+                say(f"{name}: first round, with set-up, {result['rounds'][name]['first']:.3f} s")
+            for repeat in range(repeats):
+                for index in range(len(names)):
+                    name = names[(index + repeat) % len(names)]
+                    result["rounds"][name]["later"].append(contestants[name].play())
+                say(f"{repeat + 1}/{repeats} repeats")
+                keep(result)
+        finally:
+            for contestant in contestants.values():
+                contestant.engine.close()
+    result["overheads"] = overheads({name: rounds["later"] for name, rounds in result["rounds"].items()})
+    keep(result)
+    return result
+
+
+def overheads(rounds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
+    """By method: seconds a round, and what is beyond FedAvg's in the same turn, in percent and in seconds.
+
+    >>> overheads({"fedavg": [1.0, 2.0], "other": [1.5, 3.0]})["other"]["percent"]["median"]
+    50.0
+    """
+    base = rounds[BASE]
+    found = {}
+    for name, seconds in rounds.items():
+        pairs = list(zip(seconds, base, strict=True))
+        found[name] = {
+            "seconds": Figure.of(list(seconds)).as_dict(),
+            "percent": Figure.of([100 * (own / bare - 1) for own, bare in pairs]).as_dict(),
+            "beyond": Figure.of([own - bare for own, bare in pairs]).as_dict(),
+        }
+    return found
+
+
+def report(result: Mapping[str, Any]) -> str:
+    """The result as a person reads it."""
+    n = statistics.mode(len(rounds["later"]) for rounds in result["rounds"].values())
+    rows = []
+    for name, found in result["overheads"].items():
+        seconds, percent, beyond = (Figure(*found[key].values()) for key in ("seconds", "percent", "beyond"))
+        rest = ["", ""] if name == BASE else [percent.text(1), beyond.text(4)]
+        rows.append([name, seconds.text(4), *rest])
+    headers = ["method", "seconds a round", "beyond fedavg, %", "beyond fedavg, s"]
+    title = f"training time of a round, median [least, most] of n = {n} interleaved repeats, first round apart"
+    return f"{machine.sentence(result['machine'])}\n\n{title}\n{table(headers, rows)}"
+
+
+class _Contestant:
+    """One method with everything that it needs, ready to play round after round."""
+
+    def __init__(self, experiment: Experiment, federation: Any, device: torch.device):
+        self.device = device
+        self.assembly: Assembly = assemble(experiment, federation=federation)
+        self.engine: Engine = open_engine_of(self.assembly)
+
+    def play(self) -> float:
+        """The seconds of one round's training."""
+        synchronise(self.device)
+        start = time.perf_counter()
+        self.assembly.server.play(self.engine)
+        synchronise(self.device)
+        return time.perf_counter() - start
+
+
+def open_engine_of(assembly: Assembly) -> Engine:
+    """The engine that an experiment asks for."""
+    chosen, server = assembly.experiment.engine, assembly.server
+    return open_engine(
+        "serial" if chosen.name == "auto" else chosen.name,
+        assembly.site,
+        workers=chosen.workers,
+        threads=chosen.threads,
+        clients_a_round=len(server.sample(0)),
+        slots=chosen.slots,
+        compile=chosen.compile == "on",
+    )
