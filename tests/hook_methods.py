@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fullrank import Mean, Method, Sum
-from fullrank.trees import combine, norm, zeros
+from fullrank.trees import combine, norm, pointwise, zeros
 
 # --- State at clients and at the server -------------------------------------------------------------
 
@@ -28,7 +28,7 @@ class Variates(Method):
         return {"c": zeros(client.sent["c"])}
 
     def grad(self, g, b):
-        return combine(g, lambda g, c, ck: g + (c - ck), b.sent["c"], b.own["c"])
+        return pointwise(g, lambda g, c, ck: g + (c - ck), b.sent["c"], b.own["c"])
 
     def after(self, client):
         ck, travel = client.own["c"], client.travel

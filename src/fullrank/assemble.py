@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from . import methods, models
-from .config import GIVEN, Experiment, Statistics
+from .config import GIVEN, EngineTable, Experiment, Statistics
 from .data import DataSet, Pipeline, load_dataset
 from .data.federation import Federation, divide
 from .errors import Refusal
@@ -23,7 +23,7 @@ from .local.client import decayed
 from .local.settings import Schedule, Settings
 from .methods import Composition, Method
 from .models.entries import Entries, classify
-from .models.network import Net, Network
+from .models.network import Net, Network, takes_channels_last
 from .randomness import seeded
 from .rundir import read_json
 from .server import Server
@@ -87,9 +87,7 @@ class Assembly:
         measured: dict[str, float] = {}
         for prefix, x, y in self._judged:
             with self.network.mode(train=False):
-                scores = evaluate(
-                    lambda x, _: self.network(x).logits, x, y, self.federation.pipeline, self.network.dtype
-                )
+                scores = evaluate(lambda x, _: self.site.logits(x), x, y, self.federation.pipeline, self.network.dtype)
             measured |= {f"{prefix}{name}": value for name, value in scores.items()}
         return measured
 
@@ -214,7 +212,19 @@ def _network(
     if experiment.model.start:
         _start_from(network, Path(experiment.model.start))
     network.module.to(device)
+    _set_precision(network, experiment.engine, device)
     return network
+
+
+def _set_precision(network: Network, table: EngineTable, device: torch.device) -> None:
+    """Forwards in bfloat16 where that is asked for, or where `auto` means it: float32 models on the `cuda` engine."""
+    able = device.type == "cuda" and table.name in ("auto", "cuda") and torch.cuda.get_device_capability(device)[0] >= 8
+    auto = table.precision == "auto" and able and network.dtype == torch.float32
+    if table.precision == "bfloat16" or auto:
+        network.half = torch.bfloat16
+        network.channels_last = device.type == "cuda" and takes_channels_last(network)
+        if network.channels_last:
+            network.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
 def _example(federation: Federation, module: nn.Module) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from .errors import Refusal
-from .trees import Tree, combine, elements, flatten, misfit, nbytes, not_finite
+from .trees import Tree, elements, flatten, misfit, nbytes, not_finite, pointwise
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,9 @@ class Reduction:
         weight = part.weight if isinstance(part, Mean) else 1.0
         totals = self.totals.setdefault(space, {})
         if name not in totals:
-            empty = combine(part.tree, _empty_sum if isinstance(part, Sum) else _empty_mean)
+            empty = pointwise(part.tree, _empty_sum if isinstance(part, Sum) else _empty_mean)
             totals[name] = Mean(empty, 0.0) if isinstance(part, Mean) else Sum(empty)
-            self.likeness.setdefault(space, {})[name] = type(part)(combine(part.tree, _meta))
+            self.likeness.setdefault(space, {})[name] = type(part)(pointwise(part.tree, _meta))
         total = totals[name]
 
         def add(into: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -118,7 +118,7 @@ class Reduction:
                 return torch.maximum(into, value, out=into)
             return into.add_(value)
 
-        combine(total.tree, add, part.tree)
+        pointwise(total.tree, add, part.tree)
         if isinstance(total, Mean):
             totals[name] = Mean(total.tree, total.weight + weight)
 
@@ -126,7 +126,7 @@ class Reduction:
         """The reduced trees by space and name, in the dtype in which they were sent; sums of integers in 64 bits."""
         return {
             space: {
-                name: combine(part.tree, _finish(part, f"{space}/{name}"), self.likeness[space][name].tree)
+                name: pointwise(part.tree, _finish(part, f"{space}/{name}"), self.likeness[space][name].tree)
                 for name, part in parts.items()
             }
             for space, parts in self.totals.items()

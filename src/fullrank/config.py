@@ -163,7 +163,9 @@ class EngineTable(Table):
     workers: Annotated[int, Field(ge=0)] = 0
     threads: Annotated[int, Field(ge=1)] = 1
     device: str = ""
-    precision: Literal["auto", "float32", "float64"] = "auto"
+    precision: Literal["auto", "float32", "float64", "bfloat16"] = "auto"
+    slots: Annotated[int, Field(ge=0)] = 0
+    compile: Literal["auto", "on", "off"] = "auto"
 
 
 class Evaluate(Table):

@@ -14,10 +14,18 @@ _requested = False
 _guarded = False
 
 
+_thread = threading.local()
+
+
 def check() -> None:
-    """Raise `Interrupted` if a signal has come since the guard was entered."""
-    if _requested:
+    """Raise `Interrupted` if a signal has come since the guard was entered, or whoever started this thread gave up."""
+    if _requested or ((given_up := getattr(_thread, "given_up", None)) is not None and given_up.is_set()):
         raise Interrupted
+
+
+def obey(given_up: threading.Event) -> None:
+    """Let `check`, in this thread, also look at an event."""
+    _thread.given_up = given_up
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import random
+import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -22,21 +23,39 @@ def generator(seed: int, *purpose: str | int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(key(seed, *purpose)))
 
 
+_thread = threading.local()
+
+
+def leave_generators_alone() -> None:
+    """In this thread, `seeded` does nothing: it runs beside others, and the global generators are everybody's."""
+    _thread.beside_others = True
+
+
 @contextlib.contextmanager
 def seeded(seed: int, *purpose: str | int, device: torch.device | None = None) -> Iterator[None]:
     """Inside, the global generators of torch, NumPy and Python follow the key; afterwards they are as before.
 
     The library draws from none of them but torch's (dropout, initialisation); a user's model may from any.
     """
+    if getattr(_thread, "beside_others", False):
+        yield
+        return
     chosen = key(seed, *purpose)
-    devices = [device] if device is not None and device.type == "cuda" else []
+    # Not torch.manual_seed: it seeds every kind of device, whether present or not, which takes longer than a small fit.
+    generators = [torch.default_generator]
+    if device is not None and device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[index])
+    before = [generator.get_state() for generator in generators]
     python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(chosen)
-        random.seed(chosen)
-        np.random.seed(chosen % 2**32)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
+    for generator in generators:
+        generator.manual_seed(chosen)
+    random.seed(chosen)
+    np.random.seed(chosen % 2**32)
+    try:
+        yield
+    finally:
+        for generator, state in zip(generators, before, strict=True):
+            generator.set_state(state)
+        random.setstate(python)
+        np.random.set_state(numpy)

@@ -114,6 +114,8 @@ def _play(assembly: Assembly, directory: RunDirectory | None, watcher: Watcher, 
         workers=experiment.engine.workers,
         threads=experiment.engine.threads,
         clients_a_round=len(server.sample(server.round)),
+        slots=experiment.engine.slots,
+        compile=experiment.engine.compile == "on",
     )
     try:
         watcher.started(experiment, server.round, len(server.sample(server.round)), path)
@@ -182,7 +184,7 @@ def _begin(assembly: Assembly, directory: RunDirectory, changes: Mapping[str, An
     write_json(path / "environment.json", history)
     write_atomically(path / "experiment.toml", experiment.as_toml().encode())
     directory.restore(assembly.server, assembly.device)
-    directory.sweep(experiment.run.keep)
+    directory.tidy(experiment.run.keep)
     return directory.cut_rows(assembly.server.round)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -89,9 +91,24 @@ class Site:
         self.stepper_of: StepperOf = Eager
         """How local steps are made: an engine may know a faster way."""
         self.start = clone(network.tensors())
+        self.logits: Callable[[torch.Tensor], torch.Tensor] = self._logits
+        """The network's scores for prepared inputs, in its current mode: likewise."""
         self._constants = self._outside_the_state()
         self._x = federation.data.train.x.to(device)
         self._y = federation.data.train.y.to(device)
+
+    def twin(self, device: torch.device) -> Site:
+        """A site for the same clients with a network of its own; data are shared unless it is on another device."""
+        other = copy.copy(self)
+        other.network, other.device = copy.deepcopy(self.network), device
+        other.network.module.to(device)
+        other.logits = other._logits
+        other.start, other._constants = moved(self.start, device), moved(self._constants, device)
+        other._x, other._y = self._x.to(device), self._y.to(device)
+        return other
+
+    def _logits(self, x: torch.Tensor) -> torch.Tensor:
+        return self.network(x).logits
 
     def do(self, job: Job) -> Result:
         """Do one job; an exception of the client's becomes the result's error."""
@@ -196,15 +213,12 @@ class Site:
         return Samples(self._x, self._y, index, self.federation.pipeline)
 
     def _upload(self, client: Client) -> Upload:
-        model = client.model
         part, weigh = self.composition.exclusive("weight")
+        weight = float(weigh(client.seen_by(part)))
         upload: Upload = {
             "": {
-                "w": Mean(
-                    clone({name: model[name] for name in self.entries.shared}),
-                    float(weigh(client.seen_by(part))),
-                ),
-                "buffers": Mean(clone({name: model[name] for name in self.entries.buffers}), float(client.n)),
+                "w": Mean(clone(self.network.some(self.entries.shared)), weight),
+                "buffers": Mean(clone(self.network.some(self.entries.buffers)), float(client.n)),
             }
         }
         for part in self.composition.parts:

@@ -5,7 +5,11 @@ A path joins the names of nested trees with "/": `scaffold/c/head.weight`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import torch
@@ -67,19 +71,168 @@ def combine(tree: Mapping[str, Any], function: Callable[..., Tensor], *others: M
     }
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Where the tensors of a flat tree lie in their common vector: name, shape and strides, one after the other."""
+
+    places: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
+        """That of dense tensors, in their order; a tensor in channels-last form keeps it."""
+        return cls(tuple((name, tuple(t.shape), t.stride()) for name, t in tensors.items()))
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """In order."""
+        return tuple(name for name, _, _ in self.places)
+
+    @cached_property
+    def offsets(self) -> dict[str, int]:
+        """Where each tensor begins; under "" where the last one ends."""
+        found, at = {}, 0
+        for name, shape, _ in self.places:
+            found[name] = at
+            at += math.prod(shape)
+        return {**found, "": at}
+
+    def views(self, base: Tensor) -> Tensors:
+        """The tensors as views of a vector."""
+        start = base.storage_offset()
+        return {
+            name: base.as_strided(shape, strides, start + self.offsets[name]) for name, shape, strides in self.places
+        }
+
+    def fits(self, tree: Mapping[str, Any]) -> bool:
+        """Whether a tree has just these names and shapes."""
+        return len(tree) == len(self.places) and all(
+            isinstance(tree.get(name), Tensor) and tuple(tree[name].shape) == shape for name, shape, _ in self.places
+        )
+
+
+class Flat(dict[str, Tensor]):
+    """A tree without nesting whose tensors are views of one vector, so that `pointwise` is one operation on it."""
+
+    def __init__(self, base: Tensor, layout: Layout, tensors: Mapping[str, Tensor] | None = None):
+        super().__init__(layout.views(base) if tensors is None else tensors)
+        self.base = base
+        self.layout = layout
+
+    @classmethod
+    def copied(cls, tensors: Mapping[str, Tensor], layout: Layout) -> Flat:
+        """Copies of tensors, laid out."""
+        first = next(iter(tensors.values()))
+        flat = cls(torch.empty(layout.offsets[""], dtype=first.dtype, device=first.device), layout)
+        copy_(flat, tensors)
+        return flat
+
+    @classmethod
+    def joined(cls, tensors: Mapping[str, Tensor], layout: Layout) -> Flat:
+        """Tensors of a layout's names and shapes, one after the other in a new vector: one copy of all."""
+        vectors = [_vector(tensors[name], strides) for name, _, strides in layout.places]
+        return cls(torch.cat(vectors), layout)
+
+    def part(self, names: Iterable[str]) -> Tensors:
+        """Some of the entries: flat if they lie side by side."""
+        wanted = set(names)
+        if wanted == self.keys():
+            return self
+        chosen = [index for index, name in enumerate(self.layout.names) if name in wanted]
+        if not chosen or len(chosen) < len(wanted) or chosen[-1] - chosen[0] + 1 != len(chosen):
+            return {name: tensor for name, tensor in self.items() if name in wanted}
+        places = self.layout.places[chosen[0] : chosen[-1] + 1]
+        start = self.layout.offsets[places[0][0]]
+        size = sum(math.prod(shape) for _, shape, _ in places)
+        return Flat(self.base[start : start + size], Layout(places), {name: self[name] for name, _, _ in places})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Flat, (self.base, self.layout)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Flat:
+        return Flat(self.base.detach().clone(), self.layout)
+
+
+def _vector(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """A tensor's numbers in the order in which memory with these strides holds them."""
+    if tensor.stride() != strides:
+        tensor = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def flats(*trees: Mapping[str, Any]) -> list[Flat]:
+    """The same trees, if all are flat in one layout; else none."""
+    found = [tree for tree in trees if isinstance(tree, Flat)]
+    return found if len(found) == len(trees) and all(f.layout == found[0].layout for f in found) else []
+
+
+def pointwise(tree: Mapping[str, Any], function: Callable[..., Tensor], *others: Mapping[str, Any]) -> Tree:
+    """Like `combine`, for a function that treats every number by itself: trees of one layout take one call in all.
+
+    >>> pointwise({"w": torch.tensor(1.0)}, torch.add, {"w": torch.tensor(3.0)})
+    {'w': tensor(4.)}
+    """
+    if alike := flats(tree, *others):
+        return Flat(function(*(flat.base for flat in alike)), alike[0].layout)
+    if any(isinstance(value, Mapping) for value in tree.values()):
+        return {
+            name: pointwise(value, function, *(other[name] for other in others))
+            if isinstance(value, Mapping)
+            else function(value, *(other[name] for other in others))
+            for name, value in tree.items()
+        }
+    return combine(tree, function, *others)
+
+
+def part_of(tree: Tensors, names: Collection[str]) -> Tensors:
+    """The entries of some names, of those that a tree has; flat where the tree is and they lie side by side."""
+    if isinstance(tree, Flat):
+        return tree.part(name for name in tree if name in names)
+    return {name: tensor for name, tensor in tree.items() if name in names}
+
+
+def merged(tree: Tensors, changed: Mapping[str, Tensor]) -> Tensors:
+    """A tree with some entries replaced; flat where both are."""
+    if changed.keys() >= tree.keys():
+        return changed if isinstance(changed, Flat) else dict(changed)
+    if isinstance(tree, Flat) and isinstance(changed, Flat):
+        into = Flat(tree.base.clone(), tree.layout)
+        copy_(into.part(changed), changed)
+        return into
+    return {**tree, **changed}
+
+
+def laid_out(tree: Mapping[str, Any], layout: Layout) -> Tree:
+    """A copy of a tree in which every subtree with a layout's names and shapes is flat."""
+    if tree and layout.fits(tree) and len({tensor.dtype for tensor in tree.values()}) == 1:
+        return Flat.copied(tree, layout)
+    return {
+        name: laid_out(value, layout) if isinstance(value, Mapping) else value.detach().clone()
+        for name, value in tree.items()
+    }
+
+
+@torch.no_grad()
+def copy_(into: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Copy a tree's values into the tensors of another of the same names."""
+    flat, given = flatten(into), flatten(values)
+    names = [name for name, tensor in flat.items() if tensor.numel()]
+    if names:
+        torch._foreach_copy_([flat[name] for name in names], [given[name] for name in names])
+
+
 def zeros(tree: Mapping[str, Any]) -> Tree:
     """A tree of the same names and shapes, all 0."""
-    return combine(tree, torch.zeros_like)
+    return pointwise(tree, torch.zeros_like)
 
 
 def clone(tree: Mapping[str, Any]) -> Tree:
-    """An independent copy, detached, in the standard memory layout (which safetensors needs)."""
-    return combine(tree, lambda tensor: tensor.detach().clone(memory_format=torch.contiguous_format))
+    """An independent copy, detached; what is not flat in the standard memory layout."""
+    return pointwise(tree, lambda tensor: tensor.detach().clone(memory_format=torch.contiguous_format))
 
 
 def moved(tree: Mapping[str, Any], device: torch.device) -> Tree:
     """The same tree on a device; nothing is copied that is there already."""
-    return combine(tree, lambda tensor: tensor.to(device))
+    return pointwise(tree, lambda tensor: tensor.to(device))
 
 
 def elements(tree: Mapping[str, Any]) -> int:
@@ -94,8 +247,11 @@ def nbytes(tree: Mapping[str, Any]) -> int:
 
 def norm(tree: Mapping[str, Tensor]) -> Tensor:
     """The Euclidean norm over all entries of a tree without nesting."""
-    norms = [torch.linalg.vector_norm(value) for value in tree.values()]
-    total: Tensor = torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+    values = [tree.base] if isinstance(tree, Flat) else list(tree.values())
+    norms = [torch.linalg.vector_norm(value) for value in values]
+    total: Tensor = (
+        norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms)) if norms else torch.zeros(())
+    )
     return total
 
 
@@ -117,11 +273,31 @@ def not_finite(tree: Mapping[str, Any], like: Mapping[str, Any] | None = None) -
 
     (An attention mask of −∞ is a constant of the model, not a failure.)
     """
-    known = flatten(like) if like is not None else {}
-    for path, tensor in flatten(tree).items():
+    found = {"": tree.base} if isinstance(tree, Flat) else flatten(tree)
+    suspects = _suspects(found)
+    if suspects == [""]:
+        found = dict(tree)
+        suspects = list(found)
+    known = flatten(like) if like is not None and suspects else {}
+    for path in suspects:
+        tensor, before = found[path], known.get(path)
         bad = ~torch.isfinite(tensor)
-        if bad.any():
-            before = known.get(path)
-            if before is None or before.is_meta or not torch.equal(tensor[bad], before[bad]):
-                return path
+        if bad.any() and (before is None or before.is_meta or not torch.equal(tensor[bad], before[bad])):
+            return path
     return None
+
+
+def _suspects(found: Tensors) -> list[str]:
+    """Paths whose sum is not finite: all that hold a NaN or an infinity, and some whose sum overflows.
+
+    One look at the device for all, where one at each tensor would stop it hundreds of times.
+    """
+    alike: dict[Any, list[str]] = {}
+    for path, tensor in found.items():
+        if tensor.is_floating_point() or tensor.is_complex():
+            alike.setdefault((tensor.device, tensor.dtype), []).append(path)
+    suspects: set[str] = set()
+    for paths in alike.values():
+        finite = torch.isfinite(torch.stack([found[path].detach().sum() for path in paths]))
+        suspects |= set(itertools.compress(paths, (~finite).tolist()))
+    return [path for path in found if path in suspects]

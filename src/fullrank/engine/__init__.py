@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
+import torch
+
 from ..errors import Refusal
 from ..site import Job, Result, Site
 from .cuda import Cuda
@@ -45,10 +47,31 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def open_engine(name: str, site: Site, *, workers: int = 0, threads: int = 1, clients_a_round: int = 1) -> Engine:
-    """An engine by its name; `workers=0` means one per core, and never more than clients take part."""
+def open_engine(
+    name: str,
+    site: Site,
+    *,
+    workers: int = 0,
+    threads: int = 1,
+    clients_a_round: int = 1,
+    slots: int = 0,
+    compile: bool = False,
+) -> Engine:
+    """An engine by its name; `workers=0` means one per core or device, and never more than clients take part."""
     if name == "processes":
         if site.device.type != "cpu":
             raise Refusal(f'engine.name = "processes" trains on the CPU, not on engine.device = "{site.device}"')
         return Processes(site, min(workers or cores(), clients_a_round), threads)
-    return Cuda(site) if name == "cuda" else Serial(site)
+    if name == "cuda":
+        return Cuda(site, _devices(site.device, workers), slots, compile, clients_a_round)
+    return Serial(site)
+
+
+def _devices(device: torch.device, workers: int) -> list[torch.device]:
+    """The one that was named; without a number, as many as there are or as `workers` says, the site's own first."""
+    first = torch.cuda.current_device() if device.index is None else device.index
+    others: list[int] = [] if device.index is not None else [k for k in range(torch.cuda.device_count()) if k != first]
+    if workers > 1 + len(others):
+        raise Refusal(f"engine.workers = {workers}: there are only {1 + len(others)} CUDA devices to work on")
+    chosen = [first, *others][: workers or None]
+    return [device if index == first else torch.device("cuda", index) for index in chosen]

@@ -1,168 +1,313 @@
-"""Clients on a CUDA device, their local steps replayed from a captured graph.
+"""Clients on CUDA devices: several at a time, each on a stream of its own, their local steps replayed from graphs.
 
-A step of a deep network is a thousand short kernels, and launching them from Python takes longer than running them. The
+A step of a deep network is a thousand short kernels. Launching them from Python takes longer than running them, so a
 whole step (gather, augmentation, forward, criterion, method terms, backward, corrections, optimiser) is captured once
-for each kind of fit and replayed for every full batch of every client; shorter last batches run eagerly.
+for each kind of fit and replayed; and none of them fills the device, so several clients train side by side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+import dataclasses
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from ..errors import Refusal
-from ..local.loop import Eager, Samples, Stepper
-from ..local.step import Context, State, Step
-from ..site import Site
-from ..trees import Tree, clone, flatten
-from .serial import Serial
+from ..local.step import Bound, State, Step
+from ..models.network import Net
+from ..randomness import leave_generators_alone
+from ..site import Job, Result, Site
+from ..trees import Tree, clone, combine, copy_, moved
+from .compiled import Compiled, Forward, order_of
+from .padding import Filled, can_be_filled, count_samples_
+from .replay import Recorder
+from .slots import Slots
+from .turns import Turns
 
 WARM_UP = 3
 """Eager steps before a capture, in which libraries choose their kernels and allocate their memory."""
+SLOTS = 6
+"""Clients at a time on one device, unless engine.slots says otherwise: more do not make an H200 faster."""
+Record: TypeAlias = Callable[[Callable[[], None], Any], Callable[[], None]]
+"""Turns a step, and the pool of memory it may use, into its replay; whoever asks undoes what trying it out changed."""
+JUDGED_AT_ONCE = 512
+"""Samples of an evaluation's batch: those of `evaluate`."""
 
 
-class Cuda(Serial):
-    """The reference engine with steps that are replayed."""
+class Cuda:
+    """Slots on one or more devices, each with its own copy of the network.
 
-    def __init__(self, site: Site):
-        if site.device.type != "cuda":
-            raise Refusal('engine.name = "cuda" needs engine.device = "cuda"')
-        super().__init__(site)
-        self.captured = Captured()
-        site.stepper_of = self.captured.stepper
-
-
-class Captured:
-    """Captured steps by kind of fit; what cannot be captured runs eagerly, and the reason is kept."""
-
-    def __init__(self) -> None:
-        self.graphs: dict[Any, Graph | None] = {}
-        self.reasons: list[str] = []
-
-    def stepper(self, step: Step, state: State, context: Context, samples: Samples, dtype: torch.dtype) -> Stepper:
-        """For one fit. Terms that a method gives for this fit alone may close over anything: they are not captured."""
-        eager = Eager(step, state, context, samples, dtype)
-        return eager if step.criterion is not None or step.loss is not None else Replayed(self, eager)
-
-    def graph(self, eager: Eager, rows: Tensor, draws: Tensor | None) -> Graph | None:
-        """The graph for a fit like this one and batches like these, captured if it is the first."""
-        step, context = eager.step, eager.context
-        key = (step.settings, step.side, tuple(eager.state.trained), _shape(context), eager.dtype)
-        if key not in self.graphs:
-            try:
-                self.graphs[key] = Graph(eager, rows, draws)
-            except RuntimeError as error:
-                self.graphs[key] = None
-                self.reasons.append(str(error).splitlines()[0])
-        return self.graphs[key]
-
-
-class Replayed:
-    """The steps of one fit: full batches from the graph, the others eagerly on the same tensors."""
-
-    def __init__(self, captured: Captured, eager: Eager):
-        self.captured, self.eager = captured, eager
-        self.graph: Graph | None = None
-
-    def __call__(self, rows: Tensor, draws: Tensor | None) -> dict[str, Tensor]:
-        """One step."""
-        if len(rows) != self.eager.step.settings.batch_size:
-            return (self.graph.eager if self.graph is not None else self.eager)(rows, draws)
-        if self.graph is None:
-            self.graph = self.captured.graph(self.eager, rows, draws)
-            if self.graph is None:
-                return self.eager(rows, draws)
-            self.graph.take(self.eager.state, self.eager.context)
-        return self.graph.replay(rows, draws)
-
-    def finish(self) -> None:
-        """The optimiser's memory goes back to the client."""
-        if self.graph is not None:
-            _copy(self.eager.state.memory, self.graph.eager.state.memory)
-
-
-class Graph:
-    """One captured step, with the tensors that it reads and writes.
-
-    Weights and buffers are the network's own, which every client's fit uses; optimiser and context are copies.
+    `record` turns a step into its replay; without it a CUDA graph does, and the devices must be CUDA's.
     """
 
-    def __init__(self, eager: Eager, rows: Tensor, draws: Tensor | None):
-        state, context = eager.state, eager.context
-        self.eager = Eager(
-            eager.step,
-            State(state.trained, state.rest, state.buffers, clone(state.memory)),
-            Context(clone(context.received), clone(context.own), clone(context.sent), context.counts.clone()),
-            eager.samples,
-            eager.dtype,
-        )
-        self.rows = rows.clone()
-        self.draws = None if draws is None else draws.clone()
-        self.graph = torch.cuda.CUDAGraph()
-        with _unchanged(self.eager.state):
-            side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side), _chosen_kernels():
-                for _ in range(WARM_UP):
-                    self.eager(self.rows, self.draws)
-            torch.cuda.current_stream().wait_stream(side)
-            with torch.cuda.graph(self.graph):
-                self.terms = self.eager(self.rows, self.draws)
+    def __init__(
+        self,
+        site: Site,
+        devices: Sequence[torch.device],
+        slots: int = 0,
+        compile: bool = False,
+        clients: int = SLOTS,
+        record: Record | None = None,
+    ):
+        if record is None and site.device.type != "cuda":
+            raise Refusal('engine.name = "cuda" needs engine.device = "cuda"')
+        self.site = site
+        self._flags = _Flags(exact=site.network.half is None)
+        number = slots or (1 if site.network.has_dropout else SLOTS * len(devices))
+        self.places = [Place(site, device, record) for device in devices]
+        self.hands = [
+            Hand(self.places[index % len(devices)], compile, beside_others=number > 1)
+            for index in range(min(number, clients))
+        ]
+        self.slots = Slots([hand.do for hand in self.hands])
+        site.logits = RecordedForward(self.places[0])
 
-    def take(self, state: State, context: Context) -> None:
-        """Bring another client's optimiser and context to where the graph looks for them."""
-        mine = self.eager
-        _copy(mine.state.memory, state.memory)
-        for part in ("received", "own", "sent"):
-            _copy(getattr(mine.context, part), getattr(context, part))
-        mine.context.counts.copy_(context.counts)
+    @property
+    def reasons(self) -> list[str]:
+        """Why something was not recorded and ran eagerly."""
+        return sorted({reason for hand in self.hands for reason in hand.recorder.reasons})
 
-    def replay(self, rows: Tensor, draws: Tensor | None) -> dict[str, Tensor]:
-        """One step on a full batch; the values are overwritten by the next."""
-        self.rows.copy_(rows)
-        if self.draws is not None and draws is not None:
-            self.draws.copy_(draws)
-        self.graph.replay()
-        return self.terms
+    @property
+    def setup_seconds(self) -> float:
+        """Time spent so far in compiling and recording steps, instead of training."""
+        return sum(place.seconds for place in self.places)
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        """Results in the jobs' order, on the server's device."""
+        before = _generators()
+        for result in self.slots.run(jobs):
+            yield _handed_over(result, self.site.device)
+        if len(self.hands) > 1 and not all(map(torch.equal, before, _generators())):
+            raise Refusal(
+                "the model or the method draws random numbers in its local steps, which clients that train side by "
+                "side cannot do repeatably; set engine.slots = 1"
+            )
+
+    def close(self) -> None:
+        """End the threads, and leave torch as it was."""
+        self.slots.close()
+        for place in self.places:
+            place.close()
+        self.site.logits = self.site._logits
+        self._flags.restore()
 
 
-def _shape(context: Context) -> tuple[Any, ...]:
-    trees: tuple[Tree, ...] = (context.received, context.own, context.sent)
-    return tuple(tuple((name, t.shape, t.dtype) for name, t in flatten(tree).items()) for tree in trees)
+class Place:
+    """One device: the site whose data its slots share, and the workshop in which their steps are recorded.
+
+    Whatever calls the network anew does so in one thread: libraries remember their plans for a shape by thread.
+    """
+
+    def __init__(self, site: Site, device: torch.device, record: Record | None = None):
+        self.site = site if device == site.device else site.twin(device)
+        self.device = device
+        self.turns = Turns()
+        self.seconds = 0.0
+        self.forwards: dict[str, Forward] = {}
+        self._record = record or self._captured
+        self._builder = ThreadPoolExecutor(1, thread_name_prefix="fullrank-recorder")
+        sizes = [site.federation.size(client) for client in range(site.federation.clients)]
+        self.width = min(site.settings.batch_size, max(sizes, default=1))
+        site.federation.pipeline.place(device, site.network.dtype)
+
+    def record(self, step: Callable[[], None], changed: list[Tree], pool: Any = None) -> Callable[[], None]:
+        """A step's replay; meanwhile nobody else starts anything on the device."""
+        with self.turns.alone():
+            start = time.monotonic()
+            with _unchanged(changed, self.device):
+                replay: Callable[[], None] = self.eagerly(lambda: self._record(step, pool))
+            self.seconds += time.monotonic() - start
+        return replay
+
+    def eagerly(self, work: Callable[[], Any]) -> Any:
+        """Do something that calls the network, on this thread's stream, in the one thread that may."""
+        if self.device.type != "cuda":
+            return self._builder.submit(work).result()
+        stream = torch.cuda.current_stream(self.device)
+
+        def there() -> Any:
+            with torch.cuda.device(self.device), torch.cuda.stream(stream):
+                return work()
+
+        return self._builder.submit(there).result()
+
+    def _captured(self, step: Callable[[], None], pool: Any) -> Callable[[], None]:
+        """Capture a step in a graph, on the current stream; graphs of one pool never run at the same time."""
+        for _ in range(WARM_UP):
+            step()
+        torch.cuda.current_stream(self.device).synchronize()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            step()
+        finally:
+            graph.capture_end()
+        return graph.replay
+
+    def forward(self, stats: str) -> Forward:
+        """The compiled forward for a mode of the norm layers."""
+        if stats not in self.forwards:
+            self.forwards[stats] = Forward(self.site.network, stats)
+        return self.forwards[stats]
+
+    def close(self) -> None:
+        """End the thread."""
+        self._builder.shutdown()
 
 
-@torch.no_grad()
-def _copy(into: Tree, values: Tree) -> None:
-    flat, given = flatten(into), flatten(values)
-    names = [name for name, tensor in flat.items() if tensor.numel()]
-    if names:
-        torch._foreach_copy_([flat[name] for name in names], [given[name] for name in names])
+class Hand:
+    """One slot's work: a network of its own, a stream, and the steps recorded on them."""
+
+    def __init__(self, place: Place, compile: bool, beside_others: bool):
+        self.place = place
+        self.site = place.site.twin(place.device)
+        self.stream = _stream(place.device)
+        self.recorder = Recorder(self, self._backend)
+        self.site.stepper_of = self.recorder.stepper
+        self._beside_others = beside_others
+        self._pool: Any = None
+        network, entries = self.site.network, self.site.entries
+        self._compile = compile and isinstance(network.module, Net)
+        self._fillable = can_be_filled(network)
+        count_samples_(network)
+        personal = [name for name in entries.personal if name in network.parameters()]
+        network.flatten_([n for names in (entries.shared, personal, entries.frozen) for n in order_of(network, names)])
+
+    def do(self, job: Job) -> Result:
+        """One job, on this slot's stream; complete when it returns."""
+        if self._beside_others:
+            leave_generators_alone()
+        with self.place.turns.together():
+            if self.stream is None:
+                return self.site.do(job)
+            with torch.cuda.device(self.place.device), torch.cuda.stream(self.stream):
+                self.stream.wait_stream(torch.cuda.default_stream(self.place.device))
+                result = self.site.do(job)
+                with self.aside():
+                    self.wait()
+        return result
+
+    def record(self, step: Callable[[], None], changed: list[Tree]) -> Callable[[], None]:
+        """A step's replay; the memory that it works in is this slot's."""
+        if self._pool is None and self.stream is not None:
+            self._pool = torch.cuda.graph_pool_handle()
+        return self.place.record(step, changed, self._pool)
+
+    def eagerly(self, work: Callable[[], Any]) -> Any:
+        """Do something that calls the network outside a recorded step."""
+        return self.place.eagerly(work)
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Inside, this slot starts nothing but replays."""
+        return self.place.turns.aside()
+
+    def wait(self) -> None:
+        """Until this slot's stream has done all it was asked for."""
+        if self.stream is not None:
+            self.stream.synchronize()
+
+    def _backend(self, step: Step, state: State, size: int) -> Bound | None:
+        width = self.place.width
+        if size == width and self._compile:
+            return Compiled(self.site.network, state.trained, self.place.forward(step.stats))
+        if size < width and self._fillable:
+            return Filled(self.site.network, state.trained, width)
+        return None
+
+
+class RecordedForward:
+    """The network's scores, replayed: batches of any size up to a width, in evaluation mode."""
+
+    def __init__(self, place: Place):
+        self._place, self._network = place, place.site.network
+        self._replay: Callable[[], None] | None = None
+        self._x = self._scores = torch.empty(0)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Scores of prepared inputs."""
+        if self._network.module.training or len(x) > JUDGED_AT_ONCE:
+            return self._network(x).logits
+        if self._replay is None:
+            self._x = x.new_zeros(JUDGED_AT_ONCE, *x.shape[1:])
+            with self._place.turns.together():
+                self._replay = self._recorded()
+        self._x[: len(x)].copy_(x)
+        self._replay()
+        return self._scores[: len(x)].clone()
+
+    def _recorded(self) -> Callable[[], None]:
+        stream, device = _stream(self._place.device), self._place.device
+        try:
+            if stream is None:
+                return self._place.record(self._step, [])
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream):
+                replay = self._place.record(self._step, [])
+            torch.cuda.current_stream(device).wait_stream(stream)
+            return replay
+        except RuntimeError:  # a user's forward that cannot be captured
+            return self._step
+
+    @torch.no_grad()
+    def _step(self) -> None:
+        self._scores = self._network(self._x).logits
+
+
+def _stream(device: torch.device) -> Any:
+    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+
+def _handed_over(result: Result, device: torch.device) -> Result:
+    """A result's tensors for use on the server's stream; their memory is not given away while it reads them."""
+
+    def mine(tensor: Tensor) -> Tensor:
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(device))
+        return tensor
+
+    for parts in result.upload.values():
+        for name, part in parts.items():
+            parts[name] = dataclasses.replace(part, tree=moved(part.tree, device))
+            combine(parts[name].tree, mine)
+    result.state, result.model = moved(result.state, device), moved(result.model, device)
+    for tree in (result.state, result.model):
+        combine(tree, mine)
+    return result
+
+
+def _generators() -> list[Tensor]:
+    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = range(torch.cuda.device_count()) if started else ()
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(index) for index in devices)]
 
 
 @contextmanager
-def _unchanged(state: State) -> Iterator[None]:
-    """Whatever happens inside to a state's tensors and to the generator is undone."""
-    trees: list[Tree] = [state.trained, state.buffers, state.memory]
+def _unchanged(trees: list[Tree], device: torch.device) -> Iterator[None]:
+    """Whatever happens inside to these trees and to the device's generator is undone."""
     saved = [clone(tree) for tree in trees]
-    generator = torch.cuda.get_rng_state()
+    generator = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     try:
         yield
     finally:
         for tree, before in zip(trees, saved, strict=True):
-            _copy(tree, before)
-        torch.cuda.set_rng_state(generator)
+            copy_(tree, before)
+        if generator is not None:
+            torch.cuda.set_rng_state(generator, device)
 
 
-@contextmanager
-def _chosen_kernels() -> Iterator[None]:
-    """cuDNN tries its kernels out: worth it for a shape that is replayed a thousand times."""
-    before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.benchmark = before
+class _Flags:
+    """torch's switches for shorter products in float32: off in the exact modes, as they were afterwards."""
+
+    def __init__(self, exact: bool):
+        self._before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+        if exact:
+            torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+
+    def restore(self) -> None:
+        """As before."""
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = self._before

@@ -25,6 +25,7 @@ from ..methods import Composition
 from ..models import Network
 from ..models.entries import Entries
 from ..site import Job, Result, Site
+from .order import in_turn
 from .wire import Wire, pack
 
 START = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from fullrank.engine.worker import main; main()"
@@ -55,28 +56,14 @@ class Processes:
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Start the jobs in their order; of results, at most twice as many as workers wait for their turn."""
-        numbered = enumerate(jobs)
-        waiting: dict[int, Result] = {}
-        given = turn = 0
-        more = True
-        while True:
-            idle = [worker for worker in self._workers if worker.job is None]
-            while more and idle and len(waiting) < 2 * len(self._workers):
-                if (pair := next(numbered, None)) is None:
-                    more = False
-                    break
-                self._alive(idle.pop()).give(*pair)
-                given += 1
-            while turn in waiting:
-                yield waiting.pop(turn)
-                turn += 1
-            if turn == given:
-                if not more:
-                    return
-                continue
-            for key, _ in self._selector.select(WAKE_SECONDS):
-                waiting |= self._result(key.data)
-            interrupt.check()
+        return in_turn(jobs, self._alive, self._some)
+
+    def _some(self) -> dict[int, Result]:
+        found: dict[int, Result] = {}
+        for key, _ in self._selector.select(WAKE_SECONDS):
+            found |= self._result(key.data)
+        interrupt.check()
+        return found
 
     def _result(self, worker: _Worker) -> dict[int, Result]:
         """What came of a worker's job, by the job's number; nothing where one died that had none."""
@@ -91,9 +78,12 @@ class Processes:
         worker.job = None
         return {number: result}
 
-    def _alive(self, worker: _Worker) -> _Worker:
-        """The worker, or another in its place if it died while it had nothing to do."""
-        return worker if worker.process.poll() is None else self._replace(worker)
+    def _alive(self) -> list[_Worker]:
+        """The workers, with another in the place of each that died while it had nothing to do."""
+        for worker in list(self._workers):
+            if worker.job is None and worker.process.poll() is not None:
+                self._replace(worker)
+        return self._workers
 
     def _replace(self, dead: _Worker) -> _Worker:
         self._selector.unregister(dead.reader)

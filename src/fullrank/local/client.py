@@ -18,7 +18,7 @@ from ..methods.method import Method
 from ..models.entries import Entries, select
 from ..models.network import Network
 from ..randomness import generator, seeded
-from ..trees import Tensors, Tree, clone
+from ..trees import Flat, Tensors, Tree, clone
 from .batch import Batch
 from .loop import Eager, Report, Samples, StepperOf, train
 from .optimiser import memory
@@ -102,8 +102,7 @@ class Client:
     @property
     def w(self) -> Tensors:
         """The shared entries, current."""
-        model = self.model
-        return {name: model[name] for name in self.entries.shared}
+        return {name: tensor.detach() for name, tensor in self.network.some(self.entries.shared).items()}
 
     @property
     def w0(self) -> Tensors:
@@ -254,11 +253,12 @@ class Client:
                 frozenset(self.entries.shared),
                 decayed(network, settings),
                 side,
+                stats,
                 criterion,
                 loss,
                 self._space,
             )
-            context = Context(self._received, self._state, self._sent, self.counts)
+            context = Context(self._received, self._state, self._sent, self.counts, self._flat_w0())
             report = train(step, state, context, self.samples, plan, network.dtype, self._stepper_of)
         if not side:
             for name in names:
@@ -273,10 +273,15 @@ class Client:
 
     def _state_of(self, names: tuple[str, ...], settings: Settings, before: Tree) -> State:
         tensors = self.network.tensors()
-        trained = {name: tensors[name] for name in names}
+        trained = self.network.some(names)
         buffers = {name: tensors[name] for name in self.network.buffer_names}
         rest = {name: t for name, t in tensors.items() if name not in trained and name not in buffers}
         return State(trained, rest, buffers, memory(trained, settings, before))
+
+    def _flat_w0(self) -> Tensors:
+        """The shared entries as received, laid out like the network's; nothing where its entries are not flat."""
+        near = self.network.some(self.entries.shared)
+        return Flat.copied(self.w0, near.layout) if isinstance(near, Flat) else {}
 
     def keep_optimiser(self) -> None:
         """Put the round's optimiser into the client's state, for its next round."""

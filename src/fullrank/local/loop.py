@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import interrupt
-from ..trees import norm
+from ..trees import flats, norm, part_of, pointwise
 from .plan import Plan
 from .step import Context, State, Step
 
@@ -49,8 +50,11 @@ class Report:
 class Stepper(Protocol):
     """Makes the steps of one fit: eagerly, or in whatever way an engine knows."""
 
-    def __call__(self, rows: Tensor, draws: Tensor | None) -> dict[str, Tensor]:
-        """One step on these rows of the data set, augmented by these numbers; each term's value."""
+    def __call__(self, rows: Tensor, draws: Tensor | None, sizes: Sequence[int]) -> dict[str, Tensor]:
+        """Steps on rows of the data set, in batches of these sizes, augmented by these numbers.
+
+        Returns the mean of each term over the steps.
+        """
 
     def finish(self) -> None:
         """After the last step: the fit's state is where the caller looks for it."""
@@ -62,13 +66,32 @@ class Eager:
     def __init__(self, step: Step, state: State, context: Context, samples: Samples, dtype: torch.dtype):
         self.step, self.state, self.context, self.samples, self.dtype = step, state, context, samples, dtype
 
-    def __call__(self, rows: Tensor, draws: Tensor | None) -> dict[str, Tensor]:
-        """Gather, prepare, step."""
+    def __call__(self, rows: Tensor, draws: Tensor | None, sizes: Sequence[int]) -> dict[str, Tensor]:
+        """Batch by batch."""
+        names: list[str] = []
+        measured: list[Tensor] = []
+        for window in windows(sizes):
+            interrupt.check()
+            terms = self.one(rows[window], draws[window] if draws is not None else None)
+            names = list(terms)
+            measured.append(torch.stack(list(terms.values())))
+        return dict(zip(names, torch.stack(measured).double().mean(0), strict=True))
+
+    def one(self, rows: Tensor, draws: Tensor | None) -> dict[str, Tensor]:
+        """Gather, prepare, step; each term's value."""
         x = self.samples.prepare(self.samples.x[rows], draws, self.dtype)
         return self.step.advance_(self.state, self.context, x, self.samples.y[rows])
 
     def finish(self) -> None:
         """Everything is in place."""
+
+
+def windows(sizes: Sequence[int]) -> Iterator[slice]:
+    """Consecutive pieces of these sizes."""
+    start = 0
+    for size in sizes:
+        yield slice(start, start + size)
+        start += size
 
 
 StepperOf = Callable[[Step, State, Context, Samples, torch.dtype], Stepper]
@@ -87,28 +110,24 @@ def train(
     stepper = stepper_of(step, state, context, samples, dtype)
     rows = samples.index[torch.from_numpy(plan.index).to(samples.index.device)]
     draws = torch.from_numpy(plan.draws).to(rows.device) if plan.draws.shape[1] else None
-    report = Report(skipped=plan.skipped)
-    names: list[str] = []
-    measured: list[Tensor] = []
+    measured: list[dict[str, Tensor]] = []
     start = 0
-    for number, (size, epoch) in enumerate(zip(plan.sizes, plan.epochs, strict=True)):
-        interrupt.check()
-        window = slice(start, start + size)
-        terms = stepper(rows[window], draws[window] if draws is not None else None)
-        names = list(terms)
-        measured.append(torch.stack([value.double() for value in terms.values()]))
-        start += size
-        if number + 1 == plan.steps or plan.epochs[number + 1] != epoch:
-            means = torch.stack(measured).mean(0).tolist()
-            drift = float(_drift(step, state, context))
-            report.epochs.append({**dict(zip(names, means, strict=True)), "drift": drift})
-            measured = []
+    for _, batches in itertools.groupby(zip(plan.epochs, plan.sizes, strict=True), key=lambda pair: pair[0]):
+        sizes = [size for _, size in batches]
+        epoch = slice(start, start + sum(sizes))
+        means = stepper(rows[epoch], draws[epoch] if draws is not None else None, sizes)
+        measured.append({**means, "drift": _drift(step, state, context).double()})
+        start = epoch.stop
     stepper.finish()
-    report.steps = plan.steps
-    return report
+    # Looked at when all is done: a device would stand still after every epoch otherwise.
+    values = torch.stack([torch.stack(list(terms.values())) for terms in measured]).tolist() if measured else []
+    epochs = [dict(zip(terms, row, strict=True)) for terms, row in zip(measured, values, strict=True)]
+    return Report(plan.steps, plan.skipped, epochs)
 
 
 def _drift(step: Step, state: State, context: Context) -> Tensor:
     with torch.no_grad():
+        if alike := flats(part_of(state.trained, step.shared), context.w0):
+            return norm(pointwise(alike[0], torch.sub, alike[1]))
         current = {**state.rest, **state.trained}
         return norm({name: current[name] - context.received[name] for name in sorted(step.shared)})

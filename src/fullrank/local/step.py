@@ -16,7 +16,7 @@ from torch import Tensor
 from ..methods.compose import Composition
 from ..methods.method import Method
 from ..models.network import Network, Output
-from ..trees import Tensors, Tree, combine, norm
+from ..trees import Flat, Tensors, Tree, combine, merged, norm, part_of
 from .batch import Batch
 from .optimiser import clipped, descend_
 from .settings import Settings
@@ -36,6 +36,12 @@ class Context:
     """The broadcast of each method."""
     counts: Tensor
     """Samples of each class at this client."""
+    w0: Tensors = field(default_factory=dict)
+    """The shared entries as received, where a flat copy of them is kept; else they are taken from `received`."""
+    lr: Tensor | None = None
+    """The learning rate, where a step is replayed at others than the one it was recorded with."""
+    decay: Tensor | None = None
+    """The weight decay of every number of flat entries, where it is not the same for all."""
 
 
 @dataclass
@@ -50,7 +56,7 @@ class State:
 
 
 for _kind, _fields in (
-    (Context, ("received", "own", "sent", "counts")),
+    (Context, ("received", "own", "sent", "counts", "w0", "lr", "decay")),
     (State, ("trained", "rest", "buffers", "memory")),
 ):
     torch.utils._pytree.register_dataclass(_kind, field_names=list(_fields), drop_field_names=[])
@@ -72,10 +78,14 @@ class Functional:
     def __init__(self, network: Network):
         self.network = network
 
+    def at(self, tensors: Tensors, x: Tensor) -> Output:
+        """Forward in the network's current mode with the given tensors in place of its own."""
+        return self.network.at(tensors, x)
+
     def call(self, trained: Tensors, rest: Tensors, buffers: Tensors, x: Tensor) -> tuple[Output, Tensors]:
         """Forward with the given tensors."""
         moved = {name: value.clone() for name, value in buffers.items()}  # BatchNorm writes into what it is given
-        return self.network.at({**rest, **trained, **moved}, x), moved
+        return self.at({**rest, **trained, **moved}, x), moved
 
     def gradient(self, objective: Objective, trained: Tensors) -> tuple[Tensors, Any]:
         """By `torch.func.grad`."""
@@ -92,16 +102,32 @@ class Bound(Functional):
     def call(self, trained: Tensors, rest: Tensors, buffers: Tensors, x: Tensor) -> tuple[Output, Tensors]:
         """Forward of the module itself; its buffers move in place."""
         if trained is self.bound:
-            return self.network(x), buffers
+            return self.own(x), buffers
         return super().call(trained, rest, buffers, x)
+
+    def own(self, x: Tensor) -> Output:
+        """Forward of the module itself."""
+        return self.network(x)
 
     def gradient(self, objective: Objective, trained: Tensors) -> tuple[Tensors, Any]:
         """By `torch.autograd.grad`, half the time of `torch.func.grad` on a small network."""
         if trained is not self.bound:
-            trained = {name: value.detach().requires_grad_() for name, value in trained.items()}
+            trained = self.leaves(trained)
         value, aux = objective(trained)
-        slopes = torch.autograd.grad(value, list(trained.values()), allow_unused=True, materialize_grads=True)
-        return dict(zip(trained, slopes, strict=True)), aux
+        return self.slopes(value, trained), aux
+
+    @staticmethod
+    def leaves(trained: Tensors) -> Tensors:
+        """Entries other than the client's own, as what a gradient is taken at."""
+        leaves = {name: value.detach().requires_grad_() for name, value in trained.items()}
+        return Flat(trained.base, trained.layout, leaves) if isinstance(trained, Flat) else leaves
+
+    @staticmethod
+    def slopes(value: Tensor, trained: Tensors) -> Tensors:
+        """The gradient of a value at entries: 0 where it does not depend on one; flat where the entries are."""
+        found = torch.autograd.grad(value, list(trained.values()), allow_unused=True, materialize_grads=True)
+        g = dict(zip(trained, found, strict=True))
+        return Flat.joined(g, trained.layout) if isinstance(trained, Flat) else g
 
 
 @dataclass(frozen=True)
@@ -117,6 +143,8 @@ class Step:
     """Names of the entries that weight decay acts on."""
     side: bool = False
     """Of a side fit: without drift corrections."""
+    stats: str = "move"
+    """Whether norm layers train, or stay in eval mode ("freeze")."""
     criterion: Callable[[Batch], Tensor] | None = None
     """In place of the method's criterion."""
     loss: Callable[[Batch], Tensor] | None = None
@@ -133,14 +161,14 @@ class Step:
             combine(state.memory, torch.clone),
         )
         g, new.buffers, terms = self.gradient(state, context, x, y)
-        descend_(new.trained, g, new.memory, self.settings, self.decayed)
+        descend_(new.trained, g, new.memory, self.settings, self.decayed, context.lr, context.decay)
         return new, terms
 
     def advance_(self, state: State, context: Context, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The same in place, for engines that own the state's tensors."""
         g, state.buffers, terms = self.gradient(state, context, x, y)
         with torch.no_grad():
-            descend_(state.trained, g, state.memory, self.settings, self.decayed)
+            descend_(state.trained, g, state.memory, self.settings, self.decayed, context.lr, context.decay)
         return terms
 
     def gradient(
@@ -160,21 +188,19 @@ class Step:
             return self._objective(state, context, x, y, trained)
 
         g, seen = self.backend.gradient(objective, at)
+        if not corrections:
+            return g, seen
         with torch.no_grad():
             b = self._batch(state, seen["buffers"], context, x, y, at, seen["output"], seen["terms"]["criterion"])
             for index, part in enumerate(corrections):
 
                 def grad_at(w: Tensors, left: int = index) -> Tensors:
-                    there = {name: w.get(name, value) for name, value in at.items()}
+                    there = merged(at, part_of(w, at.keys()))
                     with torch.enable_grad():
                         return self._corrected(state, context, x, y, there, corrections[:left])[0]
 
                 view = b.but(own=context.own.get(part.name, {}), sent=context.sent.get(part.name, {}), grad_at=grad_at)
-                if part.drift:
-                    near = {name: value for name, value in g.items() if name in self.shared}
-                    g = {**g, **part.grad(near, view)}
-                else:
-                    g = part.grad(g, view)
+                g = merged(g, part.grad(part_of(g, self.shared), view)) if part.drift else part.grad(g, view)
         return g, seen
 
     def _objective(
@@ -214,9 +240,8 @@ class Step:
         model = {**state.rest, **trained, **buffers}
 
         def features(tree: Tree) -> Tensor:
-            network = self.backend.network
-            with torch.no_grad(), network.mode(train=False):
-                return network.at({**context.received, **tree}, x).z.detach()
+            with torch.no_grad(), self.backend.network.mode(train=False):
+                return self.backend.at({**context.received, **tree}, x).z.detach()
 
         return Batch(
             output.extras,
@@ -225,10 +250,17 @@ class Step:
             z=output.z,
             logits=output.logits,
             base=base,
-            w={name: value for name, value in model.items() if name in self.shared},
+            w=self._shared_of(trained, state.rest),
             model=model,
-            w0={name: value for name, value in context.received.items() if name in self.shared},
+            w0=context.w0 or {name: context.received[name] for name in context.received if name in self.shared},
             counts=context.counts,
             label_smoothing=self.settings.label_smoothing,
             features=features,
         )
+
+    def _shared_of(self, trained: Tensors, rest: Tensors) -> Tensors:
+        """The shared entries, current: flat where those that train are and none is missing among them."""
+        near = part_of(trained, self.shared)
+        if len(near) == len(self.shared):
+            return near
+        return {**near, **{name: value for name, value in rest.items() if name in self.shared}}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..trees import Tree, combine, zeros
+from ..trees import Tree, pointwise, zeros
 from .method import Method, Momentum, Positive
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class FedAdam(Method):
 
     def server_state(self, server: "Server") -> Tree:
         """Both moments."""
-        return {"m": zeros(server.w), "v": combine(server.w, lambda w: torch.full_like(w, self.tau**2))}
+        return {"m": zeros(server.w), "v": pointwise(server.w, lambda w: torch.full_like(w, self.tau**2))}
 
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
         """What distinguishes Adam, Yogi and Adagrad."""
@@ -38,8 +38,8 @@ class FedAdam(Method):
 
     def aggregate(self, server: "Server", new: Tree, up: Mapping[str, Tree]) -> Tree:
         """One server step."""
-        delta = combine(new, lambda mean, w: mean - w, server.w)
-        m = combine(server.own["m"], lambda m, d: self.beta1 * m + (1 - self.beta1) * d, delta)
-        v = combine(server.own["v"], self.second_moment, delta)
+        delta = pointwise(new, lambda mean, w: mean - w, server.w)
+        m = pointwise(server.own["m"], lambda m, d: self.beta1 * m + (1 - self.beta1) * d, delta)
+        v = pointwise(server.own["v"], self.second_moment, delta)
         server.own = {"m": m, "v": v}
-        return combine(server.w, lambda w, m, v: w + self.lr * m / (v.sqrt() + self.tau), m, v)
+        return pointwise(server.w, lambda w, m, v: w + self.lr * m / (v.sqrt() + self.tau), m, v)

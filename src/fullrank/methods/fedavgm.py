@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ..trees import Tree, combine, zeros
+from ..trees import Tree, pointwise, zeros
 from .method import Method, Momentum
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ class FedAvgM(Method):
     def aggregate(self, server: "Server", new: Tree, up: Mapping[str, Tree]) -> Tree:
         """Written around the mean, w̄ + ρ(m − Δ) and w̄ − ρv, so that ρ = 0 is FedAvg to the bit."""
         rho, old, w = self.momentum, server.own["m"], server.w
-        delta = combine(new, lambda mean, w: mean - w, w)
+        delta = pointwise(new, lambda mean, w: mean - w, w)
         if self.form == "ema":
-            server.own = {"m": combine(old, lambda m, d: rho * m + (1 - rho) * d, delta)}
-            return combine(new, lambda mean, m, d: mean + rho * (m - d), old, delta)
-        server.own = {"m": combine(old, lambda v, d: rho * v - d, delta)}
-        return combine(new, lambda mean, v: mean - rho * v, old)
+            server.own = {"m": pointwise(old, lambda m, d: rho * m + (1 - rho) * d, delta)}
+            return pointwise(new, lambda mean, m, d: mean + rho * (m - d), old, delta)
+        server.own = {"m": pointwise(old, lambda v, d: rho * v - d, delta)}
+        return pointwise(new, lambda mean, v: mean - rho * v, old)

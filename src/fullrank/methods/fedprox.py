@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ..local.batch import Batch
-from ..trees import Tree, combine
+from ..trees import Tree, pointwise
 from .method import Method, NotNegative
 
 
@@ -18,4 +18,4 @@ class FedProx(Method):
 
     def grad(self, g: Tree, b: Batch) -> Tree:
         """Eq. 2 of the paper, differentiated."""
-        return combine(g, lambda g, w, w0: g + self.mu * (w - w0), b.w, b.w0)
+        return pointwise(g, lambda g, w, w0: g + self.mu * (w - w0), b.w, b.w0)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import Refusal, nearest
-from ..trees import Tensors
+from ..trees import Flat, Layout, Tensors
 from .entries import NORM_LAYERS
 
 _CALLS_ITS_CHILDREN = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
@@ -66,6 +66,12 @@ class Network:
         self.num_classes = num_classes
         self.feature_dim = feature_dim
         self.neck_name = "neck" if isinstance(module, Net) else ""  # empty until a method puts a neck
+        self.half: torch.dtype | None = None
+        """The shorter dtype in which forwards compute where that is safe (autocast); None: all in the model's own."""
+        self.channels_last = False
+        """Whether images are handed over with their channels last, as fast convolutions want them."""
+        self.flat: Flat | None = None
+        """The parameters as views of one vector, once `flatten_` has laid them out so."""
         self._neck_hook: _Neck | None = None
         self._functional = _Functional(self)
 
@@ -119,12 +125,40 @@ class Network:
         buffers = dict(self.module.named_buffers())
         return {**self.parameters(), **{name: buffers[name] for name in self.buffer_names}}
 
+    def some(self, names: Iterable[str]) -> Tensors:
+        """The module's own tensors of some names: live, flat where they lie side by side in one vector."""
+        wanted = list(names)
+        if self.flat is not None and all(name in self.flat for name in wanted):
+            return self.flat.part(wanted)
+        own = self.tensors()
+        return {name: own[name] for name in wanted}
+
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy values into the module's own tensors."""
         own = self.tensors()
-        for name, value in tensors.items():
-            own[name].copy_(value)
+        if tensors:
+            torch._foreach_copy_([own[name] for name in tensors], list(tensors.values()))
+
+    @torch.no_grad()
+    def flatten_(self, order: Iterable[str]) -> None:
+        """Lay the parameters out in one vector, in this order of names; no value changes.
+
+        Not where parameters have several dtypes, nor in recurrent layers, which lay out their own.
+        """
+        parameters = self.parameters()
+        if len({p.dtype for p in parameters.values()}) != 1 or any(
+            isinstance(part, nn.RNNBase) for part in self.module.modules()
+        ):
+            return
+        ordered = {name: parameters[name] for name in order}
+        if ordered.keys() != parameters.keys():
+            raise ValueError("every parameter must have its place")
+        layout = Layout.of({name: _dense(p.detach()) for name, p in ordered.items()})
+        flat = Flat.copied({name: p.detach() for name, p in ordered.items()}, layout)
+        for name, view in flat.items():
+            ordered[name].data = view
+        self.flat = Flat(flat.base, layout, ordered)
 
     def owner(self, name: str) -> nn.Module:
         """The submodule that holds an entry."""
@@ -135,6 +169,11 @@ class Network:
         """The floating dtype of the parameters."""
         kinds = [p.dtype for p in self.module.parameters() if p.is_floating_point()]
         return kinds[0] if kinds else torch.get_default_dtype()
+
+    @property
+    def has_dropout(self) -> bool:
+        """Whether a training forward draws random numbers, as far as its layers tell."""
+        return any(isinstance(m, Dropouts) and m.p > 0 for m in self.module.modules())
 
     @property
     def has_batch_norm(self) -> bool:
@@ -205,6 +244,18 @@ class Network:
 
     def __call__(self, x: Tensor) -> Output:
         """Forward in the module's current mode, with its own tensors."""
+        if self.channels_last and x.dim() == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        if self.half is None:
+            return self._forward(x)
+        with torch.autocast(x.device.type, self.half):
+            out = self._forward(x)
+        # What comes of it is compared, exponentiated and summed: in the model's own dtype.
+        logits, z, extras = out
+        dtype = self.dtype
+        return Output(logits.to(dtype), z.to(dtype), {name: value.to(dtype) for name, value in extras.items()})
+
+    def _forward(self, x: Tensor) -> Output:
         if isinstance(self.module, Net):
             return self.module.represent(x)
         head = self.head
@@ -236,20 +287,36 @@ class Network:
         out: Output = torch.func.functional_call(self._functional, renamed, (x,))
         return out
 
-    @contextlib.contextmanager
-    def mode(self, train: bool, stats: str = "move") -> Iterator[None]:
-        """Train or eval mode inside, the former modes afterwards; `stats="freeze"` leaves norm layers in eval mode."""
-        before = [(module, module.training) for module in self.module.modules()]
+    def set_mode(self, train: bool, stats: str = "move") -> None:
+        """Train or eval mode; `stats="freeze"` leaves norm layers in eval mode."""
         self.module.train(train)
         if stats == "freeze":
-            for module, _ in before:
+            for module in self.module.modules():
                 if isinstance(module, NORM_LAYERS):
                     module.training = False
+
+    @contextlib.contextmanager
+    def mode(self, train: bool, stats: str = "move") -> Iterator[None]:
+        """Train or eval mode inside, the former modes afterwards."""
+        before = [(module, module.training) for module in self.module.modules()]
+        self.set_mode(train, stats)
         try:
             yield
         finally:
             for module, training in before:
                 module.training = training
+
+
+def takes_channels_last(network: Network) -> bool:
+    """Whether images may be handed over with their channels last: a user's `view` of a feature map forbids it."""
+    return isinstance(network.module, Net)
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """The tensor itself if it fills its memory in some order of its axes; else a copy that does."""
+    if tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)):
+        return tensor
+    return tensor.contiguous()
 
 
 class _Functional(nn.Module):

@@ -1,0 +1,172 @@
+"""The logic of the `cuda` engine without a GPU: steps are run again instead of replayed from graphs."""
+
+import pytest
+import torch
+
+import fullrank
+from fullrank.assemble import assemble
+from fullrank.config import Experiment
+from fullrank.engine.compiled import Forward
+from fullrank.engine.cuda import Cuda
+from fullrank.engine.serial import Serial
+
+CPU = torch.device("cpu")
+BASE = {
+    "data.clients": 4,
+    "data.augment": ["crop", "flip"],
+    "model.norm": "batch",
+    "model.width": 4,
+    "train.epochs": 2,
+    "train.batch_size": 30,
+    "train.weight_decay": 1e-3,
+    "engine.precision": "float64",
+}
+
+
+def rerun(step, pool):
+    """What stands for a capture here: warm-up steps, whose traces the engine must wipe out, then the step itself."""
+    step()
+    step()
+    return step
+
+
+def play(values, engine_of, rounds=2):
+    parts = assemble(Experiment.of(values))
+    engine = engine_of(parts.site)
+    try:
+        played = [parts.server.play(engine) for _ in range(rounds)]
+    finally:
+        engine.close()
+    return parts, played, engine
+
+
+def cuda(slots=3, devices=(CPU,), **options):
+    return lambda site: Cuda(site, devices, slots, record=rerun, **options)
+
+
+def distance(one, other):
+    return sum(float((one[n].double() - other[n].double()).norm() ** 2) for n in one) ** 0.5
+
+
+def check_same(values, engine_of, tolerance=1e-9, rounds=2):
+    start = assemble(Experiment.of(values)).server.model
+    want, rows, _ = play(values, Serial, rounds)
+    got, same, engine = play(values, engine_of, rounds)
+    one, other = want.server.model, got.server.model
+    assert distance(one, other) <= tolerance * distance(one, start)
+    for a, b in zip(rows, same, strict=True):
+        assert [r.client for r in a.results] == [r.client for r in b.results]
+        for left, right in zip(a.results, b.results, strict=True):
+            assert left.metrics["steps"] == right.metrics["steps"]
+            for epoch, again in zip(left.metrics["epochs"], right.metrics["epochs"], strict=True):
+                assert again == pytest.approx(epoch, rel=1e-6)
+    return engine
+
+
+OWN = "Variates Counting Previous Sharpness Doubled Balanced Shrink HeadThenBody SideModel Memory FineTuned OwnNorm "
+OWN += "OwnHead Frame MovingFrame Projection Prototypes ServerMomentum Even Travelled Calibrated"
+METHODS = [*fullrank.methods.available(), "fedprox+feddecorr", "stateful:Variates+fedprox", "stateful:OwnNorms"]
+METHODS += [f"hook_methods:{name}" for name in OWN.split()]
+
+
+def recordings(engine):
+    arenas = [arena for hand in engine.hands for arena in hand.recorder.arenas.values()]
+    return [recording for arena in arenas for recording in arena.recordings.values()]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_trains_as_in_serial(method):
+    engine = check_same({**BASE, "method.name": method}, cuda())
+    assert not engine.reasons
+    assert recordings(engine)
+    assert None not in recordings(engine)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "stateful:Variates+fedprox", "hook_methods:Sharpness"])
+def test_a_compiled_forward_changes_nothing(method, monkeypatch):
+    monkeypatch.setattr("fullrank.engine.cuda.Forward", lambda network, stats: Forward(network, stats, "aot_eager"))
+    engine = check_same({**BASE, "method.name": method}, cuda(2, compile=True))
+    assert not engine.reasons
+    assert engine.places[0].forwards.keys() == {"move"}
+    assert len(engine.places[0].forwards["move"].counters) > 0
+
+
+@pytest.mark.parametrize("last", ["keep", "wrap", "drop"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_optimisers_schedules_and_odd_batches(optimizer, last):
+    values = {**BASE, "train.optimizer": optimizer, "train.optimizer_state": "keep", "train.last_batch": last}
+    values |= {"train.lr_schedule": "cosine", "train.clip_norm": 0.5, "train.label_smoothing": 0.1, "train.lr": 0.002}
+    values |= {"train.decay_on": "matrices", "train.rounds": 3}
+    check_same(values, cuda(2), rounds=3, tolerance=1e-7)
+
+
+def test_slots_on_several_devices():
+    engine = check_same(BASE, cuda(4, devices=(CPU, CPU)))
+    assert len(engine.places) == 2
+    assert {hand.place for hand in engine.hands} == set(engine.places)
+
+
+def test_client_failure_stops_the_others_and_leaves_the_engine_usable():
+    values = {**BASE, "method.name": "stateful:AllFail"}
+    parts = assemble(Experiment.of(values))
+    engine = Cuda(parts.site, (CPU,), 3, record=rerun)
+    parts.server.play(engine)
+    with pytest.raises(fullrank.errors.ClientFailed):
+        parts.server.play(engine)
+    assert all(slot.job is None for slot in engine.slots.slots)
+    engine.close()
+
+
+def test_a_model_that_draws_numbers_is_refused_side_by_side():
+    parts = assemble(Experiment.of({**BASE, "model.dropout": 0.5}))
+    engine = Cuda(parts.site, (CPU,), 3, record=rerun)
+    with pytest.raises(fullrank.errors.Refusal, match=r"engine\.slots = 1"):
+        parts.server.play(engine)
+    engine.close()
+    assert len(Cuda(parts.site, (CPU,), 0, record=rerun).hands) == 1
+
+
+def test_what_cannot_be_recorded_runs_eagerly_and_says_why():
+    def refuses(step, pool):
+        raise RuntimeError("operation not permitted when stream is capturing\nmore")
+
+    engine = check_same(BASE, lambda site: Cuda(site, (CPU,), 2, record=refuses))
+    assert engine.reasons == ["operation not permitted when stream is capturing"]
+
+
+def test_evaluation_is_replayed(monkeypatch):
+    parts = assemble(Experiment.of(BASE))
+    want = parts.judge(parts.server.model)
+    engine = Cuda(parts.site, (CPU,), 1, record=rerun)
+    assert parts.judge(parts.server.model) == pytest.approx(want)
+    changed = {n: t + 0.1 if t.is_floating_point() else t for n, t in parts.server.model.items()}
+    again = parts.judge(changed)
+    engine.close()
+    assert parts.judge(changed) == pytest.approx(again)
+
+
+def test_bfloat16_forwards_stay_near_float32():
+    values = {**BASE, "engine.precision": "float32"}
+    start = assemble(Experiment.of(values)).server.model
+    want, _, _ = play(values, Serial, 1)
+    for engine_of in (Serial, cuda(2)):
+        got, _, _ = play({**values, "engine.precision": "bfloat16"}, engine_of, 1)
+        model = got.server.model
+        assert all(t.dtype == want.server.model[n].dtype for n, t in model.items())
+        assert 0 < distance(want.server.model, model) < 0.2 * distance(want.server.model, start)
+
+
+def test_one_kernel_for_the_optimiser_in_float32():
+    values = {**BASE, "engine.precision": "float32", "train.nesterov": True, "train.steps": 5}
+    check_same(values, cuda(2), tolerance=1e-4, rounds=1)
+
+
+def test_compiled_bfloat16_gathers_the_whole_gradient(monkeypatch):
+    """Slopes of shortened weights, of the others, and of terms that look at the weights themselves."""
+    monkeypatch.setattr("fullrank.engine.cuda.Forward", lambda network, stats: Forward(network, stats, "aot_eager"))
+    values = {**BASE, "engine.precision": "bfloat16", "method.name": "hook_methods:Shrink+fedprox", "train.steps": 6}
+    start = assemble(Experiment.of(values)).server.model
+    want, _, _ = play(values, Serial, 1)
+    got, _, engine = play(values, cuda(1, compile=True), 1)
+    assert not engine.reasons
+    assert distance(want.server.model, got.server.model) < 0.05 * distance(want.server.model, start)
