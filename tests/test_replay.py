@@ -14,8 +14,7 @@ CPU = torch.device("cpu")
 BASE = {
     "data.clients": 4,
     "data.augment": ["crop", "flip"],
-    "model.norm": "batch",
-    "model.width": 4,
+    "model": {"name": "cnn", "norm": "batch", "width": 4},
     "train.epochs": 2,
     "train.batch_size": 30,
     "train.weight_decay": 1e-3,
@@ -118,7 +117,7 @@ def test_client_failure_stops_the_others_and_leaves_the_engine_usable():
 
 
 def test_a_model_that_draws_numbers_is_refused_side_by_side():
-    parts = assemble(Experiment.of({**BASE, "model.dropout": 0.5}))
+    parts = assemble(Experiment.of({**BASE, "model": {**BASE["model"], "dropout": 0.5}}))
     engine = Cuda(parts.site, (CPU,), 3, record=rerun)
     with pytest.raises(fullrank.errors.Refusal, match=r"engine\.slots = 1"):
         parts.server.play(engine)
@@ -170,3 +169,26 @@ def test_compiled_bfloat16_gathers_the_whole_gradient(monkeypatch):
     got, _, engine = play(values, cuda(1, compile=True), 1)
     assert not engine.reasons
     assert distance(want.server.model, got.server.model) < 0.05 * distance(want.server.model, start)
+
+
+class Noisy(torch.nn.Module):
+    """Draws numbers in its forward, with no layer that says so."""
+
+    def __init__(self, noise):
+        super().__init__()
+        self.noise = noise
+        self.head = torch.nn.Linear(64, 10)
+
+    def forward(self, x):
+        z = x.flatten(1)
+        return self.head(z + 0.1 * torch.randn_like(z) if self.noise and self.training else z)
+
+
+@pytest.mark.parametrize("noise", [True, False])
+def test_a_users_model_that_draws_numbers_trains_alone(noise):
+    parts = assemble(Experiment.of({**BASE, "model": {"name": "given"}}), module=Noisy(noise))
+    engine = Cuda(parts.site, (CPU,), record=rerun)
+    parts.server.play(engine)
+    engine.close()
+    assert (len(engine.hands) == 1) == noise
+    assert engine.notes()["setup_seconds"] > 0

@@ -240,6 +240,8 @@ def warnings(row: Mapping[str, Any]) -> list[str]:
     if row.get("idle"):
         names = ", ".join(map(str, row["idle"]))
         lines.append(f"round {row['round']}: no batch to train on and so nothing sent by client {names}")
+    if row["round"] == 1:
+        lines += [f"steps run one by one, not from a recording: {reason}" for reason in row.get("not_recorded", [])]
     return lines
 
 

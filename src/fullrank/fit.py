@@ -91,8 +91,7 @@ def fit(
             "weight_decay": weight_decay,
             "participation": participation,
         },
-        # A program that hands over its model need not be able to start over in other processes.
-        "engine": {"name": "serial" if engine == "auto" else engine, "device": device},
+        "engine": _engine(engine, device, model),
     }
     experiment = Experiment(**_plain(merged(values, changes)))
     data = _joined(splits, tested, _width(model, splits[0], head))
@@ -111,6 +110,20 @@ def fit(
         "head": head,
     }
     return execute(experiment, Path(out) if out is not None else None, watcher=watcher, **parts)
+
+
+def _engine(name: str, device: str, model: nn.Module) -> dict[str, Any]:
+    """Where `auto` trains a program's own model: in its own dtype, and never where it would have to start over.
+
+    A program that hands over its model need not be able to run again in other processes.
+    """
+    if name != "auto":
+        return {"name": name, "device": device}
+    if not device.startswith("cuda"):
+        return {"name": "serial", "device": device}
+    kinds = {p.dtype for p in model.parameters() if not is_lazy(p)}
+    own = {torch.float32: "float32", torch.float64: "float64"}.get(kinds.pop(), "auto") if len(kinds) == 1 else "auto"
+    return {"name": "cuda", "device": device, "precision": own}
 
 
 def _client_split(number: int, data: Any) -> Split:

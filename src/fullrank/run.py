@@ -15,12 +15,15 @@ from .config import Experiment, merged, read_toml, same
 from .display import Plain, Silent, Together, Watcher
 from .engine import Engine, choose, open_engine
 from .errors import ClientFailed, Interrupted, Refusal
+from .models.network import Net
 from .result import Run, load_run, threads
 from .rundir import RunDirectory, environment, read_json, save_tensors, writable, write_atomically, write_json
 from .server import Played
 from .summary import over_stages
 from .trees import clone
 
+WORTH_COMPILING = 200_000
+"""Client steps of a run from which on compiling the network pays: minutes, for a third of a millisecond a step."""
 FREE_ON_RESUME = ("train.rounds", "data.root", "engine.workers", "run.")
 
 
@@ -69,8 +72,7 @@ def execute(
             experiment, changes = agreed(experiment, directory, change_engine)
         with interrupt.guard(), threads(experiment.engine.threads), _log(directory) as log:
             assembly = assemble(experiment, **parts)
-            if experiment.engine.name == "auto":
-                assembly.experiment = _with_engine(experiment, _engine_for(assembly))
+            assembly.experiment = _with_engine(experiment, **decided(assembly))
             return _play(assembly, directory, Together(watcher or Silent(), log), changes)
     except Refusal:
         if directory is not None:
@@ -81,19 +83,28 @@ def execute(
             directory.close()
 
 
-def _engine_for(assembly: Assembly) -> str:
-    """What `auto` means for a run: recorded before its first round, so that a resume means the same."""
-    train, federation = assembly.experiment.train, assembly.federation
+def decided(assembly: Assembly) -> dict[str, str]:
+    """What `auto` means for a run, by key of `[engine]`: recorded before round 1, so that a resume means the same."""
+    table, train, federation = assembly.experiment.engine, assembly.experiment.train, assembly.federation
     clients = len(assembly.server.sample(0))
     samples = sum(map(len, federation.parts)) * clients / federation.clients * train.epochs
     if train.steps:
         samples = clients * train.steps * train.batch_size
-    parameters = sum(parameter.numel() for parameter in assembly.network.module.parameters())
-    return choose(assembly.experiment.engine.device, clients, parameters * samples * train.rounds)
+    found: dict[str, str] = {}
+    if table.name == "auto":
+        parameters = sum(parameter.numel() for parameter in assembly.network.module.parameters())
+        found["name"] = choose(table.device, clients, parameters * samples * train.rounds)
+    if found.get("name", table.name) == "cuda":
+        if table.precision == "auto" and assembly.network.half is not None:
+            found["precision"] = "bfloat16"
+        if table.compile == "auto":
+            worth = samples * train.rounds / train.batch_size >= WORTH_COMPILING
+            found["compile"] = "on" if worth and isinstance(assembly.network.module, Net) else "off"
+    return found
 
 
-def _with_engine(experiment: Experiment, name: str) -> Experiment:
-    return Experiment(**merged(experiment.model_dump(), {"engine": {"name": name}}))
+def _with_engine(experiment: Experiment, **values: str) -> Experiment:
+    return Experiment(**merged(experiment.model_dump(), {"engine": values}))
 
 
 def _play(assembly: Assembly, directory: RunDirectory | None, watcher: Watcher, changes: Mapping[str, Any]) -> Run:
@@ -157,7 +168,8 @@ def _one_round(
     trained = time.perf_counter()
     last = server.round == experiment.train.rounds
     scores = assembly.judge(server.model) if server.round % experiment.evaluate.every == 0 else {}
-    row = writable(_row(played, scores, trained - start, time.perf_counter() - start))
+    row = _row(played, scores, trained - start, time.perf_counter() - start)
+    row = writable({**row, **engine.notes()})
     rows.append(row)
     if directory is not None:
         # The row comes first: on resume, rows beyond the newest checkpoint are dropped and played again.
@@ -253,8 +265,9 @@ def agreed(
     """The experiment to go on with, if it differs from the recorded one in nothing that matters, and engine changes."""
     path = directory.path
     recorded = Experiment(**read_toml(path / "experiment.toml")).resolved()
-    if experiment.engine.name == "auto":
-        experiment = _with_engine(experiment, recorded.engine.name)
+    mine, theirs = experiment.engine, recorded.engine
+    open_still = [key for key in ("name", "precision", "compile") if getattr(mine, key) == "auto"]
+    experiment = _with_engine(experiment, **{key: getattr(theirs, key) for key in open_still})
     before, now = recorded.flat(), experiment.flat()
     different = [
         key

@@ -14,7 +14,7 @@ from ..config import GIVEN, Experiment
 from ..data import DataSet, Pipeline, Split
 from ..data.federation import Federation, given
 from ..display import Silent
-from ..run import _engine_for, execute
+from ..run import decided, execute
 from .alone.task import Task, mark
 
 PUBLISHED = 1500
@@ -68,7 +68,7 @@ def main(path: str, engine: str, workers: int = 0) -> None:
     task = Task(path)
     parts: dict[str, Any] = {"federation": federation(task), "module": task.network()}
     if engine == "auto":
-        engine = _engine_for(assemble(experiment(task, engine, rounds=PUBLISHED), **parts))
+        engine = decided(assemble(experiment(task, engine, rounds=PUBLISHED), **parts))["name"]
     run = execute(experiment(task, engine, workers), None, watcher=_Marks(task), **parts)
     mark(
         loss=task.loss(run.model()), engine=engine, versions={"fullrank": __version__, "torch": str(torch.__version__)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -25,6 +25,9 @@ class Engine(Protocol):
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Do the jobs, in whatever order and place; give the results in the jobs' order."""
+
+    def notes(self) -> dict[str, Any]:
+        """What a round's row of the metrics should say of how it was played."""
 
     def close(self) -> None:
         """Give back whatever the engine holds."""

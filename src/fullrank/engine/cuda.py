@@ -11,7 +11,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, TypeAlias
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 from ..errors import Refusal
 from ..local.step import Bound, State, Step
 from ..models.network import Net
-from ..randomness import leave_generators_alone
+from ..randomness import leave_generators_alone, seeded
 from ..site import Job, Result, Site
 from ..trees import Tree, clone, combine, copy_, moved
 from .compiled import Compiled, Forward, order_of
@@ -57,8 +57,9 @@ class Cuda:
         if record is None and site.device.type != "cuda":
             raise Refusal('engine.name = "cuda" needs engine.device = "cuda"')
         self.site = site
+        self._noted = 0.0
         self._flags = _Flags(exact=site.network.half is None)
-        number = slots or (1 if site.network.has_dropout else SLOTS * len(devices))
+        number = slots or (1 if draws_numbers(site) else SLOTS * len(devices))
         self.places = [Place(site, device, record) for device in devices]
         self.hands = [
             Hand(self.places[index % len(devices)], compile, beside_others=number > 1)
@@ -76,6 +77,11 @@ class Cuda:
     def setup_seconds(self) -> float:
         """Time spent so far in compiling and recording steps, instead of training."""
         return sum(place.seconds for place in self.places)
+
+    def notes(self) -> dict[str, Any]:
+        """How much of the round was set-up, and what could not be recorded."""
+        new, self._noted = self.setup_seconds - self._noted, self.setup_seconds
+        return {"setup_seconds": new, **({"not_recorded": self.reasons} if self.reasons else {})}
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Results in the jobs' order, on the server's device."""
@@ -145,8 +151,11 @@ class Place:
         graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         try:
             step()
-        finally:
-            graph.capture_end()
+        except BaseException:
+            with suppress(RuntimeError):  # the capture is spoilt; what spoilt it is what matters
+                graph.capture_end()
+            raise
+        graph.capture_end()
         return graph.replay
 
     def forward(self, stats: str) -> Forward:
@@ -278,6 +287,23 @@ def _handed_over(result: Result, device: torch.device) -> Result:
     for tree in (result.state, result.model):
         combine(tree, mine)
     return result
+
+
+@torch.no_grad()
+def draws_numbers(site: Site) -> bool:
+    """Whether a training forward draws random numbers: of the library's networks the layers tell, of others a try."""
+    network = site.network
+    if isinstance(network.module, Net) or network.has_dropout:
+        return network.has_dropout
+    client = max(range(site.federation.clients), key=site.federation.size)
+    samples = site.samples(client)
+    x, _ = samples.batch(torch.arange(min(2, len(samples)), device=samples.index.device), None, network.dtype)
+    if network.has_batch_norm and len(x) < 2:
+        return False
+    with seeded(0, "trial", device=site.device), network.mode(train=True):
+        before = _generators()
+        network.at(clone(network.tensors()), x)
+        return not all(map(torch.equal, before, _generators()))
 
 
 def _generators() -> list[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from .. import interrupt
 from ..site import Job, Result, Site
@@ -19,6 +20,10 @@ class Serial:
         for job in jobs:
             interrupt.check()
             yield self.site.do(job)
+
+    def notes(self) -> dict[str, Any]:
+        """Nothing: every step ran as it was asked for."""
+        return {}
 
     def close(self) -> None:
         """Nothing is held."""
