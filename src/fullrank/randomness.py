@@ -7,6 +7,7 @@ import hashlib
 import random
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,10 +43,7 @@ def seeded(seed: int, *purpose: str | int, device: torch.device | None = None) -
         return
     chosen = key(seed, *purpose)
     # Not torch.manual_seed: it seeds every kind of device, whether present or not, which takes longer than a small fit.
-    generators = [torch.default_generator]
-    if device is not None and device.type == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        generators.append(torch.cuda.default_generators[index])
+    generators = _torch_generators(device)
     before = [generator.get_state() for generator in generators]
     python, numpy = random.getstate(), np.random.get_state()
     for generator in generators:
@@ -59,3 +57,29 @@ def seeded(seed: int, *purpose: str | int, device: torch.device | None = None) -
             generator.set_state(state)
         random.setstate(python)
         np.random.set_state(numpy)
+
+
+def global_state(device: torch.device) -> tuple[Any, ...]:
+    """Where the global generators stand, those of `device` included: equal if nobody has drawn from them."""
+    numpy: tuple[Any, ...] = np.random.get_state()  # type: ignore[assignment]
+    mode, numbers, *rest = numpy
+    torch_states = tuple(generator.get_state().numpy().tobytes() for generator in _torch_generators(device))
+    return torch_states, random.getstate(), (mode, numbers.tobytes(), *rest)
+
+
+def restore_global_state(device: torch.device, state: tuple[Any, ...]) -> None:
+    """Let the global generators stand where they stood."""
+    torch_states, python, (mode, numbers, *rest) = state
+    for generator, before in zip(_torch_generators(device), torch_states, strict=True):
+        generator.set_state(torch.frombuffer(bytearray(before), dtype=torch.uint8))
+    random.setstate(python)
+    np.random.set_state((mode, np.frombuffer(numbers, np.uint32), *rest))
+
+
+def _torch_generators(device: torch.device | None) -> list[torch.Generator]:
+    """The host's, and a CUDA device's own."""
+    generators = [torch.default_generator]
+    if device is not None and device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[index])
+    return generators

@@ -64,6 +64,18 @@ class Result:
         return int(self.metrics.get("steps", 0))
 
 
+@dataclass(frozen=True)
+class Work:
+    """A job to train that was begun."""
+
+    job: Job
+    client: Client
+    state: Tree
+    """What the client keeps."""
+    received: dict[str, float]
+    """How the model that it received was judged on its hold-out, if it was."""
+
+
 class Site:
     """Holds what clients on one machine have in common: the network's structure, the method, the data, the settings."""
 
@@ -79,6 +91,7 @@ class Site:
         seed: int,
         device: torch.device,
     ):
+        network.settle()
         self.network = network
         self.composition = composition
         self.entries = entries
@@ -115,23 +128,38 @@ class Site:
         try:
             return getattr(self, f"_{job.kind}")(job)  # type: ignore[no-any-return]
         except Exception as error:
-            return Result(job.client, self.federation.size(job.client), error=error)
+            return self.failed(job, error)
+
+    def failed(self, job: Job, error: Exception) -> Result:
+        """What comes of a job whose client raised an exception."""
+        return Result(job.client, self.federation.size(job.client), error=error)
 
     def _train(self, job: Job) -> Result:
-        client, state = self._client(job)
-        judged = {"received": self._judged(client)} if job.judge else {}
-        self._fits(client)
+        work = self.begin(job)
+        self._fits(work.client)
+        return self.finish(work)
+
+    def begin(self, job: Job, aside: bool = False) -> Work:
+        """A job to train up to its fits; with `aside` the client's entries stay out of the network until needed."""
+        client, state = self._client(job, aside)
+        work = Work(job, client, state, self._judged(client) if job.judge else {})
+        if aside:
+            client.home.leave()
+        return work
+
+    def finish(self, work: Work) -> Result:
+        """The rest of a job to train, after its fits."""
+        client, state = work.client, work.state
         metrics = _measured(client)
-        if job.judge and judged["received"]:
-            metrics["personal"] = {**judged, "local": self._judged(client)}
-        result = Result(job.client, client.n, state=state, metrics=metrics)
+        if work.received:
+            metrics["personal"] = {"received": work.received, "local": self._judged(client)}
+        result = Result(client.id, client.n, state=state, metrics=metrics)
         if result.steps:
             result.upload = self._upload(client)
         if self.keep_optimiser:
             client.keep_optimiser()
         if self.entries.personal:
-            model = client.model
-            state["model"] = clone({name: model[name] for name in self.entries.personal})
+            state["model"] = clone(client.home.some(self.entries.personal))
         return result
 
     def _fits(self, client: Client) -> None:
@@ -180,7 +208,7 @@ class Site:
             )
         return {**scores, "samples": len(index)}
 
-    def _client(self, job: Job) -> tuple[Client, Tree]:
+    def _client(self, job: Job, aside: bool = False) -> tuple[Client, Tree]:
         """The client with its model, and its state, which a first contact starts."""
         state: Tree = moved(job.state or {}, self.device)
         received = {**self.start, **job.frozen, **job.personal, **state.get("model", {})}
@@ -200,6 +228,7 @@ class Site:
             sent=job.broadcast["sent"],
             state=state,
             stepper_of=self.stepper_of,
+            aside=aside,
         )
         for part in self.composition.parts:
             if part.name not in state and defines(part, "client_state"):
@@ -217,8 +246,8 @@ class Site:
         weight = float(weigh(client.seen_by(part)))
         upload: Upload = {
             "": {
-                "w": Mean(clone(self.network.some(self.entries.shared)), weight),
-                "buffers": Mean(clone(self.network.some(self.entries.buffers)), float(client.n)),
+                "w": Mean(client.home.copied(self.entries.shared), weight),
+                "buffers": Mean(client.home.copied(self.entries.buffers), float(client.n)),
             }
         }
         for part in self.composition.parts:
@@ -227,6 +256,11 @@ class Site:
                     raise Refusal(f'"{part.name}" cannot upload under the reserved name "{reserved.pop()}"')
                 upload[part.name] = extra
         return upload
+
+    @property
+    def has_constants(self) -> bool:
+        """Whether the network has buffers that do not belong to the model's state."""
+        return bool(self._constants)
 
     def _outside_the_state(self) -> Tensors:
         """Buffers that do not belong to the model's state: no client may leave a trace in them for the next."""

@@ -29,6 +29,7 @@ def own_contestants(workers: int = 2) -> list[Contestant]:
     return [
         Contestant(BASE, (sys.executable, str(bare.__file__), "{task}")),
         Contestant("fullrank serial", (*ours, "serial")),
+        Contestant("fullrank vectorised", (*ours, "vectorised")),
         Contestant(f"fullrank processes, {workers} workers", (*ours, "processes", str(workers))),
         Contestant("fullrank auto", (*ours, "auto")),
     ]

@@ -13,6 +13,7 @@ from ..site import Job, Result, Site
 from .cuda import Cuda
 from .processes import Processes
 from .serial import Serial
+from .vectorised import Vectorised
 
 __all__ = ["Engine", "choose", "open_engine"]
 
@@ -34,7 +35,7 @@ class Engine(Protocol):
 
 
 def choose(device: str, clients_a_round: int, work: float) -> str:
-    """The engine that `auto` stands for; `work` is parameters × samples seen in the whole run.
+    """The engine that `auto` stands for where clients are not mapped; `work` is parameters × samples of the whole run.
 
     The rule is written here and depends on nothing but the experiment and the number of cores: processes on a CPU
     with more than one core, where more than one client trains at a time and the work is worth their start.
@@ -65,6 +66,8 @@ def open_engine(
         if site.device.type != "cpu":
             raise Refusal(f'engine.name = "processes" trains on the CPU, not on engine.device = "{site.device}"')
         return Processes(site, min(workers or cores(), clients_a_round), threads)
+    if name == "vectorised":
+        return Vectorised(site, clients_a_round)
     if name == "cuda":
         return Cuda(site, _devices(site.device, workers), slots, compile, clients_a_round)
     return Serial(site)

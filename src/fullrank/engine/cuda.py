@@ -23,9 +23,10 @@ from ..models.network import Net
 from ..randomness import leave_generators_alone, seeded
 from ..site import Job, Result, Site
 from ..trees import Tree, clone, combine, copy_, moved
-from .compiled import Compiled, Forward, order_of
+from .compiled import Compiled, Forward
 from .padding import Filled, can_be_filled, count_samples_
 from .replay import Recorder
+from .short import Shortened, order_of
 from .slots import Slots
 from .turns import Turns
 
@@ -220,13 +221,13 @@ class Hand:
         if self.stream is not None:
             self.stream.synchronize()
 
-    def _backend(self, step: Step, state: State, size: int) -> Bound | None:
+    def _backend(self, step: Step, state: State, size: int) -> Bound:
         width = self.place.width
         if size == width and self._compile:
             return Compiled(self.site.network, state.trained, self.place.forward(step.stats))
         if size < width and self._fillable:
             return Filled(self.site.network, state.trained, width)
-        return None
+        return Shortened(self.site.network, state.trained)
 
 
 class RecordedForward:

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from ..local.step import Bound
 from ..models.network import Network, Output
 from ..trees import Tensors
+from .short import Shortened
 
 SAMPLEWISE = (
     nn.Conv1d,
@@ -52,32 +52,11 @@ class Counted:
     """How many samples count; 0: all."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise all samples by the statistics of those that count."""
+        """Normalise the samples that count, as the batch that they are."""
         if not self.live or not self.training:  # type: ignore[attr-defined]
             return super().forward(x)  # type: ignore[misc,no-any-return]
-        assert isinstance(self, nn.modules.batchnorm._BatchNorm)
-        axes = [0, *range(2, x.dim())]
-        values = x.to(torch.promote_types(x.dtype, torch.float32))
-        var, mean = torch.var_mean(values[: self.live], axes, correction=0, keepdim=True)
-        if self.running_mean is not None and self.running_var is not None:
-            with torch.no_grad():
-                self._move(mean.flatten(), var.flatten(), values[: self.live].numel() // values.shape[1])
-        out = (values - mean) * torch.rsqrt(var + self.eps)
-        if self.affine:
-            shape = [1, -1] + [1] * (x.dim() - 2)
-            out = out * self.weight.view(shape) + self.bias.view(shape)
-        return out.to(x.dtype)
-
-    def _move(self, mean: Tensor, var: Tensor, count: int) -> None:
-        assert isinstance(self, nn.modules.batchnorm._BatchNorm)
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        # without a momentum the statistics are the mean over all batches so far
-        share: float | Tensor = self.momentum if self.momentum is not None else 1 / self.num_batches_tracked.double()
-        for running, value in ((self.running_mean, mean), (self.running_var, var * (count / (count - 1)))):
-            running.mul_(1 - share).add_(value * share)
+        out: Tensor = super().forward(x[: self.live])  # type: ignore[misc]
+        return torch.cat([out, out.new_zeros(len(x) - self.live, *out.shape[1:])])  # nobody looks at the others
 
 
 class CountedBatchNorm1d(Counted, nn.BatchNorm1d):
@@ -107,17 +86,12 @@ def count_samples_(network: Network) -> None:
             part.__class__ = COUNTED[type(part)]
 
 
-class Filled(Bound):
+class Filled(Shortened):
     """Forwards of odd batches, filled up to a width."""
 
     def __init__(self, network: Network, trained: Tensors, width: int):
         super().__init__(network, trained)
         self.width = width
-
-    def own(self, x: Tensor) -> Output:
-        """Forward of the module itself."""
-        with self._counting(len(x)):
-            return _first(super().own(self._filled(x)), len(x), self.width)
 
     def at(self, tensors: Tensors, x: Tensor) -> Output:
         """Forward with other tensors."""

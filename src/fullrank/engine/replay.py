@@ -28,8 +28,8 @@ AHEAD = 128
 WORTH_RECORDING = 4
 """Steps of one size from which on recording them pays."""
 
-BackendOf: TypeAlias = Callable[[Step, State, int], "Bound | None"]
-"""How steps on batches of a size reach the network; None: as the fit would itself."""
+BackendOf: TypeAlias = Callable[[Step, State, int], Bound]
+"""How steps on batches of a size reach the network."""
 
 
 class Workshop(Protocol):
@@ -127,7 +127,7 @@ class Arena:
         """Steps on the same tensors for batches of a size, one by one."""
         if size not in self._eager:
             backend = self.recorder.backend_of(self.step, self.state, size)
-            step = self.step if backend is None else dataclasses.replace(self.step, backend=backend)
+            step = dataclasses.replace(self.step, backend=backend)
             self._eager[size] = Eager(step, self.state, self.context, self.samples, self.dtype)
         return self._eager[size]
 

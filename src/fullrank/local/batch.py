@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +57,6 @@ class Batch:
 
     def but(self, **values: Any) -> Batch:
         """A copy with other values."""
-        other = copy.copy(self)
-        other.__dict__.update(values)
+        other = object.__new__(Batch)
+        other.__dict__ = {**self.__dict__, **values}
         return other

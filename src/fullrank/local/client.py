@@ -6,7 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -20,16 +20,52 @@ from ..models.network import Network
 from ..randomness import generator, seeded
 from ..trees import Flat, Tensors, Tree, clone
 from .batch import Batch
-from .loop import Eager, Report, Samples, StepperOf, train
+from .loop import Eager, Fit, Report, Samples, StepperOf, train
 from .optimiser import memory
-from .plan import make_plan
+from .plan import Plan, make_plan
 from .settings import Settings, Travel
-from .step import Bound, Context, State, Step
+from .step import Bound, Context, Functional, State, Step
 
 OPTIMISER = ("optimizer", "lr", "momentum", "nesterov", "weight_decay", "decay_on")
 """Settings that make another optimiser."""
 OPTIMISER_SPACE = "optimizer"
 """Where a client's state holds an optimiser that is kept between rounds."""
+
+
+class Home:
+    """Where a client's entries are: in the network, or aside as long as nobody needs them there."""
+
+    def __init__(self, network: Network, tensors: Tensors, aside: bool):
+        self._network = network
+        self._aside: Tensors | None = tensors
+        if not aside:
+            self.enter()
+
+    def enter(self) -> Network:
+        """The network, holding the entries."""
+        if self._aside is not None:
+            self._network.load(self._aside)
+            self._aside = None
+        return self._network
+
+    def leave(self) -> None:
+        """Make room in the network for others."""
+        if self._aside is None:
+            self._aside = clone(self._network.tensors())
+
+    def move(self, tensors: Tensors) -> None:
+        """Other values of all entries, aside."""
+        self._aside = tensors
+
+    def some(self, names: Iterable[str]) -> Tensors:
+        """Some of the entries, where they are."""
+        if self._aside is None:
+            return self._network.some(names)
+        return {name: self._aside[name] for name in names}
+
+    def copied(self, names: Iterable[str]) -> Tensors:
+        """Some of the entries, as nobody will change them."""
+        return clone(self.some(names)) if self._aside is None else self.some(names)
 
 
 class Client:
@@ -50,15 +86,17 @@ class Client:
         sent: dict[str, Tree],
         state: Tree,
         stepper_of: StepperOf = Eager,
+        aside: bool = False,
     ):
         self.id = id
         self.round = round
         self.n = len(samples)
         self.samples = samples
         self.counts = _class_counts(samples, network)
-        self.network = network
+        self.home = Home(network, received, aside)
         self.entries = entries
         self.reports: list[Report] = []
+        self._network = network
         self._seed = seed
         self._composition = composition
         self._settings = settings
@@ -69,7 +107,6 @@ class Client:
         self._space = ""
         self._memory, self._travels = _kept_optimiser(state)
         self._side_fits = itertools.count()
-        network.load(received)
 
     # What a method looks at
 
@@ -95,14 +132,19 @@ class Client:
         return self._sent.get(self._space, {})
 
     @property
+    def network(self) -> Network:
+        """The network, with the client's entries."""
+        return self.home.enter()
+
+    @property
     def model(self) -> Tensors:
         """All entries of the client's model, current."""
-        return {name: tensor.detach() for name, tensor in self.network.tensors().items()}
+        return {name: tensor.detach() for name, tensor in self.home.some(self._network.names).items()}
 
     @property
     def w(self) -> Tensors:
         """The shared entries, current."""
-        return {name: tensor.detach() for name, tensor in self.network.some(self.entries.shared).items()}
+        return {name: tensor.detach() for name, tensor in self.home.some(self.entries.shared).items()}
 
     @property
     def w0(self) -> Tensors:
@@ -211,16 +253,9 @@ class Client:
         return settings
 
     def _trained(self, only: str | tuple[str, ...] | None) -> tuple[str, ...]:
-        frozen = set(self.entries.frozen)
-        trainable = [name for name in self.network.parameter_names if name not in frozen]
-        if only is not None:
-            selectors = (only,) if isinstance(only, str) else only
-            chosen = select(self.network, selectors)
-            named = frozen & set(selectors)
-            trainable = [n for n in self.network.parameter_names if n in chosen and (n not in frozen or n in named)]
-        if not trainable:
-            raise Refusal(f"there is nothing to train: every parameter{f' of {only}' if only else ''} is frozen")
-        return tuple(trainable)
+        network, frozen = self._network, frozenset(self.entries.frozen)
+        selectors = only if only is None or isinstance(only, str) else tuple(only)
+        return network.fact(("trained", frozen, selectors), lambda: _trainable(network, frozen, selectors))
 
     def _run(
         self,
@@ -233,50 +268,77 @@ class Client:
         criterion: Callable[[Batch], Tensor] | None,
         stats: Literal["move", "freeze"],
     ) -> Report:
-        network, where = self.network, (self.round, self.id, label)
-        plan = make_plan(
-            self.n,
-            settings,
-            generator(self._seed, "batches", *where),
-            self.samples.prepare.draws,
-            single=not network.has_batch_norm,
-        )
+        network, plan = self.network, self._plan(label, settings)
         with (
             self._training(names, stats),
-            seeded(self._seed, "torch", *where, device=self.counts.device),
+            seeded(self._seed, "torch", self.round, self.id, label, device=self.counts.device),
         ):
             state = self._state_of(names, settings, {} if fresh else self._memory)
-            step = Step(
-                self._composition,
-                Bound(network, state.trained),
-                settings,
-                frozenset(self.entries.shared),
-                decayed(network, settings),
-                side,
-                stats,
-                criterion,
-                loss,
-                self._space,
-            )
-            context = Context(self._received, self._state, self._sent, self.counts, self._flat_w0())
-            report = train(step, state, context, self.samples, plan, network.dtype, self._stepper_of)
+            step = self._step(Bound(network, state.trained), settings, side, stats, criterion, loss)
+            context = self._context(self._flat_w0())
+            report = train(Fit(step, state, context, self.samples, plan, network.dtype), self._stepper_of)
         if not side:
-            for name in names:
-                before = self._travels.get(name, Travel())
-                alone = Travel().on(report.steps, settings)
-                self._travels[name] = (
-                    Travel(before.speed, before.distance + alone.distance)
-                    if fresh
-                    else before.on(report.steps, settings)
-                )
+            self._travel(names, report.steps, settings, fresh)
         return report
 
+    def _plan(self, label: str, settings: Settings) -> Plan:
+        return make_plan(
+            self.n,
+            settings,
+            generator(self._seed, "batches", self.round, self.id, label),
+            self.samples.prepare.draws,
+            single=not self._network.has_batch_norm,
+        )
+
+    def _step(
+        self,
+        backend: Functional,
+        settings: Settings,
+        side: bool = False,
+        stats: str = "move",
+        criterion: Callable[[Batch], Tensor] | None = None,
+        loss: Callable[[Batch], Tensor] | None = None,
+    ) -> Step:
+        shared, acts_on = frozenset(self.entries.shared), decayed(self._network, settings)
+        return Step(self._composition, backend, settings, shared, acts_on, side, stats, criterion, loss, self._space)
+
+    def _context(self, w0: Tensors) -> Context:
+        return Context(self._received, self._state, self._sent, self.counts, w0)
+
+    def _travel(self, names: tuple[str, ...], steps: int, settings: Settings, fresh: bool) -> None:
+        """Note how far a fit went."""
+        alone = Travel().on(steps, settings)
+        for name in names:
+            before = self._travels.get(name)
+            if before is None:
+                self._travels[name] = dataclasses.replace(alone, speed=0.0) if fresh else alone
+            elif fresh:
+                self._travels[name] = Travel(before.speed, before.distance + alone.distance)
+            else:
+                self._travels[name] = before.on(steps, settings)
+
     def _state_of(self, names: tuple[str, ...], settings: Settings, before: Tree) -> State:
-        tensors = self.network.tensors()
-        trained = self.network.some(names)
-        buffers = {name: tensors[name] for name in self.network.buffer_names}
-        rest = {name: t for name, t in tensors.items() if name not in trained and name not in buffers}
+        trained = self.home.some(names)
+        buffers = self.home.some(self._network.buffer_names)
+        rest = dict(self.home.some([n for n in self._network.parameter_names if n not in trained]))
         return State(trained, rest, buffers, memory(trained, settings, before))
+
+    # The one fit of a method that does not say which, run by somebody else
+
+    def asked(self) -> Fit:
+        """That fit, to be run elsewhere: its state holds this client's tensors, which nobody may change there."""
+        names, settings = self._trained(None), self._settings
+        state = self._state_of(names, settings, dict(self._memory))
+        step = self._step(Functional(self._network), settings)
+        plan = self._plan(f"fit-{len(self.reports)}", settings)
+        return Fit(step, state, self._context({}), self.samples, plan, self._network.dtype)
+
+    def answered(self, fit: Fit, state: State, report: Report) -> None:
+        """Take what came of it: the state's tensors are this client's from now on."""
+        self.home.move({**state.rest, **state.trained, **state.buffers})
+        self._memory.update(state.memory)
+        self._travel(tuple(state.trained), report.steps, fit.step.settings, fresh=False)
+        self.reports.append(report)
 
     def _flat_w0(self) -> Tensors:
         """The shared entries as received, laid out like the network's; nothing where its entries are not flat."""
@@ -330,7 +392,25 @@ def _class_counts(samples: Samples, network: Network) -> Tensor:
 
 def decayed(network: Network, settings: Settings) -> frozenset[str]:
     """Names of the entries that weight decay acts on."""
+    selectors = settings.decay_on if isinstance(settings.decay_on, str) else tuple(settings.decay_on)
+    return network.fact(("decayed", selectors), lambda: _decayed(network, selectors))
+
+
+def _decayed(network: Network, selectors: str | tuple[str, ...]) -> frozenset[str]:
     parameters = network.parameters()
-    if settings.decay_on == "matrices":
+    if selectors == "matrices":
         return frozenset(name for name, parameter in parameters.items() if parameter.dim() >= 2)
-    return frozenset(select(network, settings.decay_on)) & frozenset(parameters)
+    return frozenset(select(network, selectors)) & frozenset(parameters)
+
+
+def _trainable(network: Network, frozen: frozenset[str], only: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    """The parameters that selectors name; a frozen one only if it is named in full."""
+    trainable = [name for name in network.parameter_names if name not in frozen]
+    if only is not None:
+        selectors = (only,) if isinstance(only, str) else only
+        chosen = select(network, selectors)
+        named = frozen & set(selectors)
+        trainable = [n for n in network.parameter_names if n in chosen and (n not in frozen or n in named)]
+    if not trainable:
+        raise Refusal(f"there is nothing to train: every parameter{f' of {only}' if only else ''} is frozen")
+    return tuple(trainable)

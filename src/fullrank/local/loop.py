@@ -97,35 +97,58 @@ def windows(sizes: Sequence[int]) -> Iterator[slice]:
 StepperOf = Callable[[Step, State, Context, Samples, torch.dtype], Stepper]
 
 
-def train(
-    step: Step,
-    state: State,
-    context: Context,
-    samples: Samples,
-    plan: Plan,
-    dtype: torch.dtype,
-    stepper_of: StepperOf = Eager,
-) -> Report:
-    """Run a plan, changing `state` in place."""
-    stepper = stepper_of(step, state, context, samples, dtype)
-    rows = samples.index[torch.from_numpy(plan.index).to(samples.index.device)]
-    draws = torch.from_numpy(plan.draws).to(rows.device) if plan.draws.shape[1] else None
+@dataclass(frozen=True)
+class Fit:
+    """One fit, ready to be run: its step, what that changes and looks at, its samples, and their batches."""
+
+    step: Step
+    state: State
+    context: Context
+    samples: Samples
+    plan: Plan
+    dtype: torch.dtype
+
+    def rows(self) -> tuple[Tensor, Tensor | None]:
+        """Positions in the data set of all batches in a row, and the random numbers of their augmentation."""
+        index, plan = self.samples.index, self.plan
+        rows = index[torch.from_numpy(plan.index).to(index.device)]
+        return rows, torch.from_numpy(plan.draws).to(rows.device) if plan.draws.shape[1] else None
+
+
+def train(fit: Fit, stepper_of: StepperOf = Eager) -> Report:
+    """Run a fit, changing its state in place."""
+    stepper = stepper_of(fit.step, fit.state, fit.context, fit.samples, fit.dtype)
+    rows, draws = fit.rows()
     measured: list[dict[str, Tensor]] = []
     start = 0
-    for _, batches in itertools.groupby(zip(plan.epochs, plan.sizes, strict=True), key=lambda pair: pair[0]):
-        sizes = [size for _, size in batches]
+    for sizes in epochs_of(fit.plan):
         epoch = slice(start, start + sum(sizes))
         means = stepper(rows[epoch], draws[epoch] if draws is not None else None, sizes)
-        measured.append({**means, "drift": _drift(step, state, context).double()})
+        measured.append({**means, DRIFT: drift(fit.step, fit.state, fit.context).double()})
         start = epoch.stop
     stepper.finish()
     # Looked at when all is done: a device would stand still after every epoch otherwise.
     values = torch.stack([torch.stack(list(terms.values())) for terms in measured]).tolist() if measured else []
-    epochs = [dict(zip(terms, row, strict=True)) for terms, row in zip(measured, values, strict=True)]
-    return Report(plan.steps, plan.skipped, epochs)
+    return report_of(fit.plan, list(measured[0]) if measured else [], values)
 
 
-def _drift(step: Step, state: State, context: Context) -> Tensor:
+def epochs_of(plan: Plan) -> list[list[int]]:
+    """The sizes of each local epoch's batches; no epoch is without one."""
+    pairs = zip(plan.epochs, plan.sizes, strict=True)
+    return [[size for _, size in batches] for _, batches in itertools.groupby(pairs, key=lambda pair: pair[0])]
+
+
+def report_of(plan: Plan, names: Sequence[str], epochs: Sequence[Sequence[float]]) -> Report:
+    """What a fit did, from the names of what was measured and its values in each epoch."""
+    return Report(plan.steps, plan.skipped, [dict(zip(names, row, strict=True)) for row in epochs])
+
+
+DRIFT = "drift"
+"""Under which name a report has the distance between the shared entries and those received."""
+
+
+def drift(step: Step, state: State, context: Context) -> Tensor:
+    """How far the shared entries are from those received."""
     with torch.no_grad():
         if alike := flats(part_of(state.trained, step.shared), context.w0):
             return norm(pointwise(alike[0], torch.sub, alike[1]))

@@ -102,12 +102,8 @@ class Bound(Functional):
     def call(self, trained: Tensors, rest: Tensors, buffers: Tensors, x: Tensor) -> tuple[Output, Tensors]:
         """Forward of the module itself; its buffers move in place."""
         if trained is self.bound:
-            return self.own(x), buffers
+            return self.network(x), buffers
         return super().call(trained, rest, buffers, x)
-
-    def own(self, x: Tensor) -> Output:
-        """Forward of the module itself."""
-        return self.network(x)
 
     def gradient(self, objective: Objective, trained: Tensors) -> tuple[Tensors, Any]:
         """By `torch.autograd.grad`, half the time of `torch.func.grad` on a small network."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from ..trees import Flat, Layout, Tensors
 from .entries import NORM_LAYERS
 
 _CALLS_ITS_CHILDREN = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+T = TypeVar("T")
 Dropouts = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
@@ -56,6 +58,36 @@ class Net(nn.Module):
         return self.represent(x).logits
 
 
+@dataclass(frozen=True)
+class _Structure:
+    """What a walk over a module finds: the places of its entries, not their tensors, which may be replaced."""
+
+    parameters: tuple[tuple[str, dict[str, Any], str], ...]
+    """Of each parameter its name, the table of the layer that holds it, and its name there."""
+    buffers: tuple[tuple[str, dict[str, Any], str], ...]
+    """Likewise of the buffers that belong to the model's state."""
+    modules: tuple[nn.Module, ...]
+    facts: dict[Hashable, Any] = field(default_factory=dict)
+    """What follows from it and was asked for before."""
+
+    @classmethod
+    def of(cls, module: nn.Module) -> _Structure:
+        """Walk over a module."""
+        state = module.state_dict(keep_vars=True)
+        parameters = [name for name, _ in module.named_parameters()]
+        buffers = [name for name, _ in module.named_buffers() if name in state]
+        return cls(
+            tuple((name, *_place(module, name, "_parameters")) for name in parameters),
+            tuple((name, *_place(module, name, "_buffers")) for name in buffers),
+            tuple(module.modules()),
+        )
+
+
+def _place(module: nn.Module, name: str, kind: str) -> tuple[dict[str, Any], str]:
+    owner, _, local = name.rpartition(".")
+    return getattr(module.get_submodule(owner), kind), local
+
+
 class Network:
     """A module together with the place of its classifier."""
 
@@ -73,6 +105,8 @@ class Network:
         self.flat: Flat | None = None
         """The parameters as views of one vector, once `flatten_` has laid them out so."""
         self._neck_hook: _Neck | None = None
+        self._settled = False
+        self._walked: _Structure | None = None
         self._functional = _Functional(self)
 
     @classmethod
@@ -100,16 +134,38 @@ class Network:
 
     # Entries
 
+    def settle(self) -> None:
+        """From now on the module has the entries and layers that it has: they are looked up once, not each time."""
+        self._settled = True
+
+    @property
+    def _structure(self) -> _Structure:
+        if self._walked is None or not self._settled:
+            self._walked = _Structure.of(self.module)
+        return self._walked
+
+    def fact(self, key: Hashable, find: Callable[[], T]) -> T:
+        """What follows from the module's entries and layers alone: found once, if they are settled."""
+        facts = self._structure.facts
+        if key not in facts:
+            facts[key] = find()
+        found: T = facts[key]
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_walked": None}  # a copy has layers of its own
+
     @property
     def parameter_names(self) -> tuple[str, ...]:
         """Names of the parameters, in the module's order; a tied parameter is listed once."""
-        return tuple(name for name, _ in self.module.named_parameters())
+        found = self._structure
+        return self.fact("parameter names", lambda: tuple(name for name, _, _ in found.parameters))
 
     @property
     def buffer_names(self) -> tuple[str, ...]:
         """Names of the buffers that belong to the model's state."""
-        state = self.module.state_dict(keep_vars=True)
-        return tuple(name for name, _ in self.module.named_buffers() if name in state)
+        found = self._structure
+        return self.fact("buffer names", lambda: tuple(name for name, _, _ in found.buffers))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -118,12 +174,12 @@ class Network:
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """The module's own parameters by name."""
-        return dict(self.module.named_parameters())
+        return {name: table[local] for name, table, local in self._structure.parameters}
 
     def tensors(self) -> Tensors:
         """The module's own parameters and buffers by name: live, not copies."""
-        buffers = dict(self.module.named_buffers())
-        return {**self.parameters(), **{name: buffers[name] for name in self.buffer_names}}
+        found = self._structure
+        return {name: table[local] for name, table, local in (*found.parameters, *found.buffers)}
 
     def some(self, names: Iterable[str]) -> Tensors:
         """The module's own tensors of some names: live, flat where they lie side by side in one vector."""
@@ -167,18 +223,19 @@ class Network:
     @property
     def dtype(self) -> torch.dtype:
         """The floating dtype of the parameters."""
-        kinds = [p.dtype for p in self.module.parameters() if p.is_floating_point()]
-        return kinds[0] if kinds else torch.get_default_dtype()
+        kinds = (table[local].dtype for _, table, local in self._structure.parameters)
+        return next((kind for kind in kinds if kind.is_floating_point), torch.get_default_dtype())
 
     @property
     def has_dropout(self) -> bool:
         """Whether a training forward draws random numbers, as far as its layers tell."""
-        return any(isinstance(m, Dropouts) and m.p > 0 for m in self.module.modules())
+        return any(isinstance(m, Dropouts) and m.p > 0 for m in self._structure.modules)
 
     @property
     def has_batch_norm(self) -> bool:
         """Whether a batch of one sample is unsafe in training."""
-        return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.module.modules())
+        norms = nn.modules.batchnorm._BatchNorm
+        return self.fact("batch norm", lambda: any(isinstance(m, norms) for m in self._structure.modules))
 
     # Parts that a method may replace
 
@@ -191,6 +248,7 @@ class Network:
     def head(self, head: nn.Module) -> None:
         if not self.head_name:
             raise Refusal("the model is a single layer, so its classifier cannot be replaced; wrap it in a module")
+        self._settled = False
         neck, replaced = self.neck, head is not self.head
         self.module.set_submodule(self.head_name, head)
         if not isinstance(self.module, Net) and _logits_alone not in head._forward_hooks.values():
@@ -209,6 +267,7 @@ class Network:
 
     @neck.setter
     def neck(self, neck: nn.Module) -> None:
+        self._settled = False
         if not self.neck_name:
             self.neck_name = self._place_of_neck()
             self._neck_hook = _Neck(neck)
@@ -291,14 +350,14 @@ class Network:
         """Train or eval mode; `stats="freeze"` leaves norm layers in eval mode."""
         self.module.train(train)
         if stats == "freeze":
-            for module in self.module.modules():
+            for module in self._structure.modules:
                 if isinstance(module, NORM_LAYERS):
                     module.training = False
 
     @contextlib.contextmanager
     def mode(self, train: bool, stats: str = "move") -> Iterator[None]:
         """Train or eval mode inside, the former modes afterwards."""
-        before = [(module, module.training) for module in self.module.modules()]
+        before = [(module, module.training) for module in self._structure.modules]
         self.set_mode(train, stats)
         try:
             yield

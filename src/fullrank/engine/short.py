@@ -1,0 +1,107 @@
+"""Weights in a shorter dtype for the layers that compute in it, and their gradients back, each by one conversion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..local.step import Bound, Objective
+from ..models.network import Network, Output
+from ..trees import Flat, Layout, Tensors
+
+SHORTENED = (nn.modules.conv._ConvNd, nn.Linear)
+"""Layers that compute in the shorter dtype under autocast."""
+
+
+def order_of(network: Network, names: Sequence[str]) -> list[str]:
+    """Names with those side by side that go into the shorter dtype; sizes that would disturb alignment come last."""
+    shortened = shortened_names(network)
+    sizes = {name: parameter.numel() for name, parameter in network.parameters().items()}
+    return sorted(names, key=lambda name: (name not in shortened, sizes[name] % 16 != 0))
+
+
+def shortened_names(network: Network) -> set[str]:
+    """Parameters that autocast converts in every forward."""
+    return {name for name in network.parameter_names if isinstance(network.owner(name), SHORTENED)}
+
+
+class Shortened(Bound):
+    """Steps that hand weights over in the shorter dtype, and gather their gradients straight into one vector.
+
+    Autocast converts each weight by itself, and each gradient back: for entries in one vector one conversion does.
+    """
+
+    def __init__(self, network: Network, trained: Tensors):
+        super().__init__(network, trained)
+        self._names = shortened_names(network) if network.half is not None else set()
+        self._short: Flat | None = None
+
+    def run(self, entries: Tensors, x: Tensor) -> Output:
+        """The network's forward with all its entries given; buffers among them move in place."""
+        return self.at(entries, x)
+
+    def call(self, trained: Tensors, rest: Tensors, buffers: Tensors, x: Tensor) -> tuple[Output, Tensors]:
+        """The entries at hand go in; at others than the client's own, copies of its buffers move."""
+        moved = buffers if trained is self.bound else {name: value.clone() for name, value in buffers.items()}
+        self._short = self._shortened(trained)
+        return self.run({**rest, **trained, **(self._short or {}), **moved}, x), moved
+
+    def _shortened(self, trained: Tensors) -> Flat | None:
+        """The weights that the network wants in the shorter dtype: leaves of their own, by one conversion."""
+        chosen = [name for name in trained if name in self._names]
+        block = trained.part(chosen) if isinstance(trained, Flat) and chosen else None
+        if not isinstance(block, Flat):
+            return None
+        short = Flat(block.base.detach().to(self.network.half), block.layout)
+        return Flat(short.base, short.layout, {name: value.requires_grad_() for name, value in short.items()})
+
+    def gradient(self, objective: Objective, trained: Tensors) -> tuple[Tensors, Any]:
+        """By `torch.autograd.grad`; the slopes of shortened weights are put where those of the weights belong."""
+        if trained is not self.bound:
+            trained = self.leaves(trained)
+        value, aux = objective(trained)
+        short = self._short
+        if short is None or not isinstance(trained, Flat):
+            return self.slopes(value, trained), aux
+        wanted = [*short.values(), *trained.values()]
+        slopes = torch.autograd.grad(value, wanted, allow_unused=True)
+        passed = dict(zip(short, slopes, strict=False))
+        direct = dict(zip(trained, slopes[len(short) :], strict=True))
+        return _gathered(trained, passed, direct, short.layout), aux
+
+
+@torch.no_grad()
+def _gathered(
+    trained: Flat, passed: Mapping[str, Tensor | None], direct: Mapping[str, Tensor | None], block: Layout
+) -> Flat:
+    """The gradient as one vector: of a block by way of the shorter dtype, of the rest, and of the block directly."""
+    layout, base = trained.layout, torch.empty_like(trained.base)
+    g = Flat(base, layout)
+
+    def filled(slopes: Mapping[str, Tensor | None], names: tuple[str, ...], like: Tensors) -> Tensors:
+        found = {name: slopes[name] for name in names}
+        return {name: torch.zeros_like(like[name]) if slope is None else slope for name, slope in found.items()}
+
+    for names, inside in _runs(layout, block):
+        part = g.part(names)
+        assert isinstance(part, Flat)
+        if inside:
+            some = next(slope for slope in passed.values() if slope is not None)
+            like = {name: trained[name].to(some.dtype) if passed[name] is None else trained[name] for name in names}
+            part.base.copy_(Flat.joined(filled(passed, names, like), part.layout).base)
+        else:
+            part.base.copy_(Flat.joined(filled(direct, names, trained), part.layout).base)
+    for name in block.names:
+        if (more := direct[name]) is not None:  # a method's term that looks at the weights themselves
+            g[name].add_(more)
+    return g
+
+
+def _runs(layout: Layout, block: Layout) -> list[tuple[tuple[str, ...], bool]]:
+    """The names of a layout in order, cut where a block of them begins and ends."""
+    start = layout.names.index(block.names[0])
+    cut = layout.names[:start], block.names, layout.names[start + len(block.names) :]
+    return [(names, names is block.names) for names in cut if names]

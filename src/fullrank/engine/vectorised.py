@@ -1,0 +1,419 @@
+"""Many small clients at a time in one process: the local step is mapped over a group of them (`torch.func.vmap`).
+
+Where a step takes less time than Python needs to ask for it, a group's step costs little more than one client's. The
+clients of a group wait for each other batch by batch, and those whose next batches are of one size step together.
+Everything before and after a client's fit is done by the site, as in every engine, one client after the other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from .. import interrupt
+from ..local.loop import DRIFT, Fit, Report, drift, epochs_of, report_of
+from ..local.optimiser import descend_
+from ..local.plan import Plan
+from ..local.step import Bound, Context, State
+from ..randomness import global_state, restore_global_state
+from ..site import Job, Result, Site, Work
+from ..trees import Tree, combine, copy_, flatten, nbytes
+
+STACK_BYTES = 2**24
+"""Of a group's weights and batches: so many still lie in a processor's caches, together with the gradients."""
+MOST_CLIENTS = 64
+"""In a group: more save little further time, and their uploads are all held at once."""
+WORTH_MAPPING = 4
+"""Clients from which on one mapped step is faster than a step of each."""
+SMALL_CLIENT = 2**20
+"""Bytes of weights and one batch up to which a step costs more to ask for than to compute."""
+SEVERAL_CLIENTS = 8
+"""In a round, from which on mapping their steps saves a third of the time or more."""
+DENSE = (nn.Linear, nn.LayerNorm)
+"""Layers that are as fast mapped over clients as alone; convolutions are not."""
+
+
+def suits(site: Site, clients: int) -> bool:
+    """Whether `auto` means this engine, by what is known of the experiment and the model alone.
+
+    It does for dense models of small clients: on a CPU, no dropout and no other obstacle, all entries those of dense
+    layers, `SEVERAL_CLIENTS` a round at least, weights and a batch together of `SMALL_CLIENT` bytes at most.
+    """
+    network = site.network
+    dense = all(isinstance(network.owner(name), DENSE) for name in network.names)
+    small = _bytes_of_one(site) <= SMALL_CLIENT and clients >= SEVERAL_CLIENTS
+    return site.device.type == "cpu" and dense and small and not obstacle(site)
+
+
+def width_of(site: Site, clients: int) -> int:
+    """How many clients make a group, of so many in a round."""
+    return max(1, min(clients, MOST_CLIENTS, STACK_BYTES // _bytes_of_one(site)))
+
+
+def _bytes_of_one(site: Site) -> int:
+    """What one client's weights and a batch of its inputs take."""
+    federation = site.federation
+    largest = max((federation.size(client) for client in range(federation.clients)), default=0)
+    inputs = math.prod(federation.data.input_shape) * min(site.settings.batch_size, largest)
+    return nbytes(site.network.parameters()) + inputs * site.network.dtype.itemsize
+
+
+def obstacle(site: Site) -> str:
+    """Why a site's clients can never train as a group, in one sentence; empty if nothing speaks against it."""
+    if own := site.composition.defined("train"):
+        return f'the method "{own[0].name}" says itself which fits a client runs'
+    if site.network.has_dropout:
+        return "the model draws random numbers in its forward, which are each client's own"
+    if site.has_constants:
+        return "the model has buffers that are no part of its state, which all clients would write into at once"
+    return ""
+
+
+class Vectorised:
+    """Groups of clients, and whatever cannot be grouped one by one."""
+
+    def __init__(self, site: Site, clients: int):
+        self.site = site
+        self.width = width_of(site, clients)
+        self.reasons: list[str] = []
+        """Why clients train one by one: known from the start, or found when a group failed where each alone did not."""
+        if why := obstacle(site):
+            self.reasons.append(why)
+        elif self.width < WORTH_MAPPING:
+            self.reasons.append(f"groups would be of {self.width} clients, too few for their size or in a round")
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        """Results in the jobs' order."""
+        waiting = iter(jobs)
+        while taken := list(itertools.islice(waiting, 1 if self.reasons else self.width)):
+            if self.reasons or any(job.kind != "train" for job in taken):
+                yield from map(self._alone, taken)
+            else:
+                yield from self._together(taken)
+
+    def notes(self) -> dict[str, Any]:
+        """Why clients trained one by one, where they did."""
+        return {"one_by_one": list(self.reasons)} if self.reasons else {}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _alone(self, job: Job) -> Result:
+        interrupt.check()
+        return self.site.do(job)
+
+    def _together(self, jobs: Sequence[Job]) -> list[Result]:
+        """Begin every job, run the fits of those that are alike as a group, and finish every job."""
+        results: dict[int, Result] = {}
+        groups: dict[Hashable, dict[int, tuple[Work, Fit]]] = {}
+        for number, job in enumerate(jobs):
+            try:
+                work = self.site.begin(job, aside=True)
+                fit = work.client.asked()
+                groups.setdefault(_kind(fit), {})[number] = work, fit
+            except Exception as error:
+                results[number] = self.site.failed(job, error)
+        for group in groups.values():
+            results |= self._group(group)
+        return [results[number] for number in range(len(jobs))]
+
+    def _group(self, group: dict[int, tuple[Work, Fit]]) -> dict[int, Result]:
+        try:
+            found = self._fitted([fit for _, fit in group.values()])
+        except Exception as error:
+            return self._one_by_one({number: work.job for number, (work, _) in group.items()}, error)
+        return {
+            number: self._finished(work, fit, *done)
+            for (number, (work, fit)), done in zip(group.items(), found, strict=True)
+        }
+
+    def _fitted(self, fits: Sequence[Fit]) -> list[tuple[State, Report]]:
+        before = global_state(self.site.device)
+        with self.site.network.mode(train=True):
+            found = Group(fits).run()
+        if global_state(self.site.device) != before:
+            restore_global_state(self.site.device, before)
+            raise RuntimeError("the model or the method draws random numbers in its local steps")
+        return found
+
+    def _finished(self, work: Work, fit: Fit, state: State, report: Report) -> Result:
+        try:
+            work.client.answered(fit, state, report)
+            return self.site.finish(work)
+        except Exception as error:
+            return self.site.failed(work.job, error)
+
+    def _one_by_one(self, jobs: dict[int, Job], error: Exception) -> dict[int, Result]:
+        """After a group has failed: again, each alone, so that a failure is that client's whose it is."""
+        results = {number: self._alone(job) for number, job in jobs.items()}
+        if all(result.error is None for result in results.values()):  # so what failed is to do them at once
+            self.reasons.append(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
+        return results
+
+
+def _kind(fit: Fit) -> Hashable:
+    """Fits of one kind can be stacked: what clients keep may differ in names and shapes, all else is the model's."""
+    kept: Tree = {"own": fit.context.own, "memory": fit.state.memory}
+    return fit.step.settings, tuple((path, tensor.shape, tensor.dtype) for path, tensor in flatten(kept).items())
+
+
+def turns(plans: Sequence[Plan]) -> Iterator[tuple[int, ...]]:
+    """Who makes the next step together: whoever has the most steps left, and all whose next batches are as large.
+
+    Each goes through its own plan in order; those with few steps left wait, since others will come to their sizes.
+
+    >>> def plan(*sizes): return Plan(np.arange(0), sizes, (0,) * len(sizes), np.empty((0, 0)), 0)
+    >>> list(turns([plan(4, 4, 2), plan(4, 2), plan(4, 4, 2)]))
+    [(0, 1, 2), (0, 2), (0, 1, 2)]
+    """
+    done = [0] * len(plans)
+    ready: dict[int, list[int]] = {}
+    for client, plan in enumerate(plans):
+        if plan.sizes:
+            ready.setdefault(plan.sizes[0], []).append(client)
+
+    def most_left(size: int) -> tuple[int, int]:
+        return max(plans[client].steps - done[client] for client in ready[size]), len(ready[size])
+
+    while ready:
+        size = max(ready, key=most_left)
+        together = tuple(sorted(ready.pop(size)))
+        yield together
+        for client in together:
+            done[client] += 1
+            if done[client] < plans[client].steps:
+                ready.setdefault(plans[client].sizes[done[client]], []).append(client)
+
+
+class Group:
+    """Fits of one kind, their states stacked along a new first axis."""
+
+    def __init__(self, fits: Sequence[Fit]):
+        self.fits = fits
+        self.stack = _stacked(fits)
+        self.step = fits[0].step
+        self._alone = replace(self.step, backend=Bound(self.step.backend.network, {}))
+        self._names: list[str] = []
+        """Of what a step measures."""
+        self._known: dict[tuple[int, ...], Members] = {}
+
+    def run(self) -> list[tuple[State, Report]]:
+        """Every fit to its end; each client's state and report."""
+        plans = [fit.plan for fit in self.fits]
+        batches, measures = _Batches(self.fits), _Measures(plans)
+        for who in turns(plans):
+            interrupt.check()
+            make = self._at_once if len(who) >= WORTH_MAPPING else self._one_by_one
+            measures.add(who, *make(who, *batches.next(who), measures.is_due(who)))
+        return list(zip(self.stack.unstacked(), measures.reports(self._names), strict=True))
+
+    def _at_once(self, who: tuple[int, ...], x: Tensor, y: Tensor, due: bool) -> tuple[Tensor, Tensor | None]:
+        """One mapped step; the terms' values (clients, terms) and, if they are due, the drifts (clients,)."""
+        members = self._members(who)
+        state, settings, decayed = members.state, self.step.settings, self.step.decayed
+        g, buffers, values = members.mapped(self._gradient, x, y)
+        if settings.optimizer == "sgd":  # it treats every number by itself, so a stack is stepped like one tensor
+            descend_(state.trained, g, state.memory, settings, decayed)
+        else:
+            step = torch.vmap(lambda w, g, memory: descend_(w, g, memory, settings, decayed), out_dims=None)
+            step(state.trained, g, state.memory)
+        copy_(state.buffers, buffers)
+        members.give_back()
+        return values, members.mapped(self._drift) if due else None
+
+    def _one_by_one(self, who: tuple[int, ...], x: Tensor, y: Tensor, due: bool) -> tuple[Tensor, Tensor | None]:
+        """The same, one client after the other: for few of them it is faster."""
+        values, drifts = [], []
+        for number, client in enumerate(who):
+            state, context = self.stack.one(client)
+            place = state.buffers
+            terms = self._alone.advance_(state, context, x[number], y[number])
+            copy_(place, state.buffers)
+            self._names = list(terms)
+            values.append(torch.stack(list(terms.values())))
+            drifts.append(self._drift(state, context) if due else values[0])
+        return torch.stack(values), torch.stack(drifts) if due else None
+
+    def _gradient(self, state: State, context: Context, x: Tensor, y: Tensor) -> tuple[Tree, Tree, Tensor]:
+        g, buffers, terms = self.step.gradient(state, context, x, y)
+        self._names = list(terms)
+        return g, buffers, torch.stack(list(terms.values()))
+
+    def _drift(self, state: State, context: Context) -> Tensor:
+        return drift(self.step, state, context)
+
+    def _members(self, who: tuple[int, ...]) -> Members:
+        """Some of the fits; as views they are the same at the next step, as copies they are not."""
+        members = self._known.get(who) or Members(self.stack, who)
+        if members.views:
+            self._known[who] = members
+        return members
+
+
+class Members:
+    """Fits of a stack that step together: views where they stand side by side, else copies to be given back."""
+
+    def __init__(self, stack: Stack, who: tuple[int, ...]):
+        self.views = who[-1] - who[0] + 1 == len(who)
+        self._stack = stack
+        self._place = slice(who[0], who[-1] + 1) if self.views else torch.tensor(who, device=stack.device)
+        self.leaves = [leaf[self._place] if many else leaf for leaf, many in stack.parts]
+        self.state: State = tree_unflatten(self.leaves, stack.spec)[0]
+
+    def mapped(self, function: Callable[..., Any], *further: Tensor) -> Any:
+        """A function of state, context and further tensors, of every fit by itself."""
+        spec, number = self._stack.spec, len(self.leaves)
+
+        def flat(*values: Any) -> Any:
+            return function(*tree_unflatten(values[:number], spec), *values[number:])
+
+        dims = (*(0 if many else None for _, many in self._stack.parts), *(0 for _ in further))
+        return torch.vmap(flat, in_dims=dims)(*self.leaves, *further)
+
+    def give_back(self) -> None:
+        """Copy what a step changed to its place in the stack."""
+        if not self.views:
+            for whole, part in zip(_changing(self._stack.state), _changing(self.state), strict=True):
+                whole[self._place] = part
+
+
+class Stack:
+    """States and contexts of fits of one kind along a new first axis; what all have in common is there once."""
+
+    def __init__(self, state: State, context: Context, common: Collection[int], number: int):
+        self.state, self.number = state, number
+        leaves, self.spec = tree_flatten((state, context))
+        self.parts = [(leaf, isinstance(leaf, Tensor) and id(leaf) not in common) for leaf in leaves]
+        """Every tensor, and whether it holds one for each fit."""
+        self.device = context.counts.device
+
+    def one(self, client: int) -> tuple[State, Context]:
+        """One fit's state and context, as views."""
+        state, context = tree_unflatten([leaf[client] if many else leaf for leaf, many in self.parts], self.spec)
+        return state, context
+
+    def unstacked(self) -> list[State]:
+        """Each fit's state, as views."""
+        leaves, spec = tree_flatten(self.state)
+        of_state = self.parts[: len(leaves)]
+        apart = [leaf.unbind() if many else [leaf] * self.number for leaf, many in of_state]
+        return [tree_unflatten(leaves, spec) for leaves in zip(*apart, strict=True)]
+
+
+def _stacked(fits: Sequence[Fit]) -> Stack:
+    common: set[int] = set()
+
+    def copied(*tensors: Tensor) -> Tensor:
+        first = tensors[0]
+        if all(tensor is first for tensor in tensors):
+            return first.detach().expand(len(tensors), *first.shape).clone(memory_format=torch.contiguous_format)
+        return torch.stack([tensor.detach() for tensor in tensors])
+
+    def kept(*tensors: Tensor) -> Tensor:
+        if all(tensor is tensors[0] for tensor in tensors):
+            same = tensors[0].detach()  # an own object: elsewhere the same tensor may be one that changes
+            common.add(id(same))
+            return same
+        return copied(*tensors)
+
+    def joined(how: Any, *trees: Tree) -> Tree:
+        return combine(trees[0], how, *trees[1:])
+
+    states, contexts = [fit.state for fit in fits], [fit.context for fit in fits]
+    state = State(
+        joined(copied, *(s.trained for s in states)),
+        joined(kept, *(s.rest for s in states)),
+        joined(copied, *(s.buffers for s in states)),
+        joined(copied, *(s.memory for s in states)),
+    )
+    context = Context(
+        joined(kept, *(c.received for c in contexts)),
+        joined(kept, *(c.own for c in contexts)),
+        joined(kept, *(c.sent for c in contexts)),
+        torch.stack([c.counts for c in contexts]),
+    )
+    return Stack(state, context, common, len(fits))
+
+
+def _changing(state: State) -> list[Any]:
+    """The tensors of a state that a step changes."""
+    return tree_flatten((state.trained, state.buffers, state.memory))[0]
+
+
+class _Batches:
+    """The fits' batches, each in its own order."""
+
+    def __init__(self, fits: Sequence[Fit]):
+        self._samples, self._dtype = fits[0].samples, fits[0].dtype
+        self._rows: list[Iterator[Tensor]] = []
+        self._draws: list[Iterator[Tensor] | None] = []
+        for fit in fits:
+            rows, draws = fit.rows()
+            sizes = list(fit.plan.sizes)
+            self._rows.append(iter(torch.split(rows, sizes)))
+            self._draws.append(iter(torch.split(draws, sizes)) if draws is not None else None)
+
+    def next(self, who: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """The next batch of some clients, of one size: inputs and labels (clients, samples, …)."""
+        rows = torch.stack([next(self._rows[client]) for client in who])
+        drawn = [next(draws) for client in who if (draws := self._draws[client]) is not None]
+        # Prepared in one batch of all: what happens to a sample does not depend on others.
+        x = self._samples.prepare(self._samples.x[rows.view(-1)], torch.cat(drawn) if drawn else None, self._dtype)
+        return x.view(*rows.shape, *x.shape[1:]), self._samples.y[rows]
+
+
+class _Measures:
+    """What the steps of several fits measured, until all are done: looked at earlier, a device would stand still."""
+
+    def __init__(self, plans: Sequence[Plan]):
+        self._plans = plans
+        self._epochs = [epochs_of(plan) for plan in plans]
+        self._ends = [set(itertools.accumulate(map(len, epochs))) for epochs in self._epochs]
+        self._done = np.zeros(len(plans), np.int64)
+        self._values: list[tuple[np.ndarray, np.ndarray, Tensor]] = []
+        """Of clients, each at a step of its own."""
+        self._drifts: list[tuple[np.ndarray, np.ndarray, Tensor]] = []
+
+    def is_due(self, who: tuple[int, ...]) -> bool:
+        """Whether the next step of some clients ends a local epoch of one of them, so that drifts are asked for."""
+        return any(int(self._done[client]) + 1 in self._ends[client] for client in who)
+
+    def add(self, who: tuple[int, ...], values: Tensor, drifts: Tensor | None) -> None:
+        """The terms (clients, terms) of one step of some clients and, where they were due, their drifts."""
+        clients = np.array(who)
+        steps = self._done[clients]
+        self._done[clients] += 1
+        self._values.append((clients, steps, values))
+        if drifts is not None:
+            self._drifts.append((clients, steps, drifts))
+
+    def reports(self, names: Sequence[str]) -> list[Report]:
+        """Every fit's."""
+        shape = len(self._plans), int(self._done.max(initial=0))
+        terms, drifts = np.zeros((*shape, len(names))), np.zeros(shape)
+        for table, measured in ((terms, self._values), (drifts, self._drifts)):
+            for clients, steps, values in measured:
+                table[clients, steps] = values.double().cpu().numpy()
+        return [
+            report_of(plan, [*names, DRIFT], _by_epoch(epochs, terms[client], drifts[client]))
+            for client, (plan, epochs) in enumerate(zip(self._plans, self._epochs, strict=True))
+        ]
+
+
+def _by_epoch(epochs: Sequence[Sequence[int]], terms: np.ndarray, drifts: np.ndarray) -> list[list[float]]:
+    """The mean of each term over an epoch's steps, and the drift at its end."""
+    rows: list[list[float]] = []
+    start = 0
+    for sizes in epochs:
+        end = start + len(sizes)
+        rows.append([*terms[start:end].mean(0).tolist(), float(drifts[end - 1])])
+        start = end
+    return rows
