@@ -63,6 +63,18 @@ def test_a_file_with_overrides_on_top(capsys, tmp_path):
     assert len(json.loads(out.splitlines()[0])["clients"]) == 3
 
 
+def test_methods_show_says_what_leaves_the_site(capsys):
+    status, out, _ = fullrank("methods", "show", "scaffold", capsys=capsys)
+    assert status == 0
+    for part in ("Karimireddy", "(c − c_k)", "control variate", "A client keeps", "weights = "):
+        assert part in out, part
+    _, out, _ = fullrank("methods", "show", "fedproto", "--json", capsys=capsys)
+    assert "no weights" in json.loads(out)["sends"]
+    status, _, err = fullrank("methods", "show", "scafold", capsys=capsys)
+    assert status == 2
+    assert 'did you mean "scaffold"' in err
+
+
 def test_methods_and_models(capsys):
     _, out, _ = fullrank("methods", "--json", capsys=capsys)
     assert json.loads(out)["feddecorr"]["hyper_parameters"] == {"beta": 0.1, "scale": "code"}

@@ -115,7 +115,7 @@ def test_unknown_methods_are_refused(name, sentence):
         ({"fedprox": {"mu": float("inf")}}, "method.fedprox.mu = inf: must be a finite number"),
         ({"fedprox": {"mu": True}}, "method.fedprox.mu = true: must be a number"),
         ({"feddecorr": {"scale": "big"}}, 'method.feddecorr.scale = "big": must be "code", "paper" or "algorithm"'),
-        ({"fedprocs": {"mu": 1.0}}, 'method.fedprocs: there is no such method; did you mean "fedprox"'),
+        ({"fedproxs": {"mu": 1.0}}, 'method.fedproxs: there is no such method; did you mean "fedprox"'),
         ({"feddecorr": {"beta": -1}}, "method.feddecorr.beta = -1: must be at least 0"),
     ],
 )

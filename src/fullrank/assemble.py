@@ -15,14 +15,14 @@ from torch import nn
 
 from . import methods, models
 from .config import GIVEN, EngineTable, Experiment, Statistics
-from .data import DataSet, Pipeline, load_dataset
-from .data.federation import Federation, divide
+from .data import DataSet, Pipeline, Split, load_dataset
+from .data.federation import Federation, divide, keep_unseen
 from .errors import Refusal
 from .evaluate import evaluate
 from .local.client import decayed
 from .local.settings import Schedule, Settings
 from .methods import Composition, Method
-from .models.entries import Entries, classify
+from .models.entries import Entries, classify, select
 from .models.network import Net, Network, takes_channels_last
 from .randomness import seeded
 from .rundir import read_json
@@ -49,9 +49,9 @@ class Assembly:
     @property
     def no_global_model(self) -> str | None:
         """Why there is no complete global model, or None."""
-        if not self.entries.personal:
-            return None
-        return f"{len(self.entries.personal)} entries of the model are each client's own ({self.entries.personal[0]} …)"
+        aside = select(self.network, [selector for part in self.composition.parts for selector in part.aside])
+        own = [name for name in self.entries.personal if name not in aside]
+        return f"{len(own)} entries of the model are each client's own ({own[0]} …)" if own else None
 
     def facts(self) -> dict[str, Any]:
         """What is recorded of the data and their division."""
@@ -78,26 +78,42 @@ class Assembly:
                     f'{what} is not what it was when "{path}" was started ({before[:12]}… is now {after[:12]}…)'
                 )
 
-    def judge(self, model: Tensors) -> dict[str, float]:
-        """Accuracy and loss of a global model on the test set and on the validation share, where there are."""
+    def judge(self, model: Tensors) -> dict[str, Any]:
+        """How good a global model is on the test set and on the validation share, where there are."""
         if self.no_global_model:
             return {}
         self.network.load(model)
         self.site.restore_constants()
-        measured: dict[str, float] = {}
-        for prefix, x, y in self._judged:
+        measured: dict[str, Any] = {}
+        for prefix, split in self._judged:
             with self.network.mode(train=False):
-                scores = evaluate(lambda x, _: self.site.logits(x), x, y, self.federation.pipeline, self.network.dtype)
+                scores = evaluate(
+                    lambda x, _: self.site.logits(x),
+                    split.x,
+                    split.y,
+                    self.federation.pipeline,
+                    self.network.dtype,
+                    self.experiment.evaluate.metrics,
+                    split.domain,
+                )
+            if (named := scores.get("accuracy_by_domain")) and self.federation.data.domains:
+                names = self.federation.data.domains
+                scores["accuracy_by_domain"] = {names[int(k)]: value for k, value in named.items()}
             measured |= {f"{prefix}{name}": value for name, value in scores.items()}
         return measured
 
     @cached_property
-    def _judged(self) -> list[tuple[str, torch.Tensor, torch.Tensor]]:
+    def _judged(self) -> list[tuple[str, Split]]:
         data, kept_back = self.federation.data, torch.from_numpy(self.federation.validation)
-        sets = [("", data.test.x, data.test.y)] if data.test is not None else []
+        sets = [("", data.test)] if data.test is not None else []
         if len(kept_back):
-            sets.append(("validation_", data.train.x[kept_back], data.train.y[kept_back]))
-        return [(prefix, x.to(self.device), y.to(self.device)) for prefix, x, y in sets]
+            sets.append(("validation_", Split(data.train.x[kept_back], data.train.y[kept_back])))
+        return [(prefix, _on(split, self.device)) for prefix, split in sets]
+
+
+def _on(split: Split, device: torch.device) -> Split:
+    domain = split.domain.to(device) if split.domain is not None else None
+    return dataclasses.replace(split, x=split.x.to(device), y=split.y.to(device), domain=domain)
 
 
 def assemble(
@@ -136,6 +152,7 @@ def assemble(
             **common,
             sizes=federation.size,
             clients=federation.clients,
+            unseen=federation.unseen,
             participation=experiment.train.participation,
             seed=experiment.seed,
             on_client_error=experiment.run.on_client_error,
@@ -153,7 +170,7 @@ def federate(experiment: Experiment) -> Federation:
             f'data.name and data.partition = "{GIVEN}" stand for data that a program hands over to fullrank.fit'
         )
     data = load_dataset(table.name, table.root, seed=experiment.seed)
-    return divide(
+    divided = divide(
         data,
         pipeline(experiment, data),
         how=table.partition,
@@ -167,6 +184,7 @@ def federate(experiment: Experiment) -> Federation:
         holdout=table.holdout,
         validation=table.validation,
     )
+    return keep_unseen(divided, table.unseen, experiment.seed if table.seed < 0 else table.seed)
 
 
 def pipeline(experiment: Experiment, data: DataSet) -> Pipeline:

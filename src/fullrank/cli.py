@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from typing import Annotated, Any
@@ -11,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from . import __version__, benchcli, comparecli, datacli, display, methods, models
+from . import __version__, benchcli, comparecli, datacli, display, methodscli, models
 from .assemble import federate
 from .cliparts import AsJson, File, Overrides, experiment_values, fail
 from .config import Experiment
@@ -27,6 +26,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(datacli.app, name="data")
+app.add_typer(methodscli.app, name="methods")
 app.add_typer(benchcli.app, name="bench")
 
 _CIFAR, _DIGITS = (3, 32, 32), (1, 8, 8)
@@ -103,22 +103,6 @@ def run(
 app.command("compare")(comparecli.compare_command)
 
 
-@app.command("methods")
-def list_methods(as_json: AsJson = False) -> None:
-    """List the methods, their papers and their hyper-parameters. Compose them with +, as in fedprox+feddecorr."""
-    found = methods.available()
-    if as_json:
-        print(json.dumps({name: _method_facts(cls) for name, cls in found.items()}, indent=1))
-        return
-    table = Table("method", "hyper-parameters", "what it does", "paper", box=None, pad_edge=False)
-    for name, cls in found.items():
-        facts = _method_facts(cls)
-        fields = "\n".join(f"{key} = {json.dumps(value)}" for key, value in facts["hyper_parameters"].items())
-        table.add_row(name, fields, facts["what"], facts["paper"])
-    Console().print(table)
-    print('\nYours: --set method.name="package.module:Class", a subclass of fullrank.Method.')
-
-
 @app.command("models")
 def list_models(as_json: AsJson = False) -> None:
     """List the networks, their sizes and their options."""
@@ -184,14 +168,6 @@ def _apart(facts: dict[str, Any]) -> str:
 
 def _experiment(file: str | None, overrides: list[str] | None) -> Experiment:
     return Experiment(**experiment_values(file, overrides))
-
-
-def _method_facts(cls: type[methods.Method]) -> dict[str, Any]:
-    return {
-        "what": _first_sentence(cls),
-        "paper": cls.paper,
-        "hyper_parameters": {field.name: field.default for field in dataclasses.fields(cls)},
-    }
 
 
 def _model_facts(name: str) -> dict[str, Any]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +16,7 @@ from .data.augment import Pipeline
 from .engine import Engine
 from .errors import ClientFailed, Refusal, kind_of
 from .local.client import Client
-from .local.loop import Samples, train
+from .local.loop import Fit, Samples, train
 from .local.optimiser import memory
 from .local.plan import make_plan
 from .local.settings import Settings
@@ -27,7 +28,7 @@ from .models.network import Net, Network
 from .randomness import generator, seeded
 from .site import Job, Kind, Result
 from .store import ClientStore
-from .trees import Tensors, Tree, clone, misfit, moved, not_finite
+from .trees import Tensors, Tree, clone, misfit, moved, not_finite, part_of
 
 Query = Callable[[Client], Mapping[str, Sum | Mean]]
 
@@ -56,13 +57,17 @@ class Server:
         *,
         sizes: Callable[[int], int],
         clients: int,
+        unseen: Sequence[int] | np.ndarray = (),
         participation: float | int,
         seed: int,
         on_client_error: str = "stop",
         personal_travels: bool = False,
     ):
         self.net = network
-        self.clients = clients
+        self.clients = clients - len(unseen)
+        """How many clients may take part."""
+        self._everybody = clients
+        self._seen = np.setdiff1d(np.arange(clients), np.asarray(unseen)) if len(unseen) else None
         self.round = 0
         self.taking_part: tuple[int, ...] = ()
         self.store = ClientStore()
@@ -70,7 +75,7 @@ class Server:
         self._composition = composition
         self._entries = entries
         self._sizes = sizes
-        self._number = participants(participation, clients)
+        self._number = participants(participation, self.clients)
         self._seed = seed
         self._on_client_error = on_client_error
         self._personal_travels = personal_travels
@@ -127,12 +132,16 @@ class Server:
         name = getattr(query, "__name__", "")
         if not (isinstance(part, Method) and part in self._composition.parts):
             raise Refusal(f"server.ask takes a function of the method itself, not {query!r}")
-        everybody = self.scheduled(tuple(range(self.clients)))
+        everybody = self.scheduled(self._named(range(self.clients)))
         reduction = Reduction()
         for result in self._collect("query", everybody, self._traffic, query=(part.name, name)):
             if self._usable(reduction, result, None, self._left_out):
                 self._traffic.count_up(result.upload)
         return reduction.result().get(part.name, {})
+
+    def generator(self, purpose: str) -> np.random.Generator:
+        """Random numbers for a method's own use: a function of seed, method, purpose and round."""
+        return generator(self._seed, "server", self._space, purpose, self.round)
 
     def fit_head(self, z: Tensor, y: Tensor, *, epochs: int, batch_size: int = 64, **optimiser: Any) -> Tensors:
         """Train a copy of the classifier on features, by the loop that clients use; its entries under their names."""
@@ -148,7 +157,8 @@ class Server:
         context = Context(clone(trained), {}, {}, torch.bincount(y, minlength=self.net.num_classes).to(z.dtype))
         samples = Samples(z, y, torch.arange(len(z), device=z.device), Pipeline())
         with seeded(self._seed, "head", self.round, device=z.device), network.mode(train=True):
-            train(step, State(trained, {}, {}, memory(trained, settings)), context, samples, plan, z.dtype)
+            state = State(trained, {}, {}, memory(trained, settings))
+            train(Fit(step, state, context, samples, plan, z.dtype))
         return {f"{prefix}{n.removeprefix('head.')}": t for n, t in clone(trained).items()}
 
     # A round
@@ -180,6 +190,7 @@ class Server:
             more = f"; and {len(played.skipped) - 3} more" if len(played.skipped) > 3 else ""
             reasons = reasons + more or "none of them made a step"
             raise Refusal(f"round {self.round + 1}: no client sent anything ({reasons})")
+        self.taking_part = tuple(sorted(set(states) - set(played.idle)))  # those whose uploads are in the means
         self._aggregate(reduction)
         for client, state in states.items():
             self.store.meet(client, self._sent_version)
@@ -191,9 +202,13 @@ class Server:
     def sample(self, round: int) -> tuple[int, ...]:
         """Who takes part: a function of seed and round, the same for every method."""
         if self._number == self.clients:
-            return tuple(range(self.clients))
+            return self._named(range(self.clients))
         chosen = generator(self._seed, "clients", round).choice(self.clients, self._number, replace=False)
-        return tuple(sorted(int(client) for client in chosen))
+        return self._named(sorted(int(client) for client in chosen))
+
+    def _named(self, places: Iterable[int]) -> tuple[int, ...]:
+        """Clients by their places among those that may take part."""
+        return tuple(places) if self._seen is None else tuple(int(self._seen[place]) for place in places)
 
     def scheduled(self, clients: tuple[int, ...]) -> list[int]:
         """The order of work and of summation: largest first, then by id."""
@@ -278,15 +293,18 @@ class Server:
         reduced = reduction.result()
         mean = reduced.pop("")
         new: Tree = mean["w"]
+        beside: Tensors = {}  # frozen entries that a method changes are no business of the next one's
         own = dict(self._own)  # so that an aggregation that fails leaves nothing behind
         try:
             for part in self._composition.aggregators:
                 new = part.aggregate(self.seen_by(part), new, {**reduced.get(part.name, {}), "w": mean["w"]})
                 if not isinstance(new, Mapping):
                     raise Refusal(f'"{part.name}".aggregate returned {new!r}; it must return the new shared entries')
+                beside |= {name: value for name, value in new.items() if name not in mean["w"]}
+                new = part_of(new, mean["w"])
             if lost := [name for name in self._entries.shared if name not in new]:
                 raise Refusal(f"the aggregated model does not fit: {lost[0]} is missing")
-            self._accept({**new, **mean["buffers"]})
+            self._accept({**new, **beside, **mean["buffers"]})
         except Exception:
             self._own.clear()
             self._own.update(own)
@@ -330,7 +348,7 @@ class Server:
         self._engine, traffic = engine, Traffic()
         skipped: dict[int, str] = {}
         found: dict[int, dict[str, Any]] = {}
-        everybody = self.scheduled(tuple(range(self.clients)))
+        everybody = self.scheduled(tuple(range(self._everybody)))
         for result in self._collect("personal", everybody, traffic, judge=True):
             if self._usable(Reduction(), result, None, skipped) and "personal" in result.metrics:
                 found[result.client] = result.metrics["personal"]

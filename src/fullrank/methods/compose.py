@@ -16,8 +16,9 @@ EXCLUSIVE = ("head", "criterion", "train", "weight", "personalise", "predict")
 
 
 def defines(method: Method, hook: str) -> bool:
-    """Whether a method overrides a hook."""
-    return getattr(type(method), hook) is not getattr(Method, hook)
+    """Whether a method overrides a hook. A hyper-parameter of the same name (MOON's `head`) is none."""
+    own = getattr(type(method), hook)
+    return callable(own) and own is not getattr(Method, hook)
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Composition:
     def exclusive(self, hook: str) -> tuple[Method, Callable[..., Any]]:
         """The part that defines an exclusive hook (else the first, with FedAvg's) and the hook itself."""
         part = next((part for part in self.parts if defines(part, hook)), self.parts[0])
-        return part, getattr(part, hook)
+        return part, getattr(type(part), hook).__get__(part)  # of the class: a hyper-parameter may have the same name
 
     def defined(self, hook: str) -> tuple[Method, ...]:
         """The parts that define a hook, as written."""

@@ -49,8 +49,14 @@ class Method:
     """How files, the command line and the checkpoint call it: the class name in lower case unless set."""
     paper: ClassVar[str] = ""
     """Where it comes from."""
+    sends: ClassVar[str] = "weights, BatchNorm statistics, the number of samples"
+    """What leaves a site, in plain words."""
+    keeps: ClassVar[str] = "nothing"
+    """What a client keeps between rounds, in plain words."""
     personal: ClassVar[tuple[str, ...]] = ()
     """Selectors of entries that never leave a client."""
+    aside: ClassVar[tuple[str, ...]] = ()
+    """Those of them without which the global model predicts: it is complete although a client has more."""
     broadcast: ClassVar[tuple[str, ...]] = ()
     """Entries of its server state that travel down each round."""
     drift: ClassVar[bool] = False

@@ -4,7 +4,20 @@ They know nothing of clients, rounds or models. Each is differentiable and branc
 data, so the same code runs eagerly, under `torch.func.vmap` and `torch.func.grad`, and traced.
 """
 
+from fullrank.objectives.balanced import balanced_cross_entropy
+from fullrank.objectives.contrastive import contrastive
 from fullrank.objectives.decorrelation import decorrelation, singular_variance
+from fullrank.objectives.decov import decov, structured_decov
+from fullrank.objectives.prototypes import class_prototypes
 from fullrank.objectives.proximal import proximal
 
-__all__ = ["decorrelation", "proximal", "singular_variance"]
+__all__ = [
+    "balanced_cross_entropy",
+    "class_prototypes",
+    "contrastive",
+    "decorrelation",
+    "decov",
+    "proximal",
+    "singular_variance",
+    "structured_decov",
+]

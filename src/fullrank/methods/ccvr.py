@@ -1,0 +1,90 @@
+"""CCVR."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+
+from ..channels import Sum
+from ..errors import Conflict, Refusal
+from ..models.entries import select
+from ..trees import Tree
+from .method import Method, Positive
+
+if TYPE_CHECKING:
+    from ..local.client import Client
+    from ..server import Server
+
+JITTER = 1e-6
+"""Added to every variance."""
+Array: TypeAlias = NDArray[np.float64]
+
+
+def gaussian(n: float, z: Array, zz: Array) -> tuple[Array, Array]:
+    """Mean and unbiased covariance from n, Σz and Σzzᵀ; a single sample has none."""
+    mean = z / n
+    return mean, (zz - n * np.outer(mean, mean)) / (n - 1) if n > 1 else np.zeros_like(zz)
+
+
+def draw(rng: np.random.Generator, samples: int, n: float, z: Array, zz: Array) -> Array:
+    """Virtual features of one class.
+
+    By the symmetric root: a covariance of few samples is singular, and rounding must not turn its small axes.
+    """
+    mean, covariance = gaussian(n, z, zz)
+    variances, axes = np.linalg.eigh(covariance + JITTER * np.eye(len(z)))
+    drawn: Array = mean + rng.standard_normal((samples, len(z))) @ (axes * np.sqrt(variances.clip(0)) @ axes.T)
+    return drawn
+
+
+@dataclass(frozen=True)
+class CCVR(Method):
+    """FedAvg, and after the last round a classifier trained anew on features drawn from the classes' distributions.
+
+    Once, all clients send per class n, Σz and Σzzᵀ under the final model (of classes with at least `min_count` samples:
+    n = 1 is that sample's own feature). With μ_c and Σ_c of all of them together, `samples` virtual features a class
+    come from N(μ_c, Σ_c + 1e-6·I), and the head alone is trained on them (SGD, momentum 0.9).
+    """
+
+    paper = "Luo et al., NeurIPS 2021"
+    sends = (
+        "weights, BatchNorm statistics, the number of samples; once, after the last round, for every "
+        "class that it has the number of samples, the sum of their features and of the features' "
+        "products"
+    )
+
+    samples: Annotated[int, Field(ge=1)] = 200
+    epochs: Annotated[int, Field(ge=1)] = 10
+    lr: Positive = 0.01
+    min_count: Annotated[int, Field(ge=0)] = 0
+
+    def server_state(self, server: "Server") -> Tree:
+        """Nothing; but it is said before the first round if there is no common classifier to train."""
+        if apart := sorted(select(server.net, "head") - server.w.keys()):
+            raise Conflict(f"ccvr trains the common classifier anew, but {apart[0]} is personal or frozen")
+        return {}
+
+    def moments(self, client: "Client") -> Mapping[str, Sum]:
+        """n, Σz and Σzzᵀ of each class, in float64."""
+        z, y = client.features()
+        z, n = z.double(), (client.counts * (client.counts >= self.min_count)).double()
+        of_class = [z[y == c] * (n[c] > 0) for c in range(len(n))]
+        first = torch.stack([some.sum(0) for some in of_class])
+        return {"moments": Sum({"n": n, "z": first, "zz": torch.stack([some.mT @ some for some in of_class])})}
+
+    def finish(self, server: "Server") -> None:
+        """Ask, draw, train."""
+        moments = {name: value.cpu().numpy() for name, value in server.ask(self.moments)["moments"].items()}
+        rng = server.generator("features")
+        known = np.flatnonzero(moments["n"])
+        if not len(known):
+            raise Refusal(f"ccvr: no client has min_count = {self.min_count} samples of any class")
+        drawn = [draw(rng, self.samples, *(moments[name][c] for name in ("n", "z", "zz"))) for c in known]
+        like = next(iter(server.w.values()))
+        z = torch.from_numpy(np.concatenate(drawn)).to(like)
+        y = torch.from_numpy(known.repeat(self.samples)).to(like.device)
+        server.w = server.fit_head(z, y, epochs=self.epochs, lr=self.lr)

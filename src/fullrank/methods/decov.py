@@ -1,0 +1,26 @@
+"""DeCov."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..local.batch import Batch
+from ..objectives import decov
+from .method import Method, NotNegative
+
+
+@dataclass(frozen=True)
+class DeCov(Method):
+    """Adds λ·½(‖Σ‖_F² − ‖diag Σ‖²) to each client's loss, Σ the covariance of the representation in the batch.
+
+    Unlike FedDecorr's term it grows with the size of the representation. Nothing but the weights leaves the site.
+    """
+
+    paper = "Cogswell et al., ICLR 2016"
+    neutral = {"lam": 0.0}
+
+    lam: NotNegative = 0.1
+
+    def loss(self, b: Batch) -> Tensor:
+        """Half the sum of the squared covariances of different dimensions."""
+        return self.lam * decov(b.z)

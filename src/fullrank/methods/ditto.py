@@ -1,0 +1,48 @@
+"""Ditto."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+from torch import Tensor
+
+from ..local.batch import Batch
+from ..objectives import proximal
+from ..trees import Tree
+from .method import Method, NotNegative
+
+if TYPE_CHECKING:
+    from ..local.client import Client
+
+
+@dataclass(frozen=True)
+class Ditto(Method):
+    """FedAvg, and beside it at each client a model v of its own: min f_k(v) + (λ/2)‖v − w‖², w as received.
+
+    v starts at the model of the first contact, is trained after the global one in every round in which the client
+    takes part, for `epochs` (0: as many as the global one), and never leaves the site.
+    """
+
+    paper = "Li et al., ICML 2021"
+    keeps = "a whole model of its own"
+
+    lam: NotNegative = 0.1
+    epochs: Annotated[int, Field(ge=0)] = 0
+
+    def client_state(self, client: "Client") -> Tree:
+        """The personal model."""
+        return {"v": client.model}
+
+    def near(self, b: Batch) -> Tensor:
+        """(λ/2)‖v − w‖² over the shared entries."""
+        return self.lam * proximal(b.w, b.w0)
+
+    def train(self, client: "Client") -> None:
+        """The global path first, as if it were alone; then v, on batches of its own."""
+        client.fit()
+        client.own = {"v": client.fit(model=client.own["v"], loss=self.near, epochs=self.epochs or None)}
+
+    def personalise(self, client: "Client") -> Tree:
+        """The client's v."""
+        v: Tree = client.own["v"]
+        return v

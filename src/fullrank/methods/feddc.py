@@ -1,0 +1,59 @@
+"""FedDC."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..channels import Sum
+from ..local.batch import Batch
+from ..trees import Tree, pointwise, zeros
+from .feddyn import FedDyn
+
+if TYPE_CHECKING:
+    from ..local.client import Client
+    from ..server import Server
+
+
+@dataclass(frozen=True)
+class FedDC(FedDyn):
+    """FedDyn's drift h_k with SCAFFOLD's variates g_k: the gradient g becomes g + α(h_k + w_k − w) + (ḡ − g_k).
+
+    g_k ← g_k − ḡ + (w − w_k)/travel estimates the client's gradient, ḡ is the mean of all clients' g_k; h_k and the new
+    model as in FedDyn. Adam has no travel. Beside the weights, the change of g_k leaves the site: as much again.
+    """
+
+    paper = "Gao et al., CVPR 2022"
+    sends = (
+        "weights, BatchNorm statistics, the number of samples, and the change of its mean gradient; its "
+        "weights are shifted by its drift"
+    )
+    keeps = "its drift and its mean gradient, each as large as the weights"
+    broadcast = ("g",)
+
+    def server_state(self, server: "Server") -> Tree:
+        """The means of all clients' drifts and variates."""
+        return {"h": zeros(server.w), "g": zeros(server.w)}
+
+    def client_state(self, client: "Client") -> Tree:
+        """The client's drift and variate."""
+        return {"h": zeros(client.w0), "g": zeros(client.w0)}
+
+    def grad(self, g: Tree, b: Batch) -> Tree:
+        """FedDyn's correction, then SCAFFOLD's."""
+        return pointwise(super().grad(g, b), lambda g, mean, gk: g + (mean - gk), b.sent["g"], b.own["g"])
+
+    def after(self, client: "Client") -> Mapping[str, Sum]:
+        """The new drift and variate, kept here; the variate's change, sent."""
+        super().after(client)
+        old, travel = client.own["g"], client.travel
+        new = pointwise(old, lambda gk, g, w0, w: gk - g + (w0 - w) / travel, client.sent["g"], client.w0, client.w)
+        client.own = {**client.own, "g": new}
+        return {"change": Sum(pointwise(new, torch.sub, old))}
+
+    def aggregate(self, server: "Server", new: Tree, up: Mapping[str, Tree]) -> Tree:
+        """The mean variate over all clients, then FedDyn's model."""
+        g = pointwise(server.own["g"], lambda g, change: g + change / server.clients, up["change"])
+        server.own = {**server.own, "g": g}
+        return super().aggregate(server, new, up)

@@ -1,0 +1,60 @@
+"""FedDyn."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..channels import Sum
+from ..local.batch import Batch
+from ..trees import Tree, pointwise, zeros
+from .method import Method, NotNegative
+
+if TYPE_CHECKING:
+    from ..local.client import Client
+    from ..server import Server
+
+
+@dataclass(frozen=True)
+class FedDyn(Method):
+    """A regulariser that follows each client's drift: the gradient g becomes g + α(h_k + w_k − w).
+
+    h_k, kept at the site, adds up all its steps w_k − w; h, the mean of all clients' h_k, is added to the plain mean of
+    the participants: w ← mean w_k + h, whatever their sample counts. Nothing but the weights leaves the site.
+    """
+
+    paper = "Acar et al., ICLR 2021"
+    keeps = "the sum of its weights' past changes, as large as the weights"
+    drift = True
+
+    alpha: NotNegative = 0.01
+
+    def server_state(self, server: "Server") -> Tree:
+        """The mean of all clients' drifts."""
+        return {"h": zeros(server.w)}
+
+    def client_state(self, client: "Client") -> Tree:
+        """The client's drift."""
+        return {"h": zeros(client.w0)}
+
+    def grad(self, g: Tree, b: Batch) -> Tree:
+        """In a client's first round this is FedProx, to the bit."""
+        return pointwise(g, lambda g, h, w, w0: g + self.alpha * (h + (w - w0)), b.own["h"], b.w, b.w0)
+
+    def weight(self, client: "Client") -> float:
+        """All alike."""
+        return 1.0
+
+    def after(self, client: "Client") -> Mapping[str, Sum]:
+        """Add this round's step to the drift."""
+        step = pointwise(client.w, torch.sub, client.w0)
+        client.own = {**client.own, "h": pointwise(client.own["h"], torch.add, step)}
+        return {}
+
+    def aggregate(self, server: "Server", new: Tree, up: Mapping[str, Tree]) -> Tree:
+        """Those who sat out did not drift, so the mean step counts by the participants' share of all clients."""
+        share = len(server.taking_part) / server.clients
+        h = pointwise(server.own["h"], lambda h, mean, w: h + share * (mean - w), new, server.w)
+        server.own = {**server.own, "h": h}
+        return pointwise(new, torch.add, h)

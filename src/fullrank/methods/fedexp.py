@@ -1,0 +1,40 @@
+"""FedExP."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..channels import Mean
+from ..trees import Tree, norm, pointwise
+from .method import Method, Positive
+
+if TYPE_CHECKING:
+    from ..local.client import Client
+    from ..server import Server
+
+
+@dataclass(frozen=True)
+class FedExP(Method):
+    """The server goes further than the mean w̄ where clients disagree: w ← w + s(w̄ − w).
+
+    s = max(1, Σ p_k‖Δ_k‖² / (2(‖w̄ − w‖² + ε))), with Δ_k = w_k − w and p_k the share of samples. Buffers are averaged.
+    Beside the weights, ‖Δ_k‖² leaves the site.
+    """
+
+    paper = "Jhunjhunwala et al., ICLR 2023"
+    sends = "weights, BatchNorm statistics, the number of samples, and the length of its update"
+
+    epsilon: Positive = 1e-3
+
+    def after(self, client: "Client") -> Mapping[str, Mean]:
+        """The squared length of the client's step."""
+        length = norm(pointwise(client.w, torch.sub, client.w0))
+        return {"step": Mean({"square": length**2}, client.n)}
+
+    def aggregate(self, server: "Server", new: Tree, up: Mapping[str, Tree]) -> Tree:
+        """By `lerp`, whose end at s = 1 is the mean to the bit."""
+        step = pointwise(server.w, lambda w, mean: mean.double() - w.double(), new)
+        s = max(1.0, float(up["step"]["square"]) / (2 * (float(norm(step)) ** 2 + self.epsilon)))
+        return pointwise(server.w, lambda w, mean: torch.lerp(w, mean, s), new)

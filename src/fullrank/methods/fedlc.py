@@ -1,0 +1,40 @@
+"""FedLC."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..local.batch import Batch
+from .method import Method, NotNegative
+
+
+@dataclass(frozen=True)
+class FedLC(Method):
+    """Calibrated logits: a client's cross-entropy is that of logits − τ·n_c^(−1/4), n_c its samples of class c.
+
+    Rare classes get a larger margin. Of a class that the client lacks the margin is infinite: it drops out of the
+    softmax (`absent="drop"`), label smoothing included; `absent="one"` treats it as if there were one sample.
+    Predictions use the plain logits. What leaves a site is what leaves it in FedAvg.
+    """
+
+    paper = "Zhang et al., ICML 2022"
+    neutral = {"tau": 0.0, "absent": "one"}
+
+    tau: NotNegative = 1.0
+    absent: Literal["drop", "one"] = "drop"
+
+    def criterion(self, b: Batch) -> Tensor:
+        """Cross-entropy of the calibrated logits."""
+        logits = b.logits - self.tau * b.counts.clamp(min=1).pow(-0.25).to(b.logits.dtype)
+        if self.absent == "one":
+            return F.cross_entropy(logits, b.y, label_smoothing=b.label_smoothing)
+        has = b.counts > 0
+        logp = logits.masked_fill(~has, -torch.inf).log_softmax(1)
+        loss = F.nll_loss(logp, b.y)
+        if b.label_smoothing:  # a setting, not data
+            spread = -logp.masked_fill(~has, 0.0).sum(1).mean() / has.sum()
+            loss = torch.lerp(loss, spread, b.label_smoothing)
+        return loss

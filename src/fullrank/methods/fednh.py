@@ -1,0 +1,74 @@
+"""FedNH."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from ..channels import Sum
+from ..errors import Refusal
+from ..trees import Tree
+from .method import Method, Positive
+
+if TYPE_CHECKING:
+    from ..local.client import Client
+    from ..models import Network
+    from ..server import Server
+
+
+class Hypersphere(nn.Module):
+    """Scaled cosines between features and fixed prototypes of unit length, which start orthogonal to each other."""
+
+    def __init__(self, width: int, classes: int, scale: float, dtype: torch.dtype):
+        super().__init__()
+        if classes > width:
+            raise Refusal(
+                f"fednh needs at least as many features as classes: {classes} prototypes cannot be orthogonal "
+                f"in {width} dimensions; take a model with a wider representation"
+            )
+        frame = torch.linalg.qr(torch.randn(width, classes, dtype=torch.float64)).Q
+        self.prototypes = nn.Parameter(frame.mT.contiguous().to(dtype), requires_grad=False)
+        self.scale = nn.Parameter(torch.tensor(scale, dtype=dtype))
+
+    def forward(self, z: Tensor) -> Tensor:
+        """The logits."""
+        return self.scale * F.linear(F.normalize(z), self.prototypes)
+
+
+@dataclass(frozen=True)
+class FedNH(Method):
+    """Class prototypes W on the unit sphere in place of a classifier: logits s·ẑWᵀ, with ẑ = z/‖z‖ and s trained.
+
+    Clients hold W still and send, beside weights, for each class the direction of its mean ẑ times its count. The
+    server turns W slowly towards them: W ← normalise(ρW + (1−ρ)·normalise(Σ directions·counts / Σ counts)). A row whose
+    class nobody has stays.
+    """
+
+    paper = "Dai et al., AAAI 2023"
+    sends = (
+        "weights, BatchNorm statistics, the number of samples, and for every class that it has the "
+        "direction of its mean feature, times how many samples that is, and that number"
+    )
+
+    smoothing: Annotated[float, Field(ge=0, le=1)] = 0.9
+    scale: Positive = 1.0
+
+    def head(self, net: "Network") -> nn.Module:
+        """The prototypes."""
+        return Hypersphere(net.feature_dim, net.num_classes, self.scale, net.dtype)
+
+    def after(self, client: "Client") -> Mapping[str, Sum]:
+        """Where this client's classes lie."""
+        sums, counts = client.prototypes(normalise=True)
+        return {"seen": Sum({"sums": counts.to(sums.dtype)[:, None] * F.normalize(sums), "counts": counts})}
+
+    def aggregate(self, server: "Server", new: Tree, up: Mapping[str, Tree]) -> Tree:
+        """Turn the prototypes."""
+        sums, counts = up["seen"]["sums"], up["seen"]["counts"]
+        name = f"{server.net.head_name}.prototypes"
+        turned = F.normalize(torch.lerp(server.model[name], F.normalize(sums), 1 - self.smoothing))
+        return {**new, name: torch.where(counts[:, None] > 0, turned, server.model[name])}

@@ -1,0 +1,41 @@
+"""FedNova."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..channels import Mean
+from ..trees import Tree, pointwise
+from .method import Method
+
+if TYPE_CHECKING:
+    from ..local.client import Client
+    from ..server import Server
+
+
+@dataclass(frozen=True)
+class FedNova(Method):
+    """Clients that made more steps do not count for more: w ← w − (Σ p_k a_k) · Σ p_k (w − w_k)/a_k.
+
+    p_k is the share of samples, a_k how far a constant unit gradient would have moved a weight under the client's
+    learning rates and momentum. Beside the weights, a_k and 1/a_k leave the site. Adam has no such a_k.
+    """
+
+    paper = "Wang et al., NeurIPS 2020"
+    sends = "weights, BatchNorm statistics, the number of samples, and how far its optimiser can have moved a weight"
+
+    def weight(self, client: "Client") -> float:
+        """By samples per distance."""
+        return client.n / client.travel
+
+    def after(self, client: "Client") -> Mapping[str, Mean]:
+        """The distance and its inverse, of which the server sees the means."""
+        far = torch.tensor(client.travel, dtype=torch.float64)
+        return {"travel": Mean({"a": far, "inverse": 1 / far}, client.n)}
+
+    def aggregate(self, server: "Server", new: Tree, up: Mapping[str, Tree]) -> Tree:
+        """The mean weighted by n_k/a_k, then as far as the mean distance: equal clients give their mean."""
+        s = float(up["travel"]["a"] * up["travel"]["inverse"])
+        return pointwise(server.w, lambda w, mean: torch.lerp(w, mean, s), new)

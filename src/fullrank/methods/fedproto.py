@@ -1,0 +1,78 @@
+"""FedProto."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ..channels import Sum
+from ..local.batch import Batch
+from ..trees import Tree
+from .method import Method, NotNegative
+
+if TYPE_CHECKING:
+    from ..local.client import Client
+    from ..server import Server
+
+
+class NearestPrototype:
+    """FedProto's prediction: a class of its own, because the method's hyper-parameter has the name of the hook."""
+
+    def predict(self, b: Batch) -> Tensor:
+        """Minus the squared distance to each prototype, a missing one farther than all; without any, the logits."""
+        if vars(self)["predict"] == "logits":
+            return b.logits
+        prototypes, available = b.sent["prototypes"], b.sent["available"]
+        wide = torch.promote_types(b.z.dtype, torch.float32)
+        exact = "donot_use_mm_for_euclid_dist"
+        distance = torch.cdist(b.z.to(wide), prototypes.to(wide), compute_mode=exact).square()
+        nearest = -torch.where(available, distance, distance.amax(1, keepdim=True) + 1)
+        return torch.where(available.any(), nearest, b.logits.to(wide))
+
+
+@dataclass(frozen=True)
+class FedProto(NearestPrototype, Method):
+    """No weights travel, class prototypes do: each client adds λ·mean‖z − g_y‖²/d to its own loss.
+
+    After training a client sends the sum of z and the number of samples of each class (of those with at least
+    `min_count` samples: the mean of a single one is that sample's feature), and g = Σ sums / Σ counts goes to all. A
+    class that nobody sent keeps its prototype; as long as it has none it adds nothing. Clients predict by the nearest
+    prototype, or by their own `logits`; there is no global model.
+    """
+
+    paper = "Tan et al., AAAI 2022"
+    sends = "for every class that it has the sum of its features and how many samples that is; no weights"
+    keeps = "its whole model"
+    personal, broadcast = ("all",), ("prototypes", "available")
+
+    lam: NotNegative = 1.0
+    predict: Literal["nearest", "logits"] = field(default_factory=lambda: "nearest")  # type: ignore[assignment]
+    min_count: Annotated[int, Field(ge=0)] = 0
+
+    def server_state(self, server: "Server") -> Tree:
+        """No prototypes yet."""
+        like = next(iter(server.net.parameters().values()))
+        none = like.new_zeros(server.net.num_classes, server.net.feature_dim)
+        return {"prototypes": none, "available": none[:, 0] > 0}
+
+    def loss(self, b: Batch) -> Tensor:
+        """The mean over all numbers of the batch; samples whose prototype is missing count with 0."""
+        off: Tensor = (b.z - b.sent["prototypes"][b.y]) * b.sent["available"][b.y][:, None]
+        return self.lam * off.square().mean()
+
+    def after(self, client: "Client") -> Mapping[str, Sum]:
+        """Class sums and counts under the client's own model."""
+        sums, counts = client.prototypes()
+        enough = counts >= self.min_count
+        return {"seen": Sum({"sums": enough[:, None] * sums, "counts": enough * counts})}
+
+    def aggregate(self, server: "Server", new: Tree, up: Mapping[str, Tree]) -> Tree:
+        """The mean of each class that somebody sent."""
+        sums, counts = up["seen"]["sums"], up["seen"]["counts"]
+        means = (sums / counts.clamp(min=1)[:, None]).to(sums.dtype)
+        prototypes = torch.where(counts[:, None] > 0, means, server.own["prototypes"])
+        server.own = {"prototypes": prototypes, "available": server.own["available"] | (counts > 0)}
+        return new

@@ -1,0 +1,33 @@
+"""FedRep."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from .method import Method
+
+if TYPE_CHECKING:
+    from ..local.client import Client
+
+
+@dataclass(frozen=True)
+class FedRep(Method):
+    """A classifier of each client's own on a common representation: the head is trained first, then all the rest.
+
+    Each client runs `head_epochs` (0: as many as train.epochs) on its head with the rest still, then the round's epochs
+    on the rest with the head still; the rest is averaged. Statistics of norm layers move in both fits. The head never
+    leaves a site, so there is no global model to judge.
+    """
+
+    paper = "Collins et al., ICML 2021"
+    sends = "weights and statistics of all but the classifier, the number of samples"
+    keeps = "its classifier"
+    personal = ("head",)
+
+    head_epochs: Annotated[int, Field(ge=0)] = 0
+
+    def train(self, client: "Client") -> None:
+        """Two fits, each sample seen by both."""
+        client.fit("head", epochs=self.head_epochs or None)
+        client.fit(("backbone", "neck") if list(client.network.neck.parameters()) else "backbone")

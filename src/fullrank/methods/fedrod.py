@@ -1,0 +1,74 @@
+"""FedRoD."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import Refusal
+from ..local.batch import Batch
+from ..objectives import balanced_cross_entropy
+from ..trees import Tensors, zeros
+from .method import Method
+
+if TYPE_CHECKING:
+    from ..local.client import Client
+    from ..models import Network
+
+
+class TwoHeads(nn.Linear):
+    """A classifier that keeps its names, and a personal one that adds to its logits and learns from neither."""
+
+    def __init__(self, generic: nn.Linear):
+        sizes = generic.in_features, generic.out_features, generic.bias is not None
+        super().__init__(*sizes, dtype=generic.weight.dtype)
+        self.load_state_dict(generic.state_dict())
+        self.personal_head = nn.Linear(*sizes, dtype=generic.weight.dtype)
+        self.personal_head.load_state_dict(generic.state_dict())
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensors]:  # type: ignore[override]
+        """The generic logits; `both` are the personal model's."""
+        logits = super().forward(z)
+        return logits, {"both": logits.detach() + self.personal_head(z.detach())}
+
+
+@dataclass(frozen=True)
+class FedRoD(Method):
+    """One representation, two classifiers: a generic one for everybody, and one of each client's own that adds to it.
+
+    The generic one and the body learn by balanced softmax: the cross-entropy of logits + log n_c. The personal one, a
+    copy of the generic one at the start, learns by the plain cross-entropy of both logits' sum, of which no gradient
+    reaches the rest, and never leaves its site. The global model predicts by the generic logits, a client by the sum.
+    """
+
+    paper = "Chen and Chao, ICLR 2022"
+    keeps = "its personal classifier"
+    personal = aside = ("*.personal_head.*",)
+
+    def head(self, net: "Network") -> nn.Module:
+        """Both classifiers."""
+        generic = net.bare_head()
+        if not isinstance(generic, nn.Linear):
+            raise Refusal(f"fedrod needs a linear classifier; this model's is a {type(generic).__name__}")
+        return TwoHeads(generic)
+
+    def criterion(self, b: Batch) -> Tensor:
+        """Balanced softmax for the generic classifier and the body."""
+        return balanced_cross_entropy(b.logits, b.y, b.counts, label_smoothing=b.label_smoothing)
+
+    def loss(self, b: Batch) -> Tensor:
+        """Cross-entropy of the sum, for the personal classifier alone."""
+        return F.cross_entropy(b.both, b.y, label_smoothing=b.label_smoothing)
+
+    def predict(self, b: Batch) -> Tensor:
+        """The sum."""
+        both: Tensor = b.both
+        return both
+
+    def personalise(self, client: "Client") -> Tensors:
+        """The same model with the sum as its classifier: linear ones add up."""
+        head, model = client.network.head_name, client.model
+        own = {n: t for n, t in model.items() if n.startswith(f"{head}.personal_head.")}
+        summed = {n.replace(".personal_head.", "."): t for n, t in own.items()}
+        return {**{n: model[n] + t for n, t in summed.items()}, **zeros(own)}

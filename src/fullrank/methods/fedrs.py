@@ -1,0 +1,34 @@
+"""FedRS."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor
+
+from ..local.batch import Batch
+from .method import Method
+
+
+@dataclass(frozen=True)
+class FedRS(Method):
+    """Restricted softmax: in a client's cross-entropy, the logits of classes that it does not have are multiplied by α.
+
+    So its training pushes their classifier rows away less. Predictions use the plain logits. What leaves a site is what
+    leaves it in FedAvg.
+    """
+
+    paper = "Li and Zhan, KDD 2021"
+    neutral = {"alpha": 1.0}
+
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
+
+    def criterion(self, b: Batch) -> Tensor:
+        """Cross-entropy of the scaled logits, the bias scaled with them."""
+        return F.cross_entropy(
+            b.logits * torch.where(b.counts > 0, 1.0, self.alpha).to(b.logits.dtype),
+            b.y,
+            label_smoothing=b.label_smoothing,
+        )

@@ -1,0 +1,27 @@
+"""FedSAM."""
+
+from dataclasses import dataclass
+
+from ..local.batch import Batch
+from ..trees import Tree, norm, pointwise
+from .method import Method, NotNegative
+
+
+@dataclass(frozen=True)
+class FedSAM(Method):
+    """Clients descend along the gradient at w + ρ·g/‖g‖, where their loss is worst nearby, so as to find flat minima.
+
+    The norm is over all trained entries, without weight decay. BatchNorm's statistics move in the first pass only.
+    Each step costs two. Nothing but the weights leaves the site.
+    """
+
+    paper = "Qu et al., ICML 2022; Caldarola et al., ECCV 2022"
+    neutral = {"rho": 0.0}
+
+    rho: NotNegative = 0.05
+
+    def grad(self, g: Tree, b: Batch) -> Tree:
+        """The gradient a step of length ρ uphill."""
+        uphill = self.rho / (norm(g) + 1e-12)
+        here = b.w if b.w.keys() == g.keys() else b.model  # the same entries, in one piece where they lie so
+        return b.grad_at(pointwise(g, lambda g, w: w + uphill * g, here))

@@ -1,0 +1,60 @@
+"""MOON."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from torch import Tensor, nn
+
+from ..channels import Sum
+from ..local.batch import Batch
+from ..objectives import contrastive
+from ..trees import Tree
+from .method import Method, NotNegative, Positive
+
+if TYPE_CHECKING:
+    from ..local.client import Client
+    from ..models import Network
+
+WIDTH = 256
+"""Of the representation behind a projection head."""
+
+
+@dataclass(frozen=True)
+class Moon(Method):
+    """Adds μ times MOON's contrast: a client's representation should be near the global model's, far from its last one.
+
+    −log e^{s_g}/(e^{s_g} + e^{s_p}), s the cosine of z with that of the global (g) or previous local (p) model, divided
+    by the temperature; 0 until the client has a previous model, which stays at the site with its statistics. `head`
+    puts a projection before the classifier: d→d→256 (`moon`) or d→d/2→256 (`feddecorr`). Only the weights are sent.
+    """
+
+    paper = "Li et al., CVPR 2021"
+    keeps = "the model it trained last"
+    neutral = {"mu": 0.0}
+
+    mu: NotNegative = 1.0
+    temperature: Positive = 0.5
+    head: Literal["none", "moon", "feddecorr"] = "none"  # type: ignore[assignment]
+
+    def model(self, net: "Network") -> "Network":
+        """The projection, if there is to be one."""
+        if self.head != "none":
+            d = net.feature_dim
+            hidden = d if self.head == "moon" else d // 2
+            net.neck = nn.Sequential(net.neck, nn.Linear(d, hidden), nn.ReLU(), nn.Linear(hidden, WIDTH))
+        return net
+
+    def client_state(self, client: "Client") -> Tree:
+        """No previous model yet, but room for it."""
+        return {"model": client.model, "has": client.counts.new_zeros(())}
+
+    def loss(self, b: Batch) -> Tensor:
+        """Eq. 3, where there is a previous model; both other networks in eval mode."""
+        has: Tensor = b.own["has"]
+        return self.mu * has * contrastive(b.z, b.features(b.w0), b.features(b.own["model"]), self.temperature)
+
+    def after(self, client: "Client") -> Mapping[str, Sum]:
+        """This round's model is the next one's previous."""
+        client.own = {"model": client.model, "has": client.counts.new_ones(())}
+        return {}

@@ -1,0 +1,64 @@
+"""SCAFFOLD."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from ..channels import Sum
+from ..local.batch import Batch
+from ..trees import Tree, pointwise, zeros
+from .method import Method
+
+if TYPE_CHECKING:
+    from ..local.client import Client
+    from ..server import Server
+
+
+@dataclass(frozen=True)
+class Scaffold(Method):
+    """Control variates against drift: a client's gradient g becomes g + (c − c_k), before weight decay and momentum.
+
+    c_k ← c_k − c + (w − w_k)/travel estimates the client's gradient (option II), c is the mean of all clients' c_k.
+    Travel is how far a constant unit gradient would have moved a weight, which Adam does not have. `uniform` weighs
+    clients alike, as the paper does. Beside the weights, the change of c_k leaves the site: as much again.
+    """
+
+    paper = "Karimireddy et al., ICML 2020, option II"
+    sends = (
+        "weights, BatchNorm statistics, the number of samples, and the change of its control variate, as "
+        "large as the weights"
+    )
+    keeps = "its control variate, as large as the weights"
+    broadcast, drift = ("c",), True
+
+    weights: Literal["samples", "uniform"] = "samples"
+
+    def server_state(self, server: "Server") -> Tree:
+        """The mean of all clients' variates."""
+        return {"c": zeros(server.w)}
+
+    def client_state(self, client: "Client") -> Tree:
+        """The client's own variate."""
+        return {"c": zeros(client.w0)}
+
+    def grad(self, g: Tree, b: Batch) -> Tree:
+        """Written so that equal variates leave the gradient as it is, to the bit."""
+        return pointwise(g, lambda g, c, ck: g + (c - ck), b.sent["c"], b.own["c"])
+
+    def weight(self, client: "Client") -> float:
+        """By samples, or alike."""
+        return client.n if self.weights == "samples" else 1.0
+
+    def after(self, client: "Client") -> Mapping[str, Sum]:
+        """The new variate, kept here; its change, sent."""
+        old, travel = client.own["c"], client.travel
+        new = pointwise(old, lambda ck, c, w0, w: ck - c + (w0 - w) / travel, client.sent["c"], client.w0, client.w)
+        client.own = {"c": new}
+        return {"change": Sum(pointwise(new, torch.sub, old))}
+
+    def aggregate(self, server: "Server", new: Tree, up: Mapping[str, Tree]) -> Tree:
+        """Those who sat out kept their variates, so the changes are divided by the number of all clients."""
+        server.own = {"c": pointwise(server.own["c"], lambda c, change: c + change / server.clients, up["change"])}
+        return new

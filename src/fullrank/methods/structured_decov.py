@@ -1,0 +1,30 @@
+"""Structured-DeCov."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor
+
+from ..local.batch import Batch
+from ..objectives import structured_decov
+from .method import Method, NotNegative
+
+
+@dataclass(frozen=True)
+class StructuredDeCov(Method):
+    """As DeCov, but only dimensions of different groups must not covary: λ·½ Σ Σ_ij² over such pairs.
+
+    The groups are contiguous; one a dimension is DeCov. Nothing but the weights leaves the site.
+    """
+
+    name = "structured_decov"
+    paper = "Xiong et al., ICDM 2016"
+    neutral = {"lam": 0.0}
+
+    lam: NotNegative = 0.1
+    groups: Annotated[int, Field(ge=1)] = 8
+
+    def loss(self, b: Batch) -> Tensor:
+        """Half the sum of the squared covariances between groups."""
+        return self.lam * structured_decov(b.z, self.groups)

@@ -1,0 +1,30 @@
+"""MOON's term: Li, He and Song, *Model-Contrastive Federated Learning* (CVPR 2021)."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fullrank.errors import Refusal
+
+
+def contrastive(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float = 0.5) -> Tensor:
+    """MOON's loss (Eq. 3): features `z` (N, d) should be nearer to the global model's than to the previous model's.
+
+    Mean over samples of −log e^{s_g} / (e^{s_g} + e^{s_p}), where s_g and s_p are the cosines of z with the two others,
+    divided by the temperature. The two others are constants: no gradient flows to them. Two alike give log 2.
+
+    >>> z, near, far = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1.0]]), torch.tensor([[0.0, 1.0]])
+    >>> round(contrastive(z, near, far).item(), 6), round(contrastive(z, near, far, temperature=1.0).item(), 6)
+    (0.217622, 0.400834)
+    """
+    if not z.shape == z_global.shape == z_previous.shape or z.ndim != 2:
+        shapes = ", ".join(str(tuple(features.shape)) for features in (z, z_global, z_previous))
+        raise Refusal(f"contrastive: three features of one shape (samples, width) are compared, not {shapes}")
+    near, far = (F.cosine_similarity(_wide(z), _wide(other.detach())) for other in (z_global, z_previous))
+    return F.softplus((far - near) / temperature).mean()
+
+
+def _wide(z: Tensor) -> Tensor:
+    return z.to(torch.promote_types(z.dtype, torch.float32))

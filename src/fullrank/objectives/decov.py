@@ -1,0 +1,58 @@
+"""Losses on the covariance of a representation's dimensions: Cogswell, Ahmed, Girshick, Zitnick and Batra, *Reducing
+Overfitting in Deep Networks by Decorrelating Representations* (ICLR 2016), and Xiong, Du, Zhang, Hu and Tao,
+*Regularizing Deep Convolutional Neural Networks with a Structured Decorrelation Constraint* (ICDM 2016).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fullrank.errors import Refusal
+from fullrank.objectives.decorrelation import _centred, _gram, _shape, _zero
+
+
+def decov(z: Tensor) -> Tensor:
+    """DeCov: ½(‖Σ‖_F² − ‖diag Σ‖²), Σ the biased covariance of the columns of the features `z` (N, d).
+
+    It depends on the features' size: a times larger ones give a⁴ times as much. A single sample gives 0. Half
+    precision is computed and answered in float32. Only the smaller of the two Gram matrices is needed.
+
+    >>> z = torch.tensor([[1.0, 1, 0], [2, 3, 1], [3, 2, -1], [4, 6, 0]])
+    >>> decov(z).item()
+    3.1875
+    """
+    n, d = _shape(z)
+    if n < 2:
+        return _zero(z)
+    z = _centred(z)
+    gram = _gram(z) / n
+    if d < n:
+        return gram.triu(1).square().sum()
+    return (gram.square().sum() - z.square().mean(0).square().sum()) / 2
+
+
+def structured_decov(z: Tensor, groups: int = 8) -> Tensor:
+    """Structured-DeCov: ½ Σ Σ_ij² over pairs of columns in different groups; within a group they may correlate.
+
+    The groups are contiguous and of equal width, the first ones one wider where d is no multiple. One group gives 0;
+    as many as columns, or more, give `decov`.
+
+    >>> z = torch.tensor([[1.0, 1, 0, 2], [2, 3, 1, 0], [3, 2, -1, 1], [4, 6, 0, 1]])
+    >>> structured_decov(z, groups=2).item(), structured_decov(z, groups=4).item()
+    (0.4375, 3.5625)
+    """
+    n, d = _shape(z)
+    if groups < 1:
+        raise Refusal(f"structured_decov: groups = {groups}, but there is at least one")
+    if n < 2:
+        return _zero(z)
+    z = _centred(z)
+    with torch.autocast(z.device.type, enabled=False):
+        covariance = z.mT @ z / n
+    width, wider = divmod(d, min(groups, d))
+    column = torch.arange(d, device=z.device)
+    edge = wider * (width + 1)
+    group = torch.where(column < edge, column // (width + 1), wider + (column - edge) // width)
+    across = (group[:, None] != group).to(z.dtype)
+    return (covariance.square() * across).sum() / 2

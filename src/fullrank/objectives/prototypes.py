@@ -1,0 +1,28 @@
+"""Class prototypes: what a representation says of each class."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fullrank.errors import Refusal
+
+
+def class_prototypes(z: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """The sum of the features `z` (N, d) of each class, (C, d), and the number of its samples, (C,).
+
+    Sums and counts of several parts of the data add up to those of the whole; sums / counts are the class means. A
+    class without samples has zeros in both: divide only where the count is not 0. Differentiable in z.
+
+    >>> sums, counts = class_prototypes(torch.tensor([[1.0, 2], [3, 4], [5, 6]]), torch.tensor([2, 0, 2]), 3)
+    >>> sums.tolist(), counts.tolist()
+    ([[3.0, 4.0], [0.0, 0.0], [6.0, 8.0]], [1.0, 0.0, 2.0])
+    """
+    if z.ndim != 2 or y.shape != z.shape[:1]:
+        raise Refusal(
+            f"class_prototypes: features (samples, width) and labels (samples), not {tuple(z.shape)}, {tuple(y.shape)}"
+        )
+    z = z.to(torch.promote_types(z.dtype, torch.float32))
+    member = (y[:, None] == torch.arange(num_classes, device=y.device)).to(z.dtype)
+    with torch.autocast(z.device.type, enabled=False):
+        return member.mT @ z, member.sum(0)
