@@ -23,7 +23,7 @@ from fullrank.evaluate import over_clients
 from fullrank.parallel import Onlooker, Task, pass_on
 from fullrank.rundir import RunDirectory, write_json
 from fullrank.spread import interval, std, t_quantile
-from fullrank.summary import summarise
+from fullrank.summary import MEASURED, summarise
 from killing import assert_equal_outcomes, nothing_changes
 
 compare_module = importlib.import_module("fullrank.compare")  # the package's attribute of that name is the function
@@ -267,12 +267,12 @@ def test_wrong_input_gives_one_sentence_and_a_status(case, tmp_path, capsys):
 
 def test_every_measure_of_a_summary_can_be_asked_for():
     stage = over_clients([0.5], [3])
-    scores = ("accuracy", "loss", "validation_accuracy", "validation_loss")
+    scores = (*MEASURED, *(f"validation_{name}" for name in MEASURED), "personal_accuracy")
     totals = ("bytes_up", "bytes_down", "elements_up", "elements_down", "seconds")
     row = {"round": 1, **dict.fromkeys(scores + totals, 1.0), "skipped": {"0": "why"}}
     personal = {"received": stage, "local": stage, "personalised": stage}
-    summary = summarise([row], {"personal": personal})
-    below = [f"personal.{name}.{number}" for name in personal for number in stage]
+    summary = summarise([row], {"personal": personal, "unseen": personal})
+    below = [f"{who}.{name}.{number}" for who in ("personal", "unseen") for name in personal for number in stage]
     assert {*summary, *below} - {"absent"} == set(comparison.MEASURES)
 
 

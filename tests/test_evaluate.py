@@ -8,6 +8,7 @@ import torch
 
 import fullrank
 from fullrank import Method
+from fullrank.data import Pipeline
 from fullrank.evaluate import evaluate, over_clients
 
 VALUES = {
@@ -136,3 +137,40 @@ def test_personalise_and_predict_are_used(tmp_path):
             # with two classes the lowest score is the other class
             assert right["accuracy"] + wrong["accuracy"] == pytest.approx(1.0)
         assert found[False][client]["personalised"]["accuracy"] >= found[False][client]["received"]["accuracy"]
+
+
+def test_unseen_clients_never_train_and_are_judged_apart(tmp_path):
+    values = {"data.clients": 6, "data.unseen": 0.34, "data.holdout": 0.3, "train.rounds": 4, "train.participation": 2}
+    run = fullrank.run(values, tmp_path)
+    unseen = set(fullrank.rundir.read_json(tmp_path / "partition.json")["unseen"])
+    assert len(unseen) == 2
+    trained = {client["client"] for row in run.metrics for client in row["clients"]}
+    assert not trained & unseen
+    summary = run.summary()
+    assert summary["unseen"]["received"]["clients"] == 2
+    assert summary["personal"]["received"]["clients"] == 4
+    assert run._assembled().server.clients == 4
+    with pytest.raises(fullrank.errors.Refusal, match=r"data\.unseen = 0\.9"):
+        fullrank.run({**values, "data.unseen": 0.95}, tmp_path / "other")
+
+
+def test_measures_are_in_rows_and_the_summary_names_the_validated_round(tmp_path):
+    asked = ["balanced-accuracy", "macro-f1", "auroc", "top5", "calibration", "per-class"]
+    values = {"data.clients": 3, "data.validation": 0.1, "train.rounds": 3, "evaluate.metrics": asked}
+    run = fullrank.run(values, tmp_path)
+    last, summary = run.metrics[-1], run.summary()
+    assert {"balanced_accuracy", "macro_f1", "auroc", "top5", "calibration", "per_class"} <= last.keys()
+    assert len(last["per_class"]) == 10
+    best = max(run.metrics, key=lambda row: row["validation_accuracy"])
+    assert summary["validated_round"] == best["round"]
+    assert summary["auroc"]["validated"] == best["auroc"]
+    assert summary["calibration"]["best"] == min(row["calibration"] for row in run.metrics)
+
+
+def test_accuracy_by_domain_and_its_plain_mean():
+    y = torch.tensor([0, 1, 0, 1, 1])
+    scores = torch.eye(2)[[0, 1, 0, 0, 0]]
+    found = evaluate(lambda x, _: x, scores, y, Pipeline(), torch.float32, (), torch.tensor([0, 0, 1, 1, 1]))
+    assert found["accuracy_by_domain"] == {"0": 1.0, "1": pytest.approx(1 / 3)}
+    assert found["domain_accuracy"] == pytest.approx(2 / 3)
+    assert found["accuracy"] == pytest.approx(3 / 5)

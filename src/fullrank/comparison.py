@@ -16,13 +16,15 @@ from .errors import Refusal, nearest
 from .result import Run, load_run
 from .rundir import RunDirectory, read_json
 from .spread import interval, std
+from .summary import MEASURED
 
 MEASURES = (
-    "accuracy",
-    "loss",
-    "validation_accuracy",
-    "validation_loss",
+    *MEASURED,
+    *(f"validation_{name}" for name in MEASURED),
+    "validated_round",
+    "personal_accuracy",
     "personal",
+    "unseen",
     "bytes_up",
     "bytes_down",
     "elements_up",
@@ -31,16 +33,22 @@ MEASURES = (
     "rounds",
     "skipped",
     *(
-        f"personal.{stage}.{number}"
+        f"{clients}.{stage}.{number}"
+        for clients in ("personal", "unseen")
         for stage in ("received", "local", "personalised")
         for number in ("mean", "weighted", "std", "worst_decile", "clients")
     ),
 )
 """What a run's summary can hold (`summary.py`)."""
-VALUES = ("last5", "last", "best", "final")
+VALUES = ("last5", "last", "best", "validated", "final")
 CONFIDENCE = 0.95
 ENOUGH_SEEDS = 3
-MAY_DIFFER = ("method.", "run.", "engine.name", "engine.workers", "engine.threads", "engine.device", "data.root")
+MAY_DIFFER = (
+    "method.",
+    "run.",
+    "data.root",
+    *(f"engine.{key}" for key in ("name", "workers", "threads", "device", "slots", "compile")),
+)
 """Keys, beside the seed, in which two runs may differ that are compared: all others are one setting."""
 
 
@@ -340,7 +348,7 @@ def _shortened(one: str, two: str) -> str:
 def check_measure(measure: str) -> None:
     """Refuse a measure that no run can have, before any is run."""
     first = measure.split(".")[0]
-    if measure not in MEASURES and (first not in MEASURES or first == "personal"):
+    if measure not in MEASURES and (first not in MEASURES or first in ("personal", "unseen")):
         raise Refusal(f'there is no measure "{measure}"; {nearest(measure, MEASURES)}')
 
 
@@ -355,7 +363,7 @@ def _look(summary: Mapping[str, Any], measure: str, value: str) -> tuple[float |
     found: Any = summary
     for step in measure.split("."):
         found = found.get(step) if isinstance(found, Mapping) else None
-    if measure == "personal" and found:
+    if measure in ("personal", "unseen") and found:
         found = found.get("personalised", found.get("local", {})).get("mean")
     if isinstance(found, Mapping):
         found = found.get(value, found.get("last") if value == "final" else None)

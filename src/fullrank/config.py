@@ -61,6 +61,7 @@ class Data(Table):
     equal: Annotated[float, Field(ge=0, le=1)] = 0.0
     clients: Annotated[int, Field(ge=1)] = 10
     seed: Annotated[int, Field(ge=-1)] = -1
+    unseen: Annotated[float, Field(ge=0, lt=1)] = 0.0
     holdout: Share = 0.0
     validation: Share = 0.0
     normalise: Literal["auto", "none", "half"] | Statistics = "auto"
@@ -159,7 +160,7 @@ class Train(Table):
 class EngineTable(Table):
     """Where clients train."""
 
-    name: Literal["auto", "serial", "processes", "cuda"] = "auto"
+    name: Literal["auto", "serial", "processes", "vectorised", "cuda"] = "auto"
     workers: Annotated[int, Field(ge=0)] = 0
     threads: Annotated[int, Field(ge=1)] = 1
     device: str = ""
@@ -173,6 +174,9 @@ class Evaluate(Table):
 
     every: Annotated[int, Field(ge=1)] = 1
     personal: Literal["never", "end", "every"] = "end"
+    metrics: list[
+        Literal["accuracy", "loss", "balanced-accuracy", "macro-f1", "auroc", "top5", "calibration", "per-class"]
+    ] = ["accuracy", "loss"]
 
 
 class RunTable(Table):

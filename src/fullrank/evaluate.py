@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .data.augment import Pipeline
+from .measures import MEASURES
 
 Scores = Callable[[Tensor, Tensor], Tensor]
 """Scores (N, C) of a batch of prepared inputs; the labels are there for those who build a whole batch."""
@@ -17,16 +18,40 @@ Scores = Callable[[Tensor, Tensor], Tensor]
 
 @torch.no_grad()
 def evaluate(
-    scores: Scores, x: Tensor, y: Tensor, prepare: Pipeline, dtype: torch.dtype, batch_size: int = 512
-) -> dict[str, float]:
-    """Share of samples whose largest score is their class, and mean cross-entropy; no augmentation."""
-    right = torch.zeros((), dtype=torch.int64, device=y.device)
+    scores: Scores,
+    x: Tensor,
+    y: Tensor,
+    prepare: Pipeline,
+    dtype: torch.dtype,
+    metrics: Sequence[str] = (),
+    domain: Tensor | None = None,
+    batch_size: int = 512,
+) -> dict[str, Any]:
+    """Share of samples whose largest score is their class, and mean cross-entropy; no augmentation.
+
+    `metrics` are further measures by the names of `evaluate.metrics`. Where samples come from domains, also the
+    accuracy in each, and its plain mean over them.
+    """
     loss = torch.zeros((), dtype=torch.float64, device=y.device)
+    right: list[Tensor] = []
+    kept: list[Tensor] = []
+    wanted = [name for name in metrics if name in MEASURES]
     for some in torch.split(torch.arange(len(y), device=y.device), batch_size):
         given = scores(prepare(x[some], None, dtype), y[some])
-        right += (given.argmax(1) == y[some]).sum()
+        right.append(given.argmax(1) == y[some])
         loss += torch.nn.functional.cross_entropy(given, y[some], reduction="sum").double()
-    return {"accuracy": int(right) / len(y), "loss": float(loss) / len(y)}
+        if wanted:
+            kept.append(given)
+    hits = torch.cat(right)
+    found: dict[str, Any] = {"accuracy": int(hits.sum()) / len(y), "loss": float(loss) / len(y)}
+    for name in wanted:
+        key, measure = MEASURES[name]
+        found[key] = measure(torch.cat(kept), y)
+    if domain is not None:
+        places = [(int(k), domain == k) for k in torch.unique(domain).tolist()]
+        found["accuracy_by_domain"] = {str(k): int(hits[here].sum()) / int(here.sum()) for k, here in places}
+        found["domain_accuracy"] = float(np.mean(list(found["accuracy_by_domain"].values())))
+    return found
 
 
 def over_clients(values: Sequence[float], samples: Sequence[int]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from . import methods
 from .assemble import pipeline
 from .config import GIVEN, Experiment, merged, nested
 from .data import DataSet, Pipeline, Split, as_split
-from .data.federation import given
+from .data.federation import given, keep_unseen
 from .display import Watcher
 from .errors import Refusal
 from .methods import Method
@@ -81,7 +81,7 @@ def fit(
             "augment": "none",
         },
         "model": {"name": GIVEN, "head": head or "", "structure": _structure(model)},
-        "method": _method_table(method),
+        "method": method_table(method),
         "train": {
             "rounds": rounds,
             "epochs": epochs,
@@ -95,7 +95,7 @@ def fit(
     }
     experiment = Experiment(**_plain(merged(values, changes)))
     data = _joined(splits, tested, _width(model, splits[0], head))
-    federation = given(
+    divided = given(
         data,
         pipeline(experiment, data),
         [len(split) for split in splits],
@@ -104,7 +104,7 @@ def fit(
         seed,
     )
     parts: dict[str, Any] = {
-        "federation": federation,
+        "federation": keep_unseen(divided, experiment.data.unseen, seed),
         "module": model,
         "method": method if isinstance(method, Method) else None,
         "head": head,
@@ -142,7 +142,7 @@ def _refuse_arguments(changes: Mapping[str, Any]) -> None:
             if name in changes.get(table, {}):
                 raise Refusal(f'set["{table}.{name}"]: fit takes it from its own arguments')
     for name in changes.get("data", {}):
-        if name not in ("normalise", "augment", "holdout", "validation"):
+        if name not in ("normalise", "augment", "holdout", "validation", "unseen"):
             raise Refusal(f'set["data.{name}"]: the clients bring their own data, so nothing is left to load or divide')
 
 
@@ -178,7 +178,8 @@ def _joined(splits: list[Split], test: Split | None, width: int) -> DataSet:
     return DataSet(GIVEN, train, test, tuple(str(c) for c in range(max(width, int(labels.max()) + 1))))
 
 
-def _method_table(method: str | Method) -> dict[str, Any]:
+def method_table(method: str | Method) -> dict[str, Any]:
+    """A method as a file describes it; one from outside the library by name and fields alone."""
     if isinstance(method, str):
         return {"name": method}
     library = methods.available()

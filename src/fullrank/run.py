@@ -14,6 +14,7 @@ from .assemble import Assembly, assemble
 from .config import Experiment, merged, read_toml, same
 from .display import Plain, Silent, Together, Watcher
 from .engine import Engine, choose, open_engine
+from .engine.vectorised import suits
 from .errors import ClientFailed, Interrupted, Refusal
 from .models.network import Net
 from .result import Run, load_run, threads
@@ -93,7 +94,9 @@ def decided(assembly: Assembly) -> dict[str, str]:
     found: dict[str, str] = {}
     if table.name == "auto":
         parameters = sum(parameter.numel() for parameter in assembly.network.module.parameters())
-        found["name"] = choose(table.device, clients, parameters * samples * train.rounds)
+        mapped = suits(assembly.site, clients) and not table.device.startswith("cuda")
+        chosen = choose(table.device, clients, parameters * samples * train.rounds)
+        found["name"] = "vectorised" if mapped else chosen
     if found.get("name", table.name) == "cuda":
         if table.precision == "auto" and assembly.network.half is not None:
             found["precision"] = "bfloat16"
@@ -227,7 +230,13 @@ def _end(
     else:
         judged, evaluation, failed = server.judge_clients(engine)
         skipped |= failed
-        ending |= {"personal": over_stages(judged), "evaluation": dataclasses.asdict(evaluation)}
+        new = set(assembly.federation.unseen.tolist())
+        ending |= {
+            "personal": over_stages({k: found for k, found in judged.items() if k not in new}),
+            "evaluation": dataclasses.asdict(evaluation),
+        }
+        if new:
+            ending["unseen"] = over_stages({k: found for k, found in judged.items() if k in new})
     if assembly.no_global_model:
         absent["accuracy"] = assembly.no_global_model
     elif assembly.federation.data.test is None:

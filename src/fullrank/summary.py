@@ -7,28 +7,44 @@ from typing import Any
 
 from .evaluate import over_clients
 
-LOWER_IS_BETTER = ("loss",)
+LOWER_IS_BETTER = ("loss", "calibration")
+MEASURED = ("accuracy", "loss", "balanced_accuracy", "macro_f1", "auroc", "top5", "calibration", "domain_accuracy")
+"""Measures of a global model that are one number."""
 
 
 def summarise(rows: Sequence[Mapping[str, Any]], ending: Mapping[str, Any]) -> dict[str, Any]:
-    """Each measure as last, best over rounds (labelled as such) and mean of the last five; totals of the traffic."""
+    """Each measure as last, best over rounds (labelled as such), mean of the last five, and at the validation's best.
+
+    Totals of the traffic come with them.
+    """
     result: dict[str, Any] = {"rounds": rows[-1]["round"] if rows else 0}
-    for measure in ("accuracy", "loss", "validation_accuracy", "validation_loss"):
-        values = [row[measure] for row in [*rows, ending.get("last", {})] if row.get(measure) is not None]
+    judged = [*rows, ending.get("last", {})]
+    chosen = max((row for row in judged if "validation_accuracy" in row), key=_validated, default=None)
+    for measure in (*MEASURED, *(f"validation_{name}" for name in MEASURED), "personal_accuracy"):
+        values = [row[measure] for row in judged if row.get(measure) is not None]
         if values:
             best = min(values) if measure.endswith(LOWER_IS_BETTER) else max(values)
             last = values[-5:]
             result[measure] = {"last": values[-1], "best": best, "last5": sum(last) / len(last)}
+            if chosen is not None and chosen.get(measure) is not None:
+                result[measure]["validated"] = chosen[measure]
             if ending.get(measure) is not None:
                 result[measure]["final"] = ending[measure]
     for total in ("bytes_up", "bytes_down", "elements_up", "elements_down", "seconds"):
         result[total] = sum(row[total] for row in rows) + ending.get(total, 0)
     if skipped := sum(len(row.get("skipped", {})) for row in [*rows, ending]):
         result["skipped"] = skipped
-    if "personal" in ending:
-        result["personal"] = ending["personal"]
+    for clients in ("personal", "unseen"):
+        if clients in ending:
+            result[clients] = ending[clients]
+    if chosen is not None and "round" in chosen:
+        result["validated_round"] = chosen["round"]
     result["absent"] = dict(ending.get("absent", {}))
     return result
+
+
+def _validated(row: Mapping[str, Any]) -> float:
+    return float(row["validation_accuracy"])
 
 
 def over_stages(judged: Mapping[int, Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, Any]]:

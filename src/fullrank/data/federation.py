@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from ..errors import Refusal
-from ..randomness import key
+from ..randomness import generator, key
 from . import partition
 from .augment import Pipeline
 from .dataset import DataSet
@@ -32,6 +32,8 @@ class Federation:
     validation: np.ndarray
     """Samples kept back from everybody, to choose settings and rounds by."""
     pipeline: Pipeline
+    unseen: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    """Clients that never train: how a model serves newcomers is judged on them."""
 
     @property
     def clients(self) -> int:
@@ -65,6 +67,7 @@ class Federation:
             "hash": self.hash,
             "holdout": sum(map(len, self.holdouts)),
             "validation": len(self.validation),
+            "unseen": self.unseen.tolist(),
         }
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -136,6 +139,20 @@ def given(
         kept[kept_back] = False
         parts = [part[kept[part]] for part in parts]
     return _held_out(data, parts, kept_back, pipeline, holdout, seed)
+
+
+def keep_unseen(federation: Federation, share: float, seed: int) -> Federation:
+    """The same federation with a share of its clients, drawn from the seed, that never train."""
+    number = round(share * federation.clients)
+    if not share:
+        return federation
+    if not 0 < number < federation.clients:
+        raise Refusal(
+            f"data.unseen = {share}: of {federation.clients} clients {number} would never train; it must be one at "
+            "least, and one must be left"
+        )
+    chosen = generator(seed, "unseen").choice(federation.clients, number, replace=False)
+    return replace(federation, unseen=np.sort(chosen))
 
 
 def _held_out(

@@ -1,0 +1,337 @@
+"""Checks that any method must pass, the library's and your own: `fullrank.testing.check(MyMethod())`.
+
+A method is tried on a small federation (the embedded digits, a small network with BatchNorm, in float64) from its
+declarations alone, and the first thing that does not hold is said in one sentence.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from . import methods
+from .assemble import Assembly, assemble
+from .channels import Traffic
+from .config import Experiment, merged, nested
+from .engine import Engine, open_engine
+from .engine.cuda import Cuda
+from .engine.serial import Serial
+from .fit import method_table
+from .local.loop import Eager, Samples
+from .local.step import Context, Functional, State, Step
+from .methods import Method
+from .result import threads
+from .run import execute
+from .trees import Tensors, Tree, clone, flatten, misfit
+
+TOLERANCE = 1e-8
+"""Of engines that compute in another order, in float64: the difference against the size of the update."""
+ROUNDS = 2
+EXPERIMENT: dict[str, Any] = {
+    "data": {"clients": 4, "alpha": 0.5, "holdout": 0.2},
+    "model": {"name": "cnn", "norm": "batch", "width": 4, "features": 16},
+    "train": {"rounds": ROUNDS, "participation": 3, "steps": 5, "batch_size": 24, "weight_decay": 1e-3},
+    "engine": {"name": "serial", "precision": "float64"},
+}
+"""Three of four clients take part, so that one is met late; batches are odd where an epoch ends."""
+
+
+class CheckFailed(AssertionError):
+    """What does not hold of a method, in one sentence."""
+
+
+@dataclasses.dataclass
+class Checked:
+    """What was checked: by name "holds", or why it does not apply; and what a method exchanges."""
+
+    method: str
+    results: dict[str, str] = dataclasses.field(default_factory=dict)
+    exchange: dict[str, int] = dataclasses.field(default_factory=dict)
+    """Numbers that travel for one client: down at its first contact, down later, up; and at the end, for all."""
+
+    def __str__(self) -> str:
+        lines = [f"{name:<12} {result}" for name, result in self.results.items()]
+        return "\n".join([f"{self.method}:", *lines, f"{'travels':<12} {self.exchange}"])
+
+
+def check(
+    method: Method | str,
+    *,
+    only: Sequence[str] = ("degenerate", "trace", "engines", "processes", "resume", "exchange"),
+    module: nn.Module | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Checked:
+    """Try a method out; raises `CheckFailed` with what does not hold, and says what was checked otherwise.
+
+    `degenerate`: at its `neutral` values it is FedAvg, to the bit. `trace`: its step can be traced and mapped over
+    clients. `engines`: steps that are recorded, and steps of a group of clients, give what `serial` gives.
+    `processes`: worker processes give it to the bit. `resume`: a run that was stopped ends like one that was not.
+    `exchange`: what clients send has the same names and shapes in every round, and nothing personal in it.
+    `settings` are further keys of the experiment, `module` another model.
+
+    >>> from fullrank.testing import check
+    >>> print(check("fedprox", only=["degenerate"]).results)
+    {'degenerate': 'holds'}
+    """
+    built = methods.build(method) if isinstance(method, str) else method
+    trial = Trial(built, module, settings or {})
+    checks: dict[str, Callable[[Trial], str]] = {
+        "degenerate": _degenerate,
+        "trace": _trace,
+        "engines": _engines,
+        "processes": _processes,
+        "resume": _resume,
+        "exchange": _exchange,
+    }
+    if unknown := [name for name in only if name not in checks]:
+        raise ValueError(f'there is no check "{unknown[0]}"; there are {", ".join(checks)}')
+    done = Checked(built.name)
+    with threads(1):
+        for name in only:
+            done.results[name] = checks[name](trial)
+    done.exchange = trial.exchange
+    return done
+
+
+class Trial:
+    """One method on the small federation."""
+
+    def __init__(self, method: Method, module: nn.Module | None, settings: Mapping[str, Any]):
+        self.method = method
+        self.module = module
+        self.exchange: dict[str, int] = {}
+        values = merged(EXPERIMENT, nested(settings))
+        if module is not None:
+            values = merged(values, {"model": {"name": "given"}})
+            values["model"] = {"name": "given"}
+        self.values = values
+
+    def assembled(self, method: Method | None = None) -> Assembly:
+        """The federation with the method, or with another in its place."""
+        chosen = method or self.method
+        return assemble(self.experiment(chosen), module=copy.deepcopy(self.module), method=chosen)
+
+    def experiment(self, method: Method) -> Experiment:
+        """Described."""
+        return Experiment(**merged(self.values, {"method": method_table(method)}))
+
+    def played(self, engine_of: Callable[[Assembly], Engine], method: Method | None = None) -> Assembly:
+        """After all rounds."""
+        parts = self.assembled(method)
+        engine = engine_of(parts)
+        try:
+            for _ in range(ROUNDS):
+                parts.server.play(engine)
+        finally:
+            engine.close()
+        return parts
+
+
+def _serial(parts: Assembly) -> Engine:
+    return Serial(parts.site)
+
+
+def _degenerate(trial: Trial) -> str:
+    """At its neutral values the method is FedAvg."""
+    neutral = [(part.name, dict(part.neutral)) for part in trial.method.parts if part.neutral]
+    if not neutral:
+        return "the method declares no neutral values"
+    if len(neutral) < len(trial.method.parts):
+        return "not every part declares neutral values"
+    parts = [dataclasses.replace(part, **dict(part.neutral)) for part in trial.method.parts]
+    still = parts[0]
+    for part in parts[1:]:
+        still = still + part
+    got, want = (trial.played(_serial, method).server.w for method in (still, methods.build("fedavg")))
+    for name, value in want.items():
+        if name not in got or not torch.equal(got[name], value):
+            at = ", ".join(f"{part}.{field} = {value}" for part, values in neutral for field, value in values.items())
+            raise CheckFailed(f'"{trial.method.name}" at {at} is not FedAvg to the bit: {name} differs')
+    return "holds"
+
+
+def _engines(trial: Trial) -> str:
+    """Recorded steps, and groups of clients, give what one by one gives."""
+    start = _entries(trial.assembled())
+    want = _entries(trial.played(_serial))
+    moved = _distance(want, start)
+    for name, engine_of in (("a recorded step", _recorded), ("a group of clients", _vectorised)):
+        got = _entries(trial.played(engine_of))
+        if not _distance(want, got) <= TOLERANCE * moved:
+            raise CheckFailed(
+                f'"{trial.method.name}" trains differently in {name} than in the serial engine: its weights differ by '
+                f"{_distance(want, got) / moved if moved else float('inf'):.1e} of the update; a hook reads a value "
+                "that is no tensor of its state, or writes into one in place"
+            )
+    return "holds"
+
+
+def _recorded(parts: Assembly) -> Engine:
+    """The `cuda` engine on the CPU, its steps run again instead of replayed from a graph."""
+
+    def run_again(step: Callable[[], None], pool: Any) -> Callable[[], None]:
+        step()
+        return step
+
+    return Cuda(parts.site, [torch.device("cpu")], 2, record=run_again)
+
+
+def _vectorised(parts: Assembly) -> Engine:
+    return open_engine("vectorised", parts.site, clients_a_round=3)
+
+
+def _processes(trial: Trial) -> str:
+    """Worker processes give the same bits."""
+    want = _entries(trial.played(_serial))
+    got = _entries(trial.played(lambda parts: open_engine("processes", parts.site, workers=2, clients_a_round=2)))
+    for name, value in want.items():
+        if not torch.equal(value, got[name]):
+            raise CheckFailed(
+                f'"{trial.method.name}" gives other weights in worker processes: {name} differs; it keeps something '
+                "outside its state"
+            )
+    return "holds"
+
+
+def _resume(trial: Trial) -> str:
+    """A run stopped after a round and gone on with ends like one that was not."""
+    experiment = trial.experiment(trial.method)
+    short = Experiment(**merged(experiment.model_dump(), {"train": {"rounds": 1}}))
+    with tempfile.TemporaryDirectory() as folder:
+        for name, stages in (("whole", [experiment]), ("parts", [short, experiment])):
+            for stage in stages:
+                execute(stage, Path(folder) / name, module=copy.deepcopy(trial.module), method=trial.method)
+        whole, parts = (_saved(Path(folder) / name) for name in ("whole", "parts"))
+    for file in sorted(whole.keys() | parts.keys()):
+        if whole.get(file) != parts.get(file):
+            raise CheckFailed(
+                f'"{trial.method.name}" stopped after a round and gone on with does not end like a run that was never '
+                f"stopped: {file} differs; something it needs is not in its state"
+            )
+    return "holds"
+
+
+def _saved(path: Path) -> dict[str, bytes]:
+    tensors = [*path.glob("checkpoints/*.safetensors"), path / "model.safetensors"]
+    return {file.name: file.read_bytes() for file in tensors if file.is_file()}
+
+
+def _trace(trial: Trial) -> str:
+    """Every kind of fit has a step that is a pure function of tensors: it can be traced and mapped."""
+    parts = trial.assembled()
+    parts.server.play(_serial(parts))  # from the second round on all state exists
+    problems: list[str] = []
+
+    def looked_at(step: Step, state: State, context: Context, samples: Samples, dtype: torch.dtype) -> Eager:
+        if not problems:
+            problems.extend(_problem(step, state, context, samples, dtype))
+        return Eager(step, state, context, samples, dtype)
+
+    parts.site.stepper_of = looked_at
+    parts.server.play(_serial(parts))
+    if problems:
+        raise CheckFailed(
+            f'the step of "{trial.method.name}" cannot be traced ({problems[0]}); in criterion, loss and grad write '
+            "pure functions of tensors: no .item(), no boolean indexing, no branch on a tensor's value"
+        )
+    return "holds"
+
+
+def _problem(step: Step, state: State, context: Context, samples: Samples, dtype: torch.dtype) -> list[str]:
+    network = step.backend.network
+    pure = dataclasses.replace(step, backend=Functional(network))
+    still = State(*(clone(tree) for tree in (state.trained, state.rest, state.buffers, state.memory)))
+    around = Context(clone(context.received), clone(context.own), clone(context.sent), context.counts.clone())
+    rows = samples.index[:4]
+    x, y = samples.prepare(samples.x[rows], None, dtype), samples.y[rows]
+
+    def alone(state: State, context: Context, x: Tensor, y: Tensor) -> Any:
+        return pure(state, context, x, y)
+
+    try:
+        make_fx(alone, tracing_mode="fake")(still, around, x, y)
+        both = torch.utils._pytree.tree_map(lambda t: torch.stack([t, t]), (still, around, x, y))
+        torch.func.vmap(alone)(*both)
+    except Exception as error:
+        return [f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"]
+    return []
+
+
+def _exchange(trial: Trial) -> str:
+    """What travels: alike in every round and for every client, nothing personal, and counted."""
+    parts = trial.assembled()
+    seen: dict[str, Tree] = {}
+    name = trial.method.name
+    server, entries = parts.server, parts.entries
+    downs: dict[str, set[int]] = {"first": set(), "later": set()}
+    ups: set[int] = set()
+    met: set[int] = set()
+
+    class Watching(Serial):
+        """Looks at everything that crosses."""
+
+        def run(self, jobs: Any) -> Any:
+            for job in jobs:
+                traffic = Traffic()
+                traffic.count_down(job.broadcast)
+                traffic.count_down(job.personal)
+                first = job.client not in met
+                if server.store.contacts.get(job.client) != server.frozen_version:
+                    traffic.count_down(job.frozen)
+                downs["first" if first else "later"].add(traffic.elements_down)
+                met.add(job.client)
+                if leak := set(entries.personal) & {path.split("/")[-1] for path in flatten(job.broadcast)}:
+                    raise CheckFailed(f'"{name}" broadcasts {leak.pop()}, which is personal')
+                result = self.site.do(job)
+                if result.error is None:
+                    _look(name, result.upload, set(entries.personal), seen)
+                    counted = Traffic()
+                    counted.count_up(result.upload)
+                    ups.add(counted.elements_up)
+                yield result
+
+    engine = Watching(parts.site)
+    for _ in range(ROUNDS + 1):
+        server.play(engine)
+    if len(ups) != 1 or any(len(found) > 1 for found in downs.values()):
+        raise CheckFailed(f'"{name}" does not exchange the same amount with every client: up {ups}, down {downs}')
+    _, ending, _ = server.finished(Serial(parts.site))
+    trial.exchange = {
+        "down_first": downs["first"].pop(),
+        "down_later": downs["later"].pop() if downs["later"] else 0,
+        "up": ups.pop(),
+        "down_at_end": ending.elements_down,
+        "up_at_end": ending.elements_up,
+    }
+    return "holds"
+
+
+def _look(name: str, upload: Any, personal: set[str], seen: dict[str, Tree]) -> None:
+    for space, uploads in upload.items():
+        for part, sent in uploads.items():
+            where = f"{space}/{part}" if space else part
+            if leak := personal & sent.tree.keys():
+                raise CheckFailed(f'"{name}" uploads {leak.pop()} in {where}, which is personal')
+            before = seen.setdefault(where, sent.tree)
+            if problem := misfit(sent.tree, before):
+                raise CheckFailed(f'"{name}" uploads {where} in another form than before: {problem}')
+
+
+def _entries(parts: Assembly) -> Tensors:
+    """All entries of the global model, and what the server and the clients keep."""
+    kept: Tree = {"model": parts.server.model, "own": parts.server.state().get("own", {})}
+    kept["clients"] = {str(k): state for k in range(4) if (state := parts.server.store.get(k))}
+    return {path: value.double() for path, value in flatten(clone(kept)).items()}
+
+
+def _distance(one: Tensors, other: Tensors) -> float:
+    common = one.keys() & other.keys()
+    return float(sum(float((one[name] - other[name]).norm() ** 2) for name in common) ** 0.5)

@@ -1,0 +1,92 @@
+"""`fullrank.testing.check`: it passes for every method of the library, and says what is wrong with others."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from fullrank import Mean, Method, Sum, methods
+from fullrank.testing import CheckFailed, check
+
+QUICK = ("degenerate", "trace", "engines", "resume", "exchange")
+
+
+@pytest.mark.parametrize("name", methods.available())
+def test_every_method_of_the_library_passes(name):
+    done = check(name, only=QUICK)
+    assert set(done.results) == set(QUICK)
+    assert done.exchange["up"] >= 0
+
+
+@dataclass(frozen=True)
+class NotNeutral(Method):
+    neutral = {"mu": 0.0}
+    mu: float = 0.1
+
+    def loss(self, b):
+        return 1e-3 * b.z.square().mean()
+
+
+@dataclass(frozen=True)
+class Looks(Method):
+    """Branches on a value."""
+
+    def loss(self, b):
+        return b.z.square().mean() if b.z.mean().item() > 0 else b.z.mean()
+
+
+@dataclass(frozen=True)
+class Remembers(Method):
+    """Keeps something outside its state."""
+
+    def __post_init__(self):
+        object.__setattr__(self, "memory", {})
+
+    def loss(self, b):
+        return b.z.mean() * 0
+
+    def weight(self, client):
+        self.memory[client.id] = self.memory.get(client.id, 0) + 1
+        return float(client.n * self.memory[client.id])
+
+
+@dataclass(frozen=True)
+class Leaks(Method):
+    personal = ("head",)
+
+    def after(self, client):
+        return {"model": Mean({"head.weight": client.model["head.weight"]})}
+
+
+@dataclass(frozen=True)
+class Grows(Method):
+    def after(self, client):
+        return {"more": Sum({"t": torch.zeros(1 + client.round)})}
+
+
+@pytest.mark.parametrize(
+    ("method", "only", "says"),
+    [
+        (NotNeutral(), "degenerate", r"notneutral.*mu = 0\.0 is not FedAvg"),
+        (Looks(), "trace", "looks.*cannot be traced"),
+        (Remembers(), "resume", "remembers.*stopped"),
+        (Leaks(), "exchange", "uploads head.weight in leaks/model, which is personal"),
+        (Grows(), "exchange", "uploads grows/more in another form than before"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence(method, only, says):
+    with pytest.raises(CheckFailed, match=says) as caught:
+        check(method, only=[only])
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_check_is_named():
+    with pytest.raises(ValueError, match="there is no check"):
+        check("fedavg", only=["degenerated"])
+
+
+def test_processes_and_a_module_of_ones_own():
+    module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), torch.nn.Tanh(), torch.nn.Linear(8, 10))
+    done = check("fedprox+feddecorr", module=module.double())
+    assert done.results["processes"] == "holds"
+    assert "travels" in str(done)
