@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from fullrank import methods
 from killing import ANY, Strike, assert_equal_outcomes, assert_tidy, attempt
 
 SEED = 20_260_611
@@ -137,6 +138,14 @@ def middle(trace, point):
 def test_killed_in_a_round(case, point, uninterrupted, tmp_path):
     reference, trace = uninterrupted(case)
     kill_and_resume(settings_of(case), tmp_path / "run", [middle(trace, point)], reference)
+
+
+@pytest.mark.parametrize("name", methods.available())
+def test_every_method_is_killed_twice_and_resumed(name, tmp_path):
+    settings = {**settings_of("fedavg"), "method.name": name, "model.dropout": 0.0, "model.features": 12}
+    attempt(settings, tmp_path / "whole").succeeded()
+    strikes = [Strike("a local step", 9), Strike("bytes of manifest", 1)]  # in the second round, then in its checkpoint
+    kill_and_resume(settings, tmp_path / "run", strikes, tmp_path / "whole")
 
 
 @pytest.mark.parametrize("point", AT_THE_ENDS)

@@ -5,6 +5,9 @@ One call runs an experiment (`fullrank.run`), another trains your own module on 
 
 __version__ = "0.1.0"
 
+import importlib
+from typing import Any
+
 from . import data, methods, models, objectives
 from .channels import Mean, Sum
 from .compare import compare
@@ -33,4 +36,12 @@ __all__ = [
     "models",
     "objectives",
     "run",
+    "testing",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`fullrank.testing` when it is asked for: it needs torch's tracer, which takes its time to load."""
+    if name == "testing":
+        return importlib.import_module(".testing", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
