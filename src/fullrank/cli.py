@@ -86,11 +86,12 @@ def run(
     console = Console(soft_wrap=True)
     console.print(display.summary_table(finished))
     summary = finished.summary()
-    for stage, values in summary.get("personal", {}).items():
-        print(
-            f"personal accuracy, {STAGES[stage]}: {values['mean']:.4f} (weighted {values['weighted']:.4f}, "
-            f"std {values['std']:.4f}, worst tenth {values['worst_decile']:.4f}) over {values['clients']} clients"
-        )
+    for group, who in (("personal", "clients"), ("unseen", "clients that never trained")):
+        for stage, values in summary.get(group, {}).items():
+            print(
+                f"personal accuracy, {STAGES[stage]}: {values['mean']:.4f} (weighted {values['weighted']:.4f}, "
+                f"std {values['std']:.4f}, worst tenth {values['worst_decile']:.4f}) over {values['clients']} {who}"
+            )
     for measure, reason in summary["absent"].items():
         if measure == "personal":
             continue  # said in the summary; most runs have no hold-outs and do not miss them

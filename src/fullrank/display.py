@@ -15,6 +15,7 @@ from rich.table import Table
 
 from .config import Experiment
 from .site import Result
+from .summary import MEASURED
 
 if TYPE_CHECKING:
     from .result import Run
@@ -273,12 +274,16 @@ def summary_table(run: Run) -> Table:
     """The result of a run."""
     summary = run.summary()
     table = Table(title=None, box=None, pad_edge=False)
-    for column in ("", "last", "best over rounds", "mean of last 5"):
+    columns = {"last": "last", "best": "best over rounds", "last5": "mean of last 5"}
+    if "validated_round" in summary:
+        columns["validated"] = f"at round {summary['validated_round']}, best in validation"
+    for column in ("", *columns.values()):
         table.add_column(column, justify="left" if not column else "right")
-    for measure in ("accuracy", "loss", "validation_accuracy", "validation_loss"):
+    for measure in (*MEASURED, *(f"validation_{name}" for name in MEASURED)):
         if measure in summary:
             values = summary[measure]
-            table.add_row(measure.replace("_", " "), *(f"{values[key]:.4f}" for key in ("last", "best", "last5")))
+            shown = (f"{values[key]:.4f}" if key in values else "" for key in columns)
+            table.add_row(measure.replace("_", " "), *shown)
             if "final" in values:
-                table.add_row(f"{measure} after finishing", f"{values['final']:.4f}", "", "")
+                table.add_row(f"{measure.replace('_', ' ')} after finishing", f"{values['final']:.4f}")
     return table

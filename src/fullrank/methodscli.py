@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.markup import escape
+from rich.padding import Padding
 
 from . import methods
 from .cliparts import AsJson
@@ -33,13 +34,14 @@ def list_methods(context: typer.Context, as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps({name: facts(cls) for name, cls in found.items()}, indent=1))
         return
-    table = Table(box=None, pad_edge=False)
-    for heading in ("method", "hyper-parameters", "what it does", "leaves a site", "a client keeps", "paper"):
-        table.add_column(heading, overflow="fold")
+    console = Console(highlight=False)
     for name, cls in found.items():
         known = facts(cls)
-        table.add_row(name, _fields(known), known["what"], known["sends"], known["keeps"], known["paper"])
-    Console().print(table)
+        console.print(f"[bold]{name}[/bold]  {escape(known['paper'])}")
+        fields = _fields(known).replace("\n", ", ") or "none"
+        lines = {"": known["what"], "leaves a site: ": known["sends"], "a client keeps: ": known["keeps"]}
+        for label, text in {**lines, "hyper-parameters: ": fields}.items():
+            console.print(Padding(f"[dim]{label}[/dim]{escape(text)}", (0, 0, 0, 4)))
     print("\nExplain one: fullrank methods show NAME.")
     print('Yours: --set method.name="package.module:Class", a subclass of fullrank.Method.')
 
