@@ -328,7 +328,7 @@ def _look(name: str, upload: Any, personal: set[str], seen: dict[str, Tree]) -> 
 def _entries(parts: Assembly) -> Tensors:
     """All entries of the global model, and what the server and the clients keep."""
     kept: Tree = {"model": parts.server.model, "own": parts.server.state().get("own", {})}
-    kept["clients"] = {str(k): state for k in range(4) if (state := parts.server.store.get(k))}
+    kept["clients"] = {str(k): state for k in range(parts.federation.clients) if (state := parts.server.store.get(k))}
     return {path: value.double() for path, value in flatten(clone(kept)).items()}
 
 

@@ -84,7 +84,7 @@ class Images:
         across = torch.where(torch.rand(count, 1, device=device) < 0.5, across.flip(1), across)
         framed = pad(x, (border,) * 4)
         one = torch.arange(count, device=device)[:, None, None]
-        # In rows and columns again: left with its channels last, float32 convolutions would take half as long again.
+        # In rows and columns again: indexing leaves the channels last, which would change how convolutions are done.
         cut = framed[one, :, down[:, :, None], across[:, None, :]].permute(0, 3, 1, 2).contiguous()
         return (cut.float() - self.mean) / self.std, self.y[rows]
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .. import interrupt
-from ..local.loop import Eager, Samples, Stepper, windows
+from ..local.loop import Eager, Samples, Stepper
 from ..local.optimiser import flat_decay
 from ..local.step import Bound, Context, State, Step
 from ..methods.method import Method
@@ -204,7 +204,8 @@ class Replayed:
             shaped = draws.view(steps, size, -1) if draws is not None else None
             return recording.run(rows.view(steps, size), shaped)
         eager = self.arena.eager(size)
-        return self.arena.recorder.workshop.eagerly(lambda: _one_by_one(eager, rows, draws, size, steps))  # type: ignore[no-any-return]
+        means: dict[str, Tensor] = self.arena.recorder.workshop.eagerly(lambda: eager(rows, draws, [size] * steps))
+        return {name: mean * steps for name, mean in means.items()}
 
     def finish(self) -> None:
         """The optimiser's memory goes back to the client."""
@@ -212,15 +213,6 @@ class Replayed:
         with workshop.aside():
             workshop.wait()
         self.arena.give(self.state)
-
-
-def _one_by_one(eager: Eager, rows: Tensor, draws: Tensor | None, size: int, steps: int) -> dict[str, Tensor]:
-    """Steps without a recording; the sum of each term."""
-    measured = []
-    for window in windows([size] * steps):
-        interrupt.check()
-        measured.append(eager.one(rows[window], draws[window] if draws is not None else None))
-    return {name: torch.stack([terms[name] for terms in measured]).double().sum(0) for name in measured[0]}
 
 
 def _static(context: Context, state: State, step: Step) -> Context:

@@ -17,6 +17,7 @@ from ..methods.compose import Composition
 from ..methods.method import Method
 from ..models.entries import Entries, select
 from ..models.network import Network
+from ..objectives import class_prototypes
 from ..randomness import generator, seeded
 from ..trees import Flat, Tensors, Tree, clone
 from .batch import Batch
@@ -212,8 +213,7 @@ class Client:
         z, y = self.features()
         if normalise:
             z = torch.nn.functional.normalize(z)
-        sums = z.new_zeros(self.network.num_classes, z.shape[1]).index_add_(0, y, z)
-        return sums, self.counts
+        return class_prototypes(z, y, self.network.num_classes)[0], self.counts
 
     def batch(self, x: Tensor, y: Tensor) -> Batch:
         """A batch under the current model in its current mode, as `predict` sees it."""
