@@ -34,8 +34,8 @@ def weights(values, out):
     return {name: value.cpu() for name, value in run.model().state_dict().items()}
 
 
-METHODS = ["fedavg", "fedprox", "feddecorr", "fedprox+feddecorr", "fedavgm", "fedadam", "stateful:Variates+fedprox"]
-METHODS += ["stateful:OwnNorms", "stateful:Frame"]
+OWN = ["stateful:Variates+fedprox", "stateful:OwnNorms", "stateful:Frame"]
+SERIAL = ["fedavg", "fedprox+feddecorr", "scaffold", "moon", "fednh", "fedsam", *OWN]
 
 
 def entries(run):
@@ -47,8 +47,13 @@ def distance(one, other):
     return sum(float((one[n] - other[n]).norm() ** 2) for n in one) ** 0.5
 
 
-@pytest.mark.parametrize("engine", ["serial", "cuda"])
-@pytest.mark.parametrize("method", METHODS)
+def cases():
+    """Every method under the engine for this device; under `serial`, which shares its steps with the CPU's, a few."""
+    methods = [*fullrank.methods.available(), "fedprox+feddecorr", *OWN]
+    return [*((name, "cuda") for name in methods), *((name, "serial") for name in SERIAL)]
+
+
+@pytest.mark.parametrize(("method", "engine"), cases())
 def test_float64_agrees_with_the_cpu(method, engine, tmp_path):
     """20 steps, odd last batches among them; the difference against the size of the update.
 
@@ -118,8 +123,9 @@ def recordings(engine):
     return found
 
 
-def test_one_step_in_float32_agrees_with_the_cpu(tmp_path):
-    values = {**BASE, "train.steps": 1, "engine.precision": "float32"}
+@pytest.mark.parametrize("method", [*fullrank.methods.available(), *OWN])
+def test_one_step_in_float32_agrees_with_the_cpu(method, tmp_path):
+    values = {**BASE, "train.steps": 1, "engine.precision": "float32", "method.name": method}
     start = entries(fullrank.run({**values, "train.lr": 1e-30}, tmp_path / "start"))
     cpu = entries(fullrank.run(values, tmp_path / "cpu"))
     gpu = entries(fullrank.run({**values, "engine.device": "cuda"}, tmp_path / "gpu"))

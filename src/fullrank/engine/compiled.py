@@ -25,6 +25,7 @@ class Forward:
         self.template.flat = None
         self.template.set_mode(train=True, stats=stats)
         self.counters = _without_counters_(self.template)
+        self.template.settle()  # a compiler cannot look at the structure
         self.function: Any = torch.compile(self._plain, dynamic=False, fullgraph=True, backend=backend)
 
     def _plain(self, tensors: Tensors, x: Tensor) -> tuple[Tensor, Tensor, Tensors]:

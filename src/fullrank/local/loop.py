@@ -124,7 +124,10 @@ def train(fit: Fit, stepper_of: StepperOf = Eager) -> Report:
     for sizes in epochs_of(fit.plan):
         epoch = slice(start, start + sum(sizes))
         means = stepper(rows[epoch], draws[epoch] if draws is not None else None, sizes)
-        measured.append({**means, DRIFT: drift(fit.step, fit.state, fit.context).double()})
+        away = drift(fit.step, fit.state, fit.context).to(
+            rows.device, torch.float64
+        )  # of no shared entries: the CPU's 0
+        measured.append({**means, DRIFT: away})
         start = epoch.stop
     stepper.finish()
     # Looked at when all is done: a device would stand still after every epoch otherwise.

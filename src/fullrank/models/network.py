@@ -136,6 +136,7 @@ class Network:
 
     def settle(self) -> None:
         """From now on the module has the entries and layers that it has: they are looked up once, not each time."""
+        self._walked = _Structure.of(self.module)
         self._settled = True
 
     @property
