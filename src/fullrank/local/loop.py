@@ -124,9 +124,7 @@ def train(fit: Fit, stepper_of: StepperOf = Eager) -> Report:
     for sizes in epochs_of(fit.plan):
         epoch = slice(start, start + sum(sizes))
         means = stepper(rows[epoch], draws[epoch] if draws is not None else None, sizes)
-        away = drift(fit.step, fit.state, fit.context).to(
-            rows.device, torch.float64
-        )  # of no shared entries: the CPU's 0
+        away = drift(fit.step, fit.state, fit.context).double().to(rows.device)  # where nothing is shared, a CPU's 0
         measured.append({**means, DRIFT: away})
         start = epoch.stop
     stepper.finish()
