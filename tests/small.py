@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fullrank import Method, Run
+from fullrank import Method, Run, methods
 from fullrank.assemble import Assembly, assemble
 from fullrank.config import Experiment, merged, nested
 from fullrank.data import DataSet, Pipeline, Split
@@ -88,6 +88,13 @@ def parabolas(a: Sequence[float], sizes: Sequence[int]) -> list[tuple]:
 def the_weight(run: Run) -> float:
     """The one weight of a trained `Line`."""
     return float(run.model().head.weight.detach())
+
+
+def on_its_network(values: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """Settings with a method of this name, and with the network that it is tried on where not any will do."""
+    wanted = getattr(methods.available().get(method), "tried_on", {})
+    rest = {key: value for key, value in values.items() if not wanted or key.split(".")[0] != "model"}
+    return {**rest, "method.name": method, **({"model": dict(wanted)} if wanted else {})}
 
 
 def put_together(

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fullrank.data import DataSet, Pipeline, Split, load_dataset
+from fullrank import Experiment
+from fullrank.assemble import federate
+from fullrank.data import DataSet, Pipeline, Split, load_dataset, resized
 from fullrank.data.augment import Crop, Flip
+from fullrank.data.geometry import Rotate
+from fullrank.data.resize import ResizedCrop, resize
 from fullrank.errors import Refusal
+from pictures import difference, pictures, to_pillow
 
 BELOW_ONE = float(np.nextafter(np.float32(1), np.float32(0)))
 
@@ -94,6 +101,155 @@ def test_flip_equals_a_loop_and_its_edges():
     assert np.array_equal(result[0], x[0][:, :, ::-1])
     assert np.array_equal(result[1:3], x[1:3])
     assert np.array_equal(result[3], x[3][:, :, ::-1])
+
+
+# rotate and resized-crop
+
+
+@pytest.mark.parametrize("degrees", [15, 30.5, 180])
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 20, 33), (1, 1, 4)], ids=str)
+def test_rotate_is_pillows_to_the_bit(shape, degrees):
+    x = pictures(*shape, each=10)
+    u = np.random.default_rng(1).random((len(x), 1), dtype=np.float32)
+    u[:3, 0] = [0, 0.5, BELOW_ONE]
+    result = Rotate(degrees).apply(torch.from_numpy(x), torch.from_numpy(u)).numpy()
+    for before, after, number in zip(x, result, u[:, 0], strict=True):
+        angle = (2 * float(number) - 1) * degrees
+        assert difference(after, to_pillow(before).rotate(angle, Image.Resampling.NEAREST)) == 0
+    assert np.array_equal(result[1], x[1])
+
+
+def test_rotate_turns_counter_clockwise_from_minus_to_plus():
+    x = torch.tensor([[[[1, 2], [3, 4]]]], dtype=torch.uint8)
+    turned = [Rotate(90).apply(x, torch.tensor([[u]]))[0, 0].tolist() for u in (0.0, 0.5, 1.0)]
+    assert turned == [[[3, 1], [4, 2]], [[1, 2], [3, 4]], [[2, 4], [1, 3]]]
+    floating = Rotate(90).apply(x.double() / 3, torch.tensor([[0.0]]))
+    assert torch.equal(floating, torch.tensor([[[[3, 1], [4, 2]]]]).double() / 3)
+
+
+def window_by_hand(u, height, width):
+    """The window of torchvision's RandomResizedCrop, try after try."""
+    low, high = math.log(3 / 4), math.log(4 / 3)
+    for area, ratio in zip(u[:10], u[10:20], strict=True):
+        pixels, shape = height * width * (0.08 + 0.92 * area), math.exp(low + (high - low) * ratio)
+        w, h = round(math.sqrt(pixels * shape)), round(math.sqrt(pixels / shape))
+        if 0 < w <= width and 0 < h <= height:
+            return math.floor(u[20] * (height - h + 1)), math.floor(u[21] * (width - w + 1)), h, w
+    if width / height < 3 / 4:
+        h, w = round(width / (3 / 4)), width
+    elif width / height > 4 / 3:
+        h, w = height, round(height * 4 / 3)
+    else:
+        h, w = height, width
+    return (height - h) // 2, (width - w) // 2, h, w
+
+
+@pytest.mark.parametrize("shape", [(3, 32, 32), (1, 28, 28), (3, 20, 33), (3, 6, 60), (3, 60, 6), (1, 2, 2)], ids=str)
+def test_resized_crop_equals_a_loop_over_pillow(shape):
+    x = pictures(*shape, each=20)
+    u = np.random.default_rng(2).random((len(x), ResizedCrop.draws))
+    # all tries too large: the middle
+    u[0, :10], u[0, 10:20] = 0.99, 0.99
+    result = ResizedCrop().apply(torch.from_numpy(x), torch.from_numpy(u)).numpy()
+    for before, after, numbers in zip(x, result, u.tolist(), strict=True):
+        top, left, height, width = window_by_hand(numbers, *shape[1:])
+        window = to_pillow(before).crop((left, top, left + width, top + height))
+        assert difference(after, window.resize(shape[:0:-1], Image.Resampling.BILINEAR)) == 0
+
+
+def test_resized_crop_takes_the_first_try_that_fits():
+    too_wide, fits = (0.999, 0.99), (0.0, 0.5)
+    for first in range(11):
+        tries = np.array([too_wide] * first + [fits] * (10 - first)).reshape(10, 2)
+        u = torch.tensor([[*tries[:, 0], *tries[:, 1], 0.0, 0.0]])
+        found = [int(number) for number in ResizedCrop()._window(u, 32, 32)]
+        # .08 of 1024 pixels as a square: 9 by 9; where nothing fits, all of it
+        assert found == ([0, 0, 9, 9] if first < 10 else [0, 0, 32, 32])
+
+
+def test_resized_crop_of_floating_images():
+    x = pictures(3, 16, 16)
+    u = torch.rand(len(x), ResizedCrop.draws, generator=torch.Generator().manual_seed(0))
+    exact = ResizedCrop().apply(torch.from_numpy(x).double(), u)
+    assert exact.dtype == torch.float64
+    # two roundings, each by half a level at most
+    assert float((exact - ResizedCrop().apply(torch.from_numpy(x), u)).abs().max()) <= 1
+
+
+# resizing a data set
+
+
+@pytest.mark.parametrize(
+    ("shape", "target"),
+    [
+        *(((1, 28, 28), (side, side)) for side in (1, 7, 14, 27, 32, 64)),
+        *(((3, 33, 20), target) for target in ((45, 70), (33, 41), (40, 20), (20, 20), (33, 9))),
+    ],
+    ids=str,
+)
+def test_resize_is_pillows_to_the_bit(shape, target):
+    x = pictures(*shape)
+    result = resize(torch.from_numpy(x), *target).numpy()
+    assert (result.dtype, result.shape) == (np.uint8, (len(x), shape[0], *target))
+    for before, after in zip(x, result, strict=True):
+        assert difference(after, to_pillow(before).resize(target[::-1], Image.Resampling.BILINEAR)) == 0
+
+
+@pytest.mark.parametrize("target", [(32, 32), (14, 14), (7, 11), (26, 16), (1, 60)], ids=str)
+def test_resize_is_within_a_level_where_pillow_takes_rows_first(target):
+    x = pictures(3, 33, 20, each=20)
+    result = resize(torch.from_numpy(x), *target).numpy()
+    for before, after in zip(x, result, strict=True):
+        assert difference(after, to_pillow(before).resize(target[::-1], Image.Resampling.BILINEAR)) <= 1
+
+
+def test_resize_goes_in_pieces(monkeypatch):
+    x = torch.from_numpy(pictures(3, 9, 7))
+    whole = resize(x, 12, 5)
+    monkeypatch.setattr("fullrank.data.resize._CHUNK_BYTES", 5 * 4 * 3 * 12 * 7)
+    assert torch.equal(resize(x, 12, 5), whole)
+
+
+@pytest.mark.parametrize(
+    ("stored", "size", "shape"), [((32, 50), 20, (20, 31)), ((50, 32), 17, (26, 17)), ((8, 8), 16, (16, 16))]
+)
+def test_a_data_set_is_resized_by_its_short_side(stored, size, shape):
+    data = images(3, *stored, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7), augment=("flip",))
+    data = DataSet(
+        "images", data.train, data.train.take(torch.tensor([4, 2])), ("a", "b"), mean=data.mean, std=data.std
+    )
+    smaller = resized(data, size)
+    assert smaller.input_shape == (3, *shape)
+    assert torch.equal(smaller.train.y, data.train.y)
+    assert torch.equal(smaller.test.x, smaller.train.x[[4, 2]])
+    assert (smaller.name, smaller.classes, smaller.mean, smaller.std) == (data.name, data.classes, data.mean, data.std)
+    assert smaller.fingerprint() != data.fingerprint()
+    assert resized(data, 0) is data
+    assert resized(data, min(stored)) is data
+
+
+def test_an_experiment_resizes_its_data():
+    federation = federate(Experiment.of({"data.size": 12, "data.augment": ["crop"]}))
+    assert federation.data.input_shape == (1, 12, 12)
+    assert federation.pipeline.operations == (Crop(1),)
+    digits = load_dataset("digits")
+    assert torch.equal(federation.data.train.x, resize(digits.train.x, 12, 12))
+    plain, larger = Experiment.of({}), Experiment.of({"data.size": 12})
+    assert federate(plain).data.fingerprint() == digits.fingerprint()
+    assert plain.hash() != larger.hash()
+
+
+def test_resizing_refuses():
+    with pytest.raises(
+        Refusal, match=r"data\.size = 4: only 8-bit images can be resized, and samples of rows are torch"
+    ):
+        resized(rows(torch.float32), 4)
+    with pytest.raises(Refusal, match="only 8-bit images"):
+        resized(images(dtype=torch.float32), 4)
+    with pytest.raises(Refusal, match=r"data\.size = -4: it must be a number of pixels"):
+        resized(images(), -4)
+    with pytest.raises(Refusal, match=r"data\.size = -1"):
+        Experiment.of({"data.size": -1})
 
 
 # the whole pipeline
@@ -284,6 +440,13 @@ def test_normalise_refuses(normalise, words):
         (["crop:-1"], "must be a whole number"),
         (["crop:"], "ends in a colon"),
         (["flip:0.5"], '"flip" takes no number'),
+        (["rotate"], '"rotate:" must say up to how many degrees, above 0 to 180, as in "rotate:15"'),
+        (["rotate:x"], '"rotate:x" must say up to how many degrees'),
+        (["rotate:0"], "above 0 to 180"),
+        (["rotate:-15"], "above 0 to 180"),
+        (["rotate:181"], "above 0 to 180"),
+        (["rotate:nan"], "above 0 to 180"),
+        (["resized-crop:64"], '"resized-crop" takes no number'),
         (["crop-reflect:32"], "cannot be reflected over a border of 32; at most 31"),
     ],
 )

@@ -373,13 +373,51 @@ def test_statistics_after_a_round_do_not_depend_on_who_went_first(order):
         np.testing.assert_allclose(state["1.running_mean"].numpy(), 0.1 * a.mean(0), rtol=1e-12)
         np.testing.assert_allclose(state["1.running_var"].numpy(), 0.9 + 0.1 * a.var(0, ddof=1), rtol=1e-12)
     shares = np.array([len(a) for a in inside]) / 28
-    for method in (FedRS(), FedLC(), FedRoD(), CCVR(), Ditto()):
+    for method in (FedRS(), FedLC(), FedRoD(), CCVR(), Ditto(), FedNH()):
         state = fit(start, clients, method, rounds=1, **FULL).model().state_dict()
         want = sum(share * 0.1 * a.mean(0) for share, a in zip(shares, inside, strict=True))
         np.testing.assert_allclose(state["1.running_mean"].numpy(), want, rtol=1e-11)
         want = 0.9 + sum(share * 0.1 * a.var(0, ddof=1) for share, a in zip(shares, inside, strict=True))
         np.testing.assert_allclose(state["1.running_var"].numpy(), want, rtol=1e-11)
         assert int(state["1.num_batches_tracked"]) == 1
+
+
+ANY_NETWORK = [name for name, method in available().items() if not getattr(method, "tried_on", {})]
+
+
+def moved_by(stats, inside, batches):
+    """Mean, variance and counter of a BatchNorm that has seen so many times the same batch."""
+    mean, var, count = stats
+    for _ in range(batches):
+        mean, var = 0.9 * mean + 0.1 * inside.mean(0), 0.9 * var + 0.1 * inside.var(0, ddof=1)
+    return mean, var, count + batches
+
+
+@pytest.mark.parametrize("policy", ["average", "local", "fedbn"])
+@pytest.mark.parametrize("name", ANY_NETWORK)
+def test_statistics_of_every_method_over_two_rounds(name, policy):
+    """No weight moves at this learning rate, so that statistics do not depend on what else a method does."""
+    clients, start = blobs(), normed()
+    weight, bias = start[0].weight.detach().numpy(), start[0].bias.detach().numpy()
+    inside = [x.numpy() @ weight.T + bias for x, _ in clients]
+    method = build(name if policy != "fedbn" or name == "fedbn" else f"{name}+fedbn")
+    settings = {"train.buffers": "local" if policy == "local" else "average"}
+    run = fit(start, clients, method, rounds=2, epochs=2, lr=1e-300, batch_size=1000, set=settings)
+
+    personal = policy != "average" or name in ("fedbn", "fedproto")
+    batches = 4 if name == "fedrep" else 2  # it fits twice
+    theirs = [(np.zeros(HIDDEN), np.ones(HIDDEN), 0) for _ in clients]
+    for _ in range(2):
+        theirs = [moved_by(stats, a, batches) for stats, a in zip(theirs, inside, strict=True)]
+        if not personal:
+            means, variances, counts = zip(*theirs, strict=True)
+            shares = np.array(SIZES) / sum(SIZES)
+            theirs = [(shares @ np.array(means), shares @ np.array(variances), max(counts))] * len(clients)
+    for k, want in enumerate(theirs):
+        got = kept(run, k)["model"] if personal else run._assembly.server.model
+        np.testing.assert_allclose(got["1.running_mean"].numpy(), want[0], rtol=1e-11)
+        np.testing.assert_allclose(got["1.running_var"].numpy(), want[1], rtol=1e-11)
+        assert int(got["1.num_batches_tracked"]) == want[2]
 
 
 def test_fedbn_finds_norm_layers_by_their_type():
@@ -782,8 +820,14 @@ def test_fedrod_needs_a_linear_classifier():
 # --- FedNH ------------------------------------------------------------------------------------------
 
 
+def lengths(rows):
+    """Of each; 1 where all features are dead: no gradient passes there anyway."""
+    found = np.linalg.norm(rows, axis=1, keepdims=True)
+    return np.where(found == 0, 1, found)
+
+
 def unit(rows):
-    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / lengths(rows)
 
 
 def cosines(state, z, y):
@@ -792,19 +836,21 @@ def cosines(state, z, y):
     near = unit(z)
     d = slope(s * near @ w.T, y)
     dn = s * d @ w
-    dz = (dn - near * (near * dn).sum(1, keepdims=True)) / np.linalg.norm(z, axis=1, keepdims=True)
+    dz = (dn - near * (near * dn).sum(1, keepdims=True)) / lengths(z)
     return {f"{layer}.scale": (d * (near @ w.T)).sum()}, dz
 
 
 @pytest.mark.parametrize("scale", [1.0, 20.0])
-def test_fednh_over_two_rounds(scale):
-    clients, start, method = lacking(), plain(), FedNH(smoothing=0.8, scale=scale)
+@pytest.mark.parametrize("begin", [plain, normed])
+def test_fednh_over_two_rounds(begin, scale):
+    clients, start, method = lacking(), begin(), FedNH(smoothing=0.8, scale=scale)
     run = fit(start, clients, method, rounds=2, **FULL)
     state = start_of(start, clients, method)
-    w = state["2.prototypes"]
+    layer = place(state)
+    w = state[f"{layer}.prototypes"]
     assert w.shape == (CLASSES, HIDDEN)
     np.testing.assert_allclose(w @ w.T, np.eye(CLASSES), atol=1e-14)
-    assert state["2.scale"] == scale
+    assert state[f"{layer}.scale"] == scale
     for _ in range(2):
         after = [sgd(state, c, cosines) for c in clients]
         total, n = np.zeros((CLASSES, HIDDEN)), np.zeros(CLASSES)
@@ -816,11 +862,12 @@ def test_fednh_over_two_rounds(scale):
                     total[c] += (y.numpy() == c).sum() * direction / np.linalg.norm(direction)
                     n[c] += (y.numpy() == c).sum()
         w = unit(0.8 * w + 0.2 * unit(total / n[:, None]))
-        state = {**mean(after), "2.prototypes": w}
+        state = {**mean(after), f"{layer}.prototypes": w}
     check(run.model().state_dict(), state)
-    np.testing.assert_allclose(np.linalg.norm(run.model()[2].prototypes.numpy(), axis=1), 1, rtol=1e-12)
+    np.testing.assert_allclose(np.linalg.norm(run.model()[-1].prototypes.numpy(), axis=1), 1, rtol=1e-12)
     z = unit(features(state, clients[0][0].numpy()))
-    np.testing.assert_allclose(run.model()(clients[0][0]).detach().numpy(), state["2.scale"] * z @ w.T, rtol=1e-9)
+    cosine = z @ w.T
+    np.testing.assert_allclose(run.model()(clients[0][0]).detach().numpy(), state[f"{layer}.scale"] * cosine, rtol=1e-9)
 
 
 def test_fednh_keeps_the_row_of_a_class_that_nobody_has_and_smoothing_1_freezes_all():

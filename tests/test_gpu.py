@@ -2,11 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 
 import fullrank
 from fullrank.rundir import read_rows
+from small import on_its_network
 
 pytestmark = pytest.mark.gpu
 
@@ -60,7 +62,7 @@ def test_float64_agrees_with_the_cpu(method, engine, tmp_path):
     (No more steps and no larger ones: a feature that is almost constant in a batch makes FedDecorr's gradient multiply
     rounding errors, which then grow from step to step on any device.)
     """
-    values = {**BASE, "method.name": method, "train.rounds": 1, "train.steps": 20, "train.batch_size": 30}
+    values = {**on_its_network(BASE, method), "train.rounds": 1, "train.steps": 20, "train.batch_size": 30}
     values |= {"train.lr": 0.003}
     start = entries(fullrank.run({**values, "train.rounds": 1, "train.lr": 1e-300}, tmp_path / "start"))
     cpu = entries(fullrank.run(values, tmp_path / "cpu"))
@@ -90,18 +92,34 @@ def test_every_method_of_the_library_is_captured():
 
     methods = [*fullrank.methods.available(), *(f"{own}:{name}" for name in ("Variates", "Previous", "Sharpness"))]
     for name in [*methods, f"{own}:HeadThenBody", f"{own}:SideModel"]:
-        values = {**BASE, "method.name": name, "engine.device": "cuda", "engine.precision": "float32"}
+        values = {**on_its_network(BASE, name), "engine.device": "cuda", "engine.precision": "float32"}
         engine = played(values)
         assert engine.reasons == [], name
         assert recordings(engine), name
 
 
 @pytest.mark.parametrize("model", fullrank.models.available())
-def test_every_model_of_the_library_is_captured(model):
+def test_every_model_of_the_library_is_captured(model, tmp_path):
     values = {"data.clients": 2, "model.name": model, "train.steps": 5, "train.batch_size": 8, "engine.device": "cuda"}
-    engine = played({**values, "engine.slots": 1 if model == "cnn" else 2})
+    engine = played({**values, **images_for(model, tmp_path), "engine.slots": slots_for(model)})
     assert engine.reasons == []
     assert recordings(engine)
+
+
+def slots_for(model):
+    """One where training draws numbers (and for one other network), else two."""
+    with torch.device("meta"):
+        net = fullrank.models.build(model, 10, 1)
+    return 1 if model == "cnn" or any(isinstance(part, torch.nn.Dropout) for part in net.modules()) else 2
+
+
+def images_for(model, folder):
+    """Digits, or larger images for networks that need them."""
+    if model not in ("alexnet-bn", "lenet"):
+        return {}
+    x = np.random.default_rng(0).integers(0, 256, (60, 64, 64, 1), dtype=np.uint8)
+    np.savez(folder / "large.npz", x=x, y=np.arange(60) % 10)
+    return {"data.name": str(folder / "large.npz"), "data.partition": "iid"}
 
 
 def played(values):
@@ -125,7 +143,7 @@ def recordings(engine):
 
 @pytest.mark.parametrize("method", [*fullrank.methods.available(), *OWN])
 def test_one_step_in_float32_agrees_with_the_cpu(method, tmp_path):
-    values = {**BASE, "train.steps": 1, "engine.precision": "float32", "method.name": method}
+    values = {**on_its_network(BASE, method), "train.steps": 1, "engine.precision": "float32"}
     start = entries(fullrank.run({**values, "train.lr": 1e-30}, tmp_path / "start"))
     cpu = entries(fullrank.run(values, tmp_path / "cpu"))
     gpu = entries(fullrank.run({**values, "engine.device": "cuda"}, tmp_path / "gpu"))

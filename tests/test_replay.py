@@ -9,6 +9,8 @@ from fullrank.config import Experiment
 from fullrank.engine.compiled import Forward
 from fullrank.engine.cuda import Cuda
 from fullrank.engine.serial import Serial
+from fullrank.models import Net, Network
+from small import on_its_network
 
 CPU = torch.device("cpu")
 BASE = {
@@ -75,7 +77,7 @@ def recordings(engine):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_as_in_serial(method):
-    engine = check_same({**BASE, "method.name": method}, cuda())
+    engine = check_same(on_its_network(BASE, method), cuda())
     assert not engine.reasons
     assert recordings(engine)
     assert None not in recordings(engine)
@@ -90,6 +92,36 @@ def test_a_compiled_forward_changes_nothing(method, monkeypatch):
     assert len(engine.places[0].forwards["move"].counters) > 0
 
 
+class Opaque(Net):
+    """Its entries cannot be listed while a compiler looks: some releases of PyTorch cannot trace `state_dict`."""
+
+    def state_dict(self, *args, **kwargs):
+        if torch.compiler.is_compiling():
+            raise RuntimeError("a compiler looks at the structure")
+        return super().state_dict(*args, **kwargs)
+
+
+@pytest.mark.parametrize("stats", ["move", "freeze"])
+def test_the_compiler_need_not_look_at_a_network_that_nobody_looked_at_before(stats):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        body = fullrank.models.build("cnn", 3, 1, norm="batch", width=2, features=4).backbone
+        network = Network.of(Opaque(body, 4, 3), torch.zeros(2, 1, 8, 8), 3)
+        x = torch.randn(6, 1, 8, 8)
+    network.half = torch.bfloat16  # in which a forward asks for the dtype of the entries
+    assert network._walked is None
+    forward = Forward(network, stats, "aot_eager")
+    entries = {name: value.detach().clone() for name, value in network.tensors().items()}
+    got = forward(entries, x)
+    with network.mode(train=True, stats=stats):
+        want = network(x)
+    torch.testing.assert_close(got.logits, want.logits.detach(), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(got.z, want.z.detach(), rtol=1e-2, atol=1e-2)
+    for name in network.buffer_names:
+        torch.testing.assert_close(entries[name], network.tensors()[name], rtol=1e-2, atol=1e-2)
+    assert int(entries["backbone.1.num_batches_tracked"]) == (stats == "move")
+
+
 @pytest.mark.parametrize("last", ["keep", "wrap", "drop"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_optimisers_schedules_and_odd_batches(optimizer, last):
@@ -97,6 +129,11 @@ def test_optimisers_schedules_and_odd_batches(optimizer, last):
     values |= {"train.lr_schedule": "cosine", "train.clip_norm": 0.5, "train.label_smoothing": 0.1, "train.lr": 0.002}
     values |= {"train.decay_on": "matrices", "train.rounds": 3}
     check_same(values, cuda(2), rounds=3, tolerance=1e-7)
+
+
+def test_a_learning_rate_for_every_step():
+    values = {**BASE, "train.lr_schedule": "cosine", "train.lr_schedule_by": "step", "train.rounds": 2}
+    check_same(values, cuda(2), rounds=2)
 
 
 def test_slots_on_several_devices():

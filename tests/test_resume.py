@@ -14,6 +14,7 @@ import pytest
 
 from fullrank import methods
 from killing import ANY, Strike, assert_equal_outcomes, assert_tidy, attempt
+from small import on_its_network
 
 SEED = 20_260_611
 """From which the kill points that nobody chose are drawn."""
@@ -142,7 +143,8 @@ def test_killed_in_a_round(case, point, uninterrupted, tmp_path):
 
 @pytest.mark.parametrize("name", methods.available())
 def test_every_method_is_killed_twice_and_resumed(name, tmp_path):
-    settings = {**settings_of("fedavg"), "method.name": name, "model.dropout": 0.0, "model.features": 12}
+    settings = {**settings_of("fedavg"), "model.dropout": 0.0, "model.features": 12}
+    settings = on_its_network(settings, name)
     attempt(settings, tmp_path / "whole").succeeded()
     strikes = [Strike("a local step", 9), Strike("bytes of manifest", 1)]  # in the second round, then in its checkpoint
     kill_and_resume(settings, tmp_path / "run", strikes, tmp_path / "whole")

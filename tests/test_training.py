@@ -1,11 +1,15 @@
 """Every training setting against torch.optim and torch's schedulers on the same sequence of batches, in float64."""
 
+import math
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import fullrank
+from fullrank.assemble import assemble
 from fullrank.config import Experiment
 from fullrank.errors import Refusal
 from fullrank.local.plan import make_plan
@@ -173,6 +177,43 @@ def test_shares_by_hand():
     assert [cosine.share(t) for t in range(4)] == pytest.approx([1, 0.8535533906, 0.5, 0.1464466094])
     step = Schedule("step", decay=0.1, decay_every=3, warmup=1)
     assert [step.share(t) for t in range(8)] == pytest.approx([0.5, 1, 1, 1, 0.1, 0.1, 0.1, 0.01])
+
+
+def test_a_schedule_by_steps_is_torchs_own_step_by_step():
+    """One client, five steps a round: cosine over all 15 of them after three rounds' worth of torch.optim."""
+    rounds, steps = 3, 5
+    values = {"train.steps": steps, "train.lr_schedule": "cosine", "train.lr_schedule_by": "step"}
+    x, y = samples()
+    whole = {"batch_size": len(x), "lr": 0.1, "momentum": 0.0}
+    run = fullrank.fit(network(), [(x, y)], "fedavg", rounds=rounds, **whole, set=values)
+    net = network()
+    optimiser = torch.optim.SGD(net.parameters(), lr=0.1)
+    scheduler = SCHEDULES.CosineAnnealingLR(optimiser, rounds * steps)
+    for _ in range(rounds * steps):
+        optimiser.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        optimiser.step()
+        scheduler.step()
+    for name, value in run.model().state_dict().items():
+        torch.testing.assert_close(value, net.state_dict()[name], rtol=1e-5, atol=1e-6)
+
+
+def test_rates_inside_a_round_and_how_far_they_carry():
+    schedule = Schedule("cosine", rounds=2, by="step")
+    settings = schedule.at(1, Settings(lr=2.0, momentum=0.5))
+    rates = [2 * (1 + math.cos(math.pi * t / 2)) / 2 for t in (1, 1.25, 1.5, 1.75)]
+    assert settings.rates(4) == pytest.approx(rates)
+    # u = 1, 1.5, 1.75, 1.875
+    assert Travel().on(4, settings).distance == pytest.approx(np.dot(rates, [1, 1.5, 1.75, 1.875]))
+    assert Schedule("constant", by="step").at(0, Settings()).moving is None
+
+
+def test_a_fit_with_its_own_rate_leaves_the_schedule():
+    values = {"train.lr_schedule": "cosine", "train.lr_schedule_by": "step", "train.rounds": 1}
+    parts = assemble(Experiment.of({**values, "data.clients": 2, "method.name": "fedetf", "engine.name": "serial"}))
+    client, _ = parts.site._client(parts.server.job("personal", 0))
+    assert client._adapted(None, None, {"lr": 0.5}).rates(2) == [0.5, 0.5]
+    assert client._adapted(None, None, {}).moving is not None
 
 
 def test_travel_with_nesterov_and_kept_momentum():

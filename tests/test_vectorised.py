@@ -20,7 +20,7 @@ from fullrank.local.plan import make_plan
 from fullrank.local.settings import Settings
 from fullrank.methods.fedavg import FedAvg
 from fullrank.trees import flatten
-from small import blobs, normed, plain, put_together
+from small import blobs, normed, on_its_network, plain, put_together
 from test_replay import METHODS
 
 BASE = {
@@ -97,7 +97,7 @@ def made(values):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_trains_as_in_serial(method):
-    engine = check_same(made({**BASE, "method.name": method}))
+    engine = check_same(made(on_its_network(BASE, method)))
     assert bool(engine.reasons) == bool(engine.site.composition.defined("train"))
 
 

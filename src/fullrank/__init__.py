@@ -27,6 +27,7 @@ __all__ = [
     "Method",
     "Run",
     "Sum",
+    "collapse",
     "compare",
     "compare_runs",
     "data",
@@ -37,11 +38,12 @@ __all__ = [
     "objectives",
     "run",
     "testing",
+    "theory",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """`fullrank.testing` when it is asked for: it needs torch's tracer, which takes its time to load."""
-    if name == "testing":
-        return importlib.import_module(".testing", __name__)
+    """Modules that few programs need, when they are asked for; testing needs torch's tracer, which is slow to load."""
+    if name in ("collapse", "testing", "theory"):
+        return importlib.import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

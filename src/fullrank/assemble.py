@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,7 @@ from torch import nn
 
 from . import methods, models
 from .config import GIVEN, EngineTable, Experiment, Statistics
-from .data import DataSet, Pipeline, Split, load_dataset
+from .data import DataSet, Pipeline, Split, load_dataset, resized
 from .data.federation import Federation, divide, keep_unseen
 from .errors import Refusal
 from .evaluate import evaluate
@@ -52,6 +53,18 @@ class Assembly:
         aside = select(self.network, [selector for part in self.composition.parts for selector in part.aside])
         own = [name for name in self.entries.personal if name not in aside]
         return f"{len(own)} entries of the model are each client's own ({own[0]} …)" if own else None
+
+    def cautions(self) -> list[str]:
+        """What a user must know of a run that can be made, but is not what a method or the network promises."""
+        parts = self.composition.parts
+        said = [text for part in parts if (text := part.caution(self.site.settings))]
+        wanted = getattr(self.network.module, "made_for", "")
+        if wanted and wanted not in [part.name for part in parts]:
+            said.append(
+                f'the network is made for the method "{wanted}", which is missing, so it trains by plain gradients; '
+                "name it in method.name, alone or with others (+)"
+            )
+        return said
 
     def facts(self) -> dict[str, Any]:
         """What is recorded of the data and their division."""
@@ -169,7 +182,7 @@ def federate(experiment: Experiment) -> Federation:
         raise Refusal(
             f'data.name and data.partition = "{GIVEN}" stand for data that a program hands over to fullrank.fit'
         )
-    data = load_dataset(table.name, table.root, seed=experiment.seed)
+    data = resized(load_dataset(table.name, table.root, seed=experiment.seed), table.size)
     divided = divide(
         data,
         pipeline(experiment, data),
@@ -196,7 +209,7 @@ def pipeline(experiment: Experiment, data: DataSet) -> Pipeline:
 
 def _settings(experiment: Experiment) -> Settings:
     table = experiment.train.model_dump()
-    values = {field.name: table[field.name] for field in dataclasses.fields(Settings)}
+    values = {field.name: table[field.name] for field in dataclasses.fields(Settings) if field.name in table}
     if not isinstance(values["decay_on"], str):
         values["decay_on"] = tuple(values["decay_on"])
     return Settings(**values)
@@ -204,7 +217,7 @@ def _settings(experiment: Experiment) -> Settings:
 
 def _schedule(experiment: Experiment) -> Schedule:
     table = experiment.train
-    return Schedule(table.lr_schedule, table.rounds, table.warmup, table.decay, table.decay_every)
+    return Schedule(table.lr_schedule, table.rounds, table.warmup, table.decay, table.decay_every, table.lr_schedule_by)
 
 
 def _network(
@@ -319,6 +332,9 @@ def _device(name: str) -> torch.device:
         raise Refusal(f'engine.device = "{name}" is not a device; known are cpu, cuda, cuda:0 …') from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise Refusal(f'engine.device = "{name}": this machine has no CUDA device that torch can use')
+    if device.type == "cuda":
+        # Read when CUDA starts: by default streams share eight queues, in which one waits for another without need.
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
     return device
 
 

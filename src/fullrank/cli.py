@@ -30,7 +30,12 @@ app.add_typer(methodscli.app, name="methods")
 app.add_typer(benchcli.app, name="bench")
 
 _CIFAR, _DIGITS = (3, 32, 32), (1, 8, 8)
-_COUNTED_AT = {"cnn": _DIGITS, "mlp": _DIGITS}  # the inputs at which networks are counted; all others at CIFAR's
+_COUNTED_AT = {  # the inputs at which networks are counted; all others at CIFAR's
+    "cnn": _DIGITS,
+    "mlp": _DIGITS,
+    "alexnet-bn": (3, 256, 256),
+    "efficientnet-b0": (3, 224, 224),
+}
 
 
 STAGES = {

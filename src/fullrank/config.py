@@ -64,6 +64,8 @@ class Data(Table):
     unseen: Annotated[float, Field(ge=0, lt=1)] = 0.0
     holdout: Share = 0.0
     validation: Share = 0.0
+    size: Annotated[int, Field(ge=0)] = 0
+    """Short side of images, resized once when they are loaded; 0: as stored."""
     normalise: Literal["auto", "none", "half"] | Statistics = "auto"
     augment: Literal["auto", "none"] | list[str] = "auto"
 
@@ -126,6 +128,7 @@ class Train(Table):
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.01
     lr_schedule: Literal["constant", "cosine", "step", "exponential"] = "constant"
+    lr_schedule_by: Literal["round", "step"] = "round"
     warmup: Annotated[int, Field(ge=0)] = 0
     decay: Annotated[float, Field(gt=0, le=1)] = 0.1
     decay_every: Annotated[int, Field(ge=0)] = 0

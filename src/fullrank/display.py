@@ -242,6 +242,7 @@ def warnings(row: Mapping[str, Any]) -> list[str]:
         names = ", ".join(map(str, row["idle"]))
         lines.append(f"round {row['round']}: no batch to train on and so nothing sent by client {names}")
     if row["round"] == 1:
+        lines += row.get("cautions", [])
         lines += [f"steps run one by one, not from a recording: {reason}" for reason in row.get("not_recorded", [])]
         lines += [f"clients train one by one, not in groups: {reason}" for reason in row.get("one_by_one", [])]
     return lines

@@ -172,6 +172,8 @@ def _one_round(
     last = server.round == experiment.train.rounds
     scores = assembly.judge(server.model) if server.round % experiment.evaluate.every == 0 else {}
     row = _row(played, scores, trained - start, time.perf_counter() - start)
+    if server.round == 1 and (cautions := assembly.cautions()):
+        row["cautions"] = cautions
     row = writable({**row, **engine.notes()})
     rows.append(row)
     if directory is not None:

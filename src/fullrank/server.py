@@ -21,7 +21,7 @@ from .local.optimiser import memory
 from .local.plan import make_plan
 from .local.settings import Settings
 from .local.step import Bound, Context, State, Step
-from .methods.compose import Composition
+from .methods.compose import Composition, defines
 from .methods.method import Method
 from .models.entries import Entries, select
 from .models.network import Net, Network
@@ -88,7 +88,7 @@ class Server:
         for part in composition.parts:
             if state := part.server_state(self.seen_by(part)):
                 self._own[part.name] = clone(state)
-            for name in part.broadcast:
+            for name in self._sent_of(part):
                 if name not in self._own.get(part.name, {}):
                     raise Refusal(f'"{part.name}" broadcasts "{name}", which its server_state does not have')
 
@@ -239,11 +239,15 @@ class Server:
             "w": self.w,
             "buffers": {name: self._model[name] for name in self._entries.buffers},
             "sent": {
-                part.name: {name: self._own[part.name][name] for name in part.broadcast}
+                part.name: {name: self._own[part.name][name] for name in names}
                 for part in self._composition.parts
-                if part.broadcast
+                if (names := self._sent_of(part))
             },
         }
+
+    def _sent_of(self, part: Method) -> tuple[str, ...]:
+        """What a method broadcasts: nothing where its hyper-parameters let it keep no state."""
+        return part.broadcast if part.name in self._own or not defines(part, "server_state") else ()
 
     def _collect(
         self,

@@ -183,10 +183,14 @@ class Site:
             client, _ = self._client(job)
         if self.composition.defined("personalise"):
             part, personalise = self.composition.exclusive("personalise")
+            wanted = "personal" in result.metrics
+            if wanted:
+                client.judge = lambda: self._judged(client)
             if tree := personalise(client.seen_by(part)):
                 client.network.load(tree)
-            if "personal" in result.metrics:
-                result.metrics["personal"]["personalised"] = self._judged(client)
+            if wanted:
+                course = {"course": client.course} if client.course else {}
+                result.metrics["personal"]["personalised"] = {**self._judged(client), **course}
         if not job.judge:
             result.model = clone(client.model)
         return result
@@ -229,6 +233,7 @@ class Site:
             state=state,
             stepper_of=self.stepper_of,
             aside=aside,
+            peers=self.federation.seen,
         )
         for part in self.composition.parts:
             if part.name not in state and defines(part, "client_state"):

@@ -47,11 +47,17 @@ def _validated(row: Mapping[str, Any]) -> float:
     return float(row["validation_accuracy"])
 
 
-def over_stages(judged: Mapping[int, Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, Any]]:
-    """Clients' accuracies on their hold-outs, by stage: as received, after local training, personalised."""
+def over_stages(judged: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """Clients' accuracies on their hold-outs, by stage: as received, after local training, personalised.
+
+    Where a method notes how a personalisation goes, `course` has the plain mean at each of its marks.
+    """
     stages: dict[str, dict[str, Any]] = {}
     for stage in ("received", "local", "personalised"):
         scores = [found[stage] for found in judged.values() if stage in found]
         if scores:
             stages[stage] = over_clients([s["accuracy"] for s in scores], [int(s["samples"]) for s in scores])
+        if courses := [s["course"] for s in scores if "course" in s]:
+            marks = zip(*([mark["accuracy"] for mark in course] for course in courses), strict=True)
+            stages[stage]["course"] = [sum(mark) / len(mark) for mark in marks]
     return stages

@@ -109,6 +109,9 @@ class Trial:
         self.module = module
         self.exchange: dict[str, int] = {}
         values = merged(EXPERIMENT, nested(settings))
+        wanted = next((part.tried_on for part in method.parts if part.tried_on), None)
+        if wanted and "model" not in nested(settings):
+            values["model"] = dict(wanted)
         if module is not None:
             values = merged(values, {"model": {"name": "given"}})
             values["model"] = {"name": "given"}

@@ -7,5 +7,6 @@ from .augment import Pipeline
 from .dataset import DataSet, Split
 from .load import load_dataset
 from .memory import as_split
+from .resize import resized
 
-__all__ = ["DataSet", "Pipeline", "Split", "as_split", "load_dataset", "partition"]
+__all__ = ["DataSet", "Pipeline", "Split", "as_split", "load_dataset", "partition", "resized"]

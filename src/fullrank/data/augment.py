@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -17,24 +17,18 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..errors import Refusal, nearest
+from .autoaugment import AutoAugment, RandAugment
+from .constants import constant
 from .dataset import DataSet, is_integer
+from .geometry import Rotate
+from .operation import Operation, pick
+from .resize import ResizedCrop
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
 
-class Operation(Protocol):
-    """One random change of a batch of images (N, C, H, W), steered by uniform numbers (N, draws)."""
-
-    @property
-    def draws(self) -> int:
-        """How many numbers of [0, 1) a sample needs."""
-
-    def apply(self, x: Tensor, u: Tensor) -> Tensor:
-        """The changed images, of the same shape and dtype."""
-
-
 @dataclass(frozen=True)
-class Crop:
+class Crop(Operation):
     """A window of the original size out of the image with a border, of zeros or of its own reflection."""
 
     pad: int
@@ -49,9 +43,7 @@ class Crop:
         return windows[sample, :, self._offset(u[:, 0]), self._offset(u[:, 1])]
 
     def _offset(self, u: Tensor) -> Tensor:
-        positions = 2 * self.pad + 1
-        # a number just below 1 may have been rounded up to 1 on its way into a shorter dtype
-        return (u * positions).floor().long().clamp(max=positions - 1)
+        return pick(u, 2 * self.pad + 1)
 
     def _bordered(self, x: Tensor) -> Tensor:
         if not self.reflect:
@@ -66,7 +58,7 @@ class Crop:
 
 
 @dataclass(frozen=True)
-class Flip:
+class Flip(Operation):
     """Left and right exchanged, for half of the samples."""
 
     draws: ClassVar[int] = 1
@@ -76,7 +68,8 @@ class Flip:
         return torch.where(u[:, 0, None, None, None] < 0.5, x.flip(-1), x)
 
 
-def _crop(argument: str, height: int, width: int, *, reflect: bool = False) -> Crop:
+def _crop(argument: str, dataset: DataSet, *, reflect: bool = False) -> Crop:
+    height, width = dataset.input_shape[1:]
     side = min(height, width)
     if argument and not (argument.isdecimal() and int(argument) > 0):
         raise Refusal(f'the border "{argument}" of a crop must be a whole number of pixels, as in "crop:2"')
@@ -88,21 +81,55 @@ def _crop(argument: str, height: int, width: int, *, reflect: bool = False) -> C
     return Crop(pad, reflect)
 
 
-def _crop_reflect(argument: str, height: int, width: int) -> Crop:
-    return _crop(argument, height, width, reflect=True)
+def _crop_reflect(argument: str, dataset: DataSet) -> Crop:
+    return _crop(argument, dataset, reflect=True)
 
 
-def _flip(argument: str, height: int, width: int) -> Flip:
-    if argument:
-        raise Refusal(f'"flip" takes no number, but "flip:{argument}" was given')
+def _flip(argument: str, dataset: DataSet) -> Flip:
+    _refuse_argument("flip", argument)
     return Flip()
 
 
-# name -> (what follows the colon, height, width) -> operation
-OPERATIONS: dict[str, Callable[[str, int, int], Operation]] = {
+def _rotate(argument: str, dataset: DataSet) -> Rotate:
+    return Rotate.parse(argument)
+
+
+def _resized_crop(argument: str, dataset: DataSet) -> ResizedCrop:
+    _refuse_argument("resized-crop", argument)
+    return ResizedCrop()
+
+
+def _autoaugment(argument: str, dataset: DataSet) -> AutoAugment:
+    _refuse_argument("autoaugment", argument)
+    return AutoAugment(*_size_of_pictures("autoaugment", dataset))
+
+
+def _randaugment(argument: str, dataset: DataSet) -> RandAugment:
+    return RandAugment.parse(argument, *_size_of_pictures("randaugment", dataset))
+
+
+def _refuse_argument(name: str, argument: str) -> None:
+    if argument:
+        raise Refusal(f'"{name}" takes no number, but "{name}:{argument}" was given')
+
+
+def _size_of_pictures(name: str, dataset: DataSet) -> tuple[int, int]:
+    """Height and width of images that have levels of grey or of red, green and blue."""
+    if not dataset.images or dataset.in_channels not in (1, 3):
+        raise Refusal(f'"{name}" is for 8-bit images of 1 or 3 channels, and {_describe(dataset)}')
+    _, height, width = dataset.input_shape
+    return height, width
+
+
+# name -> (what follows the colon, data set) -> operation
+OPERATIONS: dict[str, Callable[[str, DataSet], Operation]] = {
     "crop": _crop,
     "crop-reflect": _crop_reflect,
     "flip": _flip,
+    "rotate": _rotate,
+    "resized-crop": _resized_crop,
+    "autoaugment": _autoaugment,
+    "randaugment": _randaugment,
 }
 
 
@@ -140,6 +167,8 @@ class Pipeline:
         """Put the constants on a device ahead of time, as must be done before a CUDA graph is captured."""
         for numbers in self.statistics or ():
             _per_channel(numbers, device, _exact(dtype))
+        for operation in self.operations:
+            operation.place(device)
 
     def __call__(self, x: Tensor, uniform: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
         """The batch for training, given (N, draws) uniform numbers, or for evaluation, without."""
@@ -176,20 +205,9 @@ def _exact(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-_constants: dict[tuple[tuple[float, ...], torch.device, torch.dtype], Tensor] = {}
-
-
 def _per_channel(numbers: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Numbers as a (C, 1, 1) tensor, made once: copying them to a device every step would stall it."""
-    key = (numbers, device, dtype)
-    if key in _constants:
-        return _constants[key]
-    # by way of NumPy and outside inference mode, so that the tensor is an ordinary one whoever asks first
-    with torch.inference_mode(False):
-        constant = torch.from_numpy(np.array(numbers)[:, None, None]).to(device, dtype)
-    if type(constant) is Tensor:  # not the stand-in of a tracer
-        _constants[key] = constant
-    return constant
+    """Numbers as a (C, 1, 1) tensor."""
+    return constant(numbers, lambda: np.array(numbers)[:, None, None], device, dtype)
 
 
 def _are_images(dataset: DataSet) -> bool:
@@ -244,13 +262,13 @@ def _operations(dataset: DataSet, augment: str | Sequence[str]) -> tuple[Operati
     names = dataset.augment if augment == "auto" else () if augment == "none" else tuple(augment)
     if names and not _are_images(dataset):
         raise Refusal(f'"{names[0]}" needs images (N, C, H, W), and {_describe(dataset)}; use augment = "none"')
-    return tuple(_operation(text, *dataset.input_shape[1:]) for text in names)
+    return tuple(_operation(text, dataset) for text in names)
 
 
-def _operation(text: str, height: int, width: int) -> Operation:
+def _operation(text: str, dataset: DataSet) -> Operation:
     name, colon, argument = str(text).partition(":")
     if name not in OPERATIONS:
         raise Refusal(f'unknown augmentation "{text}": {nearest(name, OPERATIONS)}')
     if colon and not argument:
         raise Refusal(f'augmentation "{text}" ends in a colon; a number must follow, or nothing')
-    return OPERATIONS[name](argument, height, width)
+    return OPERATIONS[name](argument, dataset)

@@ -40,6 +40,11 @@ class Federation:
         """How many clients there are."""
         return len(self.parts)
 
+    @cached_property
+    def seen(self) -> np.ndarray:
+        """The clients that may train."""
+        return np.setdiff1d(np.arange(self.clients), self.unseen)
+
     def size(self, client: int) -> int:
         """A client's number of training samples."""
         return len(self.parts[client])

@@ -65,7 +65,7 @@ class Recorder:
             self._say("a term that a method gives for one fit holds values of its own; keep them in the client's state")
             return Eager(step, state, context, samples, dtype)
         # The learning rate and the length of a fit are no part of a step.
-        settings = dataclasses.replace(step.settings, lr=0.0, epochs=0, steps=0)
+        settings = dataclasses.replace(step.settings, lr=0.0, moving=None, epochs=0, steps=0)
         key = (settings, step.side, step.stats, step.space, own, tuple(state.trained), _shape(context), dtype)
         if key not in self.arenas:
             self.arenas[key] = Arena(self, step, state, context, samples, dtype)
@@ -206,6 +206,11 @@ class Replayed:
         eager = self.arena.eager(size)
         means: dict[str, Tensor] = self.arena.recorder.workshop.eagerly(lambda: eager(rows, draws, [size] * steps))
         return {name: mean * steps for name, mean in means.items()}
+
+    def take_rate(self, lr: float) -> None:
+        """From now on another learning rate, where the recorded steps look for it."""
+        assert self.arena.context.lr is not None
+        self.arena.context.lr.fill_(lr)
 
     def finish(self) -> None:
         """The optimiser's memory goes back to the client."""

@@ -72,6 +72,8 @@ def obstacle(site: Site) -> str:
         return f'the method "{own[0].name}" says itself which fits a client runs'
     if site.network.has_dropout:
         return "the model draws random numbers in its forward, which are each client's own"
+    if site.schedule.by == "step":
+        return "the learning rate changes from step to step, and clients have different numbers of steps"
     if site.has_constants:
         return "the model has buffers that are no part of its state, which all clients would write into at once"
     return ""

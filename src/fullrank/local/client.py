@@ -6,9 +6,10 @@ import contextlib
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -88,6 +89,7 @@ class Client:
         state: Tree,
         stepper_of: StepperOf = Eager,
         aside: bool = False,
+        peers: Sequence[int] | np.ndarray = (),
     ):
         self.id = id
         self.round = round
@@ -97,6 +99,9 @@ class Client:
         self.home = Home(network, received, aside)
         self.entries = entries
         self.reports: list[Report] = []
+        self.judge: Callable[[], dict[str, float]] | None = None
+        """Scores of the current model on the client's hold-out, where there is one and somebody wants to know."""
+        self.course: list[dict[str, float]] = []
         self._network = network
         self._seed = seed
         self._composition = composition
@@ -104,6 +109,7 @@ class Client:
         self._received = received
         self._sent = sent
         self._stepper_of = stepper_of
+        self._peers = peers
         self._state = state
         self._space = ""
         self._memory, self._travels = _kept_optimiser(state)
@@ -166,6 +172,13 @@ class Client:
             )
         return found.pop() if found else 0.0
 
+    def one_of(self, share: float, purpose: str) -> bool:
+        """Whether this client is in a fixed share of those that may take part, drawn from the seed for a purpose."""
+        if share >= 1:
+            return True
+        rng = generator(self._seed, "share", self._space, purpose)
+        return self.id in rng.choice(self._peers, max(1, round(share * len(self._peers))), replace=False)
+
     # What a method asks for
 
     def fit(
@@ -198,6 +211,11 @@ class Client:
         with self._holding(model):
             self._run(label, settings, self._trained(only), True, True, loss, criterion, stats)
             return clone(self.model)
+
+    def mark(self) -> None:
+        """Note how good the current model is on the client's hold-out: the course of a personalisation."""
+        if self.judge is not None:
+            self.course.append(self.judge())
 
     @torch.no_grad()
     def features(self, batch_size: int = 256) -> tuple[Tensor, Tensor]:
@@ -245,6 +263,8 @@ class Client:
         for key in optimiser:
             if key not in known:
                 raise Refusal(f'client.fit has no setting "{key}"; {nearest(key, known)}')
+        if "lr" in optimiser:
+            optimiser = {**optimiser, "moving": None}  # its own rate is no part of the schedule
         settings = dataclasses.replace(self._settings, **optimiser)
         if epochs is not None:
             settings = dataclasses.replace(settings, epochs=epochs, steps=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -56,6 +56,9 @@ class Stepper(Protocol):
         Returns the mean of each term over the steps.
         """
 
+    def take_rate(self, lr: float) -> None:
+        """From now on another learning rate."""
+
     def finish(self) -> None:
         """After the last step: the fit's state is where the caller looks for it."""
 
@@ -81,6 +84,11 @@ class Eager:
         """Gather, prepare, step; each term's value."""
         x = self.samples.prepare(self.samples.x[rows], draws, self.dtype)
         return self.step.advance_(self.state, self.context, x, self.samples.y[rows])
+
+    def take_rate(self, lr: float) -> None:
+        """From now on another learning rate."""
+        weight = next(iter(self.state.trained.values()))
+        self.context = replace(self.context, lr=weight.new_tensor(lr))
 
     def finish(self) -> None:
         """Everything is in place."""
@@ -119,11 +127,15 @@ def train(fit: Fit, stepper_of: StepperOf = Eager) -> Report:
     """Run a fit, changing its state in place."""
     stepper = stepper_of(fit.step, fit.state, fit.context, fit.samples, fit.dtype)
     rows, draws = fit.rows()
+    rates = iter(fit.step.settings.rates(fit.plan.steps))
     measured: list[dict[str, Tensor]] = []
     start = 0
     for sizes in epochs_of(fit.plan):
         epoch = slice(start, start + sum(sizes))
-        means = stepper(rows[epoch], draws[epoch] if draws is not None else None, sizes)
+        if fit.step.settings.moving is None:
+            means = stepper(rows[epoch], draws[epoch] if draws is not None else None, sizes)
+        else:
+            means = _step_by_step(stepper, rows[epoch], draws[epoch] if draws is not None else None, sizes, rates)
         away = drift(fit.step, fit.state, fit.context).double().to(rows.device)  # where nothing is shared, a CPU's 0
         measured.append({**means, DRIFT: away})
         start = epoch.stop
@@ -131,6 +143,17 @@ def train(fit: Fit, stepper_of: StepperOf = Eager) -> Report:
     # Looked at when all is done: a device would stand still after every epoch otherwise.
     values = torch.stack([torch.stack(list(terms.values())) for terms in measured]).tolist() if measured else []
     return report_of(fit.plan, list(measured[0]) if measured else [], values)
+
+
+def _step_by_step(
+    stepper: Stepper, rows: Tensor, draws: Tensor | None, sizes: Sequence[int], rates: Iterator[float]
+) -> dict[str, Tensor]:
+    """An epoch whose every step has a learning rate of its own."""
+    found: list[dict[str, Tensor]] = []
+    for window, size in zip(windows(sizes), sizes, strict=True):
+        stepper.take_rate(next(rates))
+        found.append(stepper(rows[window], draws[window] if draws is not None else None, [size]))
+    return {name: torch.stack([terms[name] for terms in found]).mean(0) for name in found[0]}
 
 
 def epochs_of(plan: Plan) -> list[list[int]]:

@@ -22,19 +22,42 @@ class Settings:
     decay_on: str | tuple[str, ...] = "all"
     clip_norm: float = 0.0
     label_smoothing: float = 0.0
+    moving: Moving | None = None
+    """Where the learning rate changes from step to step: how; `lr` is then the first step's."""
+
+    def rates(self, steps: int) -> list[float]:
+        """The learning rate of each of so many steps."""
+        return self.moving.rates(steps) if self.moving is not None else [self.lr] * steps
+
+
+@dataclass(frozen=True)
+class Moving:
+    """A learning rate that goes through a round of its schedule step by step."""
+
+    schedule: Schedule
+    round: int
+    lr: float
+
+    def rates(self, steps: int) -> list[float]:
+        """Of so many steps."""
+        return [self.lr * self.schedule.share(self.round + step / steps) for step in range(steps)]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate as a share of its full value, round by round: a linear warm-up, then the schedule proper."""
+    """The learning rate as a share of its full value: a linear warm-up, then the schedule proper.
+
+    It changes from round to round or, `by` "step", from one step to the next inside a round too.
+    """
 
     kind: str = "constant"
     rounds: int = 1
     warmup: int = 0
     decay: float = 0.1
     decay_every: int = 0
+    by: str = "round"
 
-    def share(self, round: int) -> float:
+    def share(self, round: float) -> float:
         """At a round, counted from 0: (t+1)/(warmup+1) while it warms up."""
         if round < self.warmup:
             return (round + 1) / (self.warmup + 1)
@@ -42,14 +65,16 @@ class Schedule:
         if self.kind == "cosine":
             return (1 + math.cos(math.pi * t / max(1, self.rounds - self.warmup))) / 2
         if self.kind == "step":
-            return self.decay ** (t // self.decay_every)
+            return float(self.decay ** (t // self.decay_every))
         if self.kind == "exponential":
-            return self.decay**t
+            return float(self.decay**t)
         return 1.0
 
     def at(self, round: int, settings: Settings) -> Settings:
         """The settings of a round."""
         share = self.share(round)
+        if self.by == "step" and (self.kind != "constant" or round < self.warmup):
+            return replace(settings, lr=settings.lr * share, moving=Moving(self, round, settings.lr))
         return settings if share == 1 else replace(settings, lr=settings.lr * share)
 
 
@@ -63,7 +88,7 @@ class Travel:
     def on(self, steps: int, settings: Settings) -> Travel:
         """After further steps: u ← ρu + 1, travel += η·u each step (Nesterov: η(1 + ρu))."""
         speed, distance, rho = self.speed, self.distance, settings.momentum
-        for _ in range(steps):
+        for lr in settings.rates(steps):
             speed = rho * speed + 1
-            distance += settings.lr * (1 + rho * speed if settings.nesterov else speed)
+            distance += lr * (1 + rho * speed if settings.nesterov else speed)
         return Travel(speed, distance)

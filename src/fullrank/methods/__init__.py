@@ -18,7 +18,7 @@ from .method import Method
 
 __all__ = ["Composed", "Composition", "Method", "available", "build", "defines", "find"]
 
-_NOT_METHODS = {"method", "compose"}
+_NOT_METHODS = {"method", "compose", "prototypes"}
 
 
 @cache

@@ -9,18 +9,16 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ..channels import Sum
 from ..local.batch import Batch
 from ..trees import Tree
-from .method import Method
+from .prototypes import WithPrototypes
 
 if TYPE_CHECKING:
-    from ..local.client import Client
     from ..server import Server
 
 
 @dataclass(frozen=True)
-class FedProc(Method):
+class FedProc(WithPrototypes):
     """Pulls representations to their class's global prototype first, and turns to cross-entropy as rounds go by.
 
     The loss of round t is a·CE + (1−a)·ℓ with a = min(t/rounds, 1), and CE alone in round 0; ℓ is the cross-entropy of
@@ -35,42 +33,26 @@ class FedProc(Method):
         "weights, BatchNorm statistics, the number of samples, and for every class that it has the sum "
         "of its features and how many samples that is"
     )
-    broadcast, neutral = ("prototypes", "available", "a"), {"rounds": 0}
+    broadcast = (*WithPrototypes.broadcast, "a")
+    neutral = {"rounds": 0}
 
     rounds: Annotated[int, Field(ge=0)] = 100
-    min_count: Annotated[int, Field(ge=0)] = 0
 
     def server_state(self, server: "Server") -> Tree:
         """No prototypes yet, and so cross-entropy alone."""
-        like = next(iter(server.model.values()))
-        prototypes = like.new_zeros(server.net.num_classes, server.net.feature_dim, dtype=server.net.dtype)
-        return {
-            "prototypes": prototypes,
-            "available": torch.zeros_like(prototypes[:, 0], dtype=torch.bool),
-            "a": prototypes.new_ones(()),
-        }
+        state = super().server_state(server)
+        return {**state, "a": state["prototypes"].new_ones(())}
 
     def loss(self, b: Batch) -> Tensor:
         """Written around the criterion's value, so that a = 1 is FedAvg to the bit."""
         a: Tensor = b.sent["a"]
         return (1 - a) * (_nearest(b.z, b.y, b.sent["prototypes"], b.sent["available"]) - b.base)
 
-    def after(self, client: "Client") -> Mapping[str, Sum]:
-        """Class sums and counts under the trained model, in eval mode."""
-        sums, counts = client.prototypes()
-        enough = counts >= self.min_count
-        return {"classes": Sum({"sums": sums * enough[:, None], "counts": counts * enough})}
-
     def aggregate(self, server: "Server", new: Tree, up: Mapping[str, Tree]) -> Tree:
         """New means where some client has the class, and the next round's a."""
-        sums, counts = up["classes"]["sums"], up["classes"]["counts"]
-        old, has = server.own, counts > 0
+        new = super().aggregate(server, new, up)
         share = min((server.round + 1) / self.rounds, 1.0) if self.rounds else 1.0
-        server.own = {
-            "prototypes": torch.where(has[:, None], sums / counts.clamp(min=1)[:, None], old["prototypes"]),
-            "available": old["available"] | has,
-            "a": torch.full_like(old["a"], share),
-        }
+        server.own = {**server.own, "a": torch.full_like(server.own["a"], share)}
         return new
 
 

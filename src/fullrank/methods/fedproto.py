@@ -1,21 +1,14 @@
 """FedProto."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from ..channels import Sum
 from ..local.batch import Batch
-from ..trees import Tree
-from .method import Method, NotNegative
-
-if TYPE_CHECKING:
-    from ..local.client import Client
-    from ..server import Server
+from .method import NotNegative
+from .prototypes import WithPrototypes
 
 
 class NearestPrototype:
@@ -34,7 +27,7 @@ class NearestPrototype:
 
 
 @dataclass(frozen=True)
-class FedProto(NearestPrototype, Method):
+class FedProto(NearestPrototype, WithPrototypes):
     """No weights travel, class prototypes do: each client adds λ·mean‖z − g_y‖²/d to its own loss.
 
     After training a client sends the sum of z and the number of samples of each class (of those with at least
@@ -46,33 +39,12 @@ class FedProto(NearestPrototype, Method):
     paper = "Tan et al., AAAI 2022"
     sends = "for every class that it has the sum of its features and how many samples that is; no weights"
     keeps = "its whole model"
-    personal, broadcast = ("all",), ("prototypes", "available")
+    personal = ("all",)
 
     lam: NotNegative = 1.0
     predict: Literal["nearest", "logits"] = field(default_factory=lambda: "nearest")  # type: ignore[assignment]
-    min_count: Annotated[int, Field(ge=0)] = 0
-
-    def server_state(self, server: "Server") -> Tree:
-        """No prototypes yet."""
-        like = next(iter(server.net.parameters().values()))
-        none = like.new_zeros(server.net.num_classes, server.net.feature_dim)
-        return {"prototypes": none, "available": none[:, 0] > 0}
 
     def loss(self, b: Batch) -> Tensor:
         """The mean over all numbers of the batch; samples whose prototype is missing count with 0."""
         off: Tensor = (b.z - b.sent["prototypes"][b.y]) * b.sent["available"][b.y][:, None]
         return self.lam * off.square().mean()
-
-    def after(self, client: "Client") -> Mapping[str, Sum]:
-        """Class sums and counts under the client's own model."""
-        sums, counts = client.prototypes()
-        enough = counts >= self.min_count
-        return {"seen": Sum({"sums": enough[:, None] * sums, "counts": enough * counts})}
-
-    def aggregate(self, server: "Server", new: Tree, up: Mapping[str, Tree]) -> Tree:
-        """The mean of each class that somebody sent."""
-        sums, counts = up["seen"]["sums"], up["seen"]["counts"]
-        means = (sums / counts.clamp(min=1)[:, None]).to(sums.dtype)
-        prototypes = torch.where(counts[:, None] > 0, means, server.own["prototypes"])
-        server.own = {"prototypes": prototypes, "available": server.own["available"] | (counts > 0)}
-        return new

@@ -16,6 +16,7 @@ from ..trees import Tree
 if TYPE_CHECKING:
     from ..local.batch import Batch
     from ..local.client import Client
+    from ..local.settings import Settings
     from ..models import Network
     from ..server import Server
 
@@ -58,11 +59,13 @@ class Method:
     aside: ClassVar[tuple[str, ...]] = ()
     """Those of them without which the global model predicts: it is complete although a client has more."""
     broadcast: ClassVar[tuple[str, ...]] = ()
-    """Entries of its server state that travel down each round."""
+    """Entries of its server state, where it has one, that travel down each round."""
     drift: ClassVar[bool] = False
     """Its gradient correction concerns the distance to the global model: shared entries only, last, no side fits."""
     neutral: ClassVar[Mapping[str, Any]] = {}
     """Field values at which it is FedAvg to the bit."""
+    tried_on: ClassVar[Mapping[str, Any]] = {}
+    """The `[model]` table of a small network that it works with, where not any will do: checks and tests take it."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -88,6 +91,10 @@ class Method:
     def head(self, net: Network) -> nn.Module:
         """Give another classifier for `net`. Exclusive."""
         return net.head
+
+    def caution(self, settings: Settings) -> str:
+        """A sentence for the user if these settings take away what the method promises."""
+        return ""
 
     # State
 

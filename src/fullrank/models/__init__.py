@@ -11,22 +11,36 @@ from torch import nn
 from ..checking import checked
 from ..errors import Refusal, nearest
 from ..naming import import_object
+from .alexnet import alexnet_bn
 from .cnn import cnn
+from .efficientnet import efficientnet_b0
+from .lenet import lenet
 from .mlp import mlp
 from .mobilenetv2 import mobilenetv2
 from .network import Net, Network, Output
+from .repghost import repghost_half
+from .repvgg import repvgg_a0, repvgg_b0, repvgg_b1
 from .resnet import resnet18, resnet20, resnet20_conv, resnet32
+from .wrn import wrn_28_10
 
 __all__ = ["Net", "Network", "Output", "available", "build", "builder"]
 
 _BUILDERS: dict[str, Callable[..., nn.Module]] = {
+    "alexnet-bn": alexnet_bn,
     "cnn": cnn,
+    "efficientnet-b0": efficientnet_b0,
+    "lenet": lenet,
     "mlp": mlp,
     "mobilenetv2": mobilenetv2,
+    "repghost-0.5": repghost_half,
+    "repvgg-a0": repvgg_a0,
+    "repvgg-b0": repvgg_b0,
+    "repvgg-b1": repvgg_b1,
     "resnet18": resnet18,
     "resnet20": resnet20,
     "resnet20-conv": resnet20_conv,
     "resnet32": resnet32,
+    "wrn-28-10": wrn_28_10,
 }
 
 
@@ -34,7 +48,7 @@ def available() -> dict[str, Callable[..., nn.Module]]:
     """The library's networks by name.
 
     >>> sorted(available())[:2]
-    ['cnn', 'mlp']
+    ['alexnet-bn', 'cnn']
     """
     return dict(_BUILDERS)
 

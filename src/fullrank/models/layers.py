@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections import OrderedDict
+
+from torch import Tensor, nn
+
+from ..errors import Refusal
 
 
 def conv_bn(in_width: int, width: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
@@ -16,3 +20,22 @@ def conv_bn(in_width: int, width: int, kernel: int, stride: int = 1, groups: int
 def global_pool() -> nn.Sequential:
     """The mean over a map of any size, as one vector per sample."""
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+class FromSize(nn.Sequential):
+    """Layers in turn, for images that leave something to the last of them."""
+
+    def __init__(self, model: str, smallest: int, layers: OrderedDict[str, nn.Module]):
+        super().__init__(layers)
+        self.model, self.smallest = model, smallest
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the last layer gives; smaller images are refused."""
+        if x.dim() == 4 and min(x.shape[2:]) < self.smallest:
+            raise Refusal(
+                f'model.name = "{self.model}" needs images of at least {self.smallest}×{self.smallest} pixels, and '
+                f"these have {x.shape[2]}×{x.shape[3]}; choose a model for small images, as the library's cnn is"
+            )
+        for layer in self:
+            x = layer(x)
+        return x

@@ -35,6 +35,9 @@ class Output(NamedTuple):
 class Net(nn.Module):
     """A backbone that gives the representation, a neck (the identity unless a method puts one), a linear head."""
 
+    made_for: str = ""
+    """The method without which it does not train as it is meant to, if there is one."""
+
     def __init__(self, backbone: nn.Module, feature_dim: int, num_classes: int, dropout: float = 0.0):
         super().__init__()
         self.backbone = backbone

@@ -1,0 +1,47 @@
+"""What happened to a representation: how many dimensions it uses, how its classes lie, how alike clients' are.
+
+Pure functions that give plain numbers. Features are (N, d), NumPy arrays or tensors on any device, in one piece or,
+where it says so, as a stream of batches, of which `Moments` and `Similarity` keep what is needed: any number of samples
+in O(d²) memory. All sums are in float64. What is not defined is nan; only no sample at all is refused.
+
+>>> import numpy as np
+>>> z = np.random.default_rng(0).normal(size=(1000, 8)) * [9, 3, 1, 0, 0, 0, 0, 0]
+>>> round(effective_rank(z), 1), significant(spectrum(z))
+(1.5, 3)
+>>> moments = Moments()
+>>> for batch in np.split(z, 10):
+...     moments.add(batch)
+>>> round(effective_rank(moments), 1)
+1.5
+"""
+
+from .classwise import class_accuracy, confusion, recall
+from .clients import classifier_cosine, classifier_map, classifier_norms, prototype_consistency
+from .moments import Moments
+from .neural import nc_error, neural_collapse
+from .similarity import Similarity, cka, cka_by_layer
+from .spectra import effective_rank, significant, singular_variance, spectrum, spectrum_gap
+from .within import class_eigenvalue_variance, mean_class_eigenvalue_variance
+
+__all__ = [
+    "Moments",
+    "Similarity",
+    "cka",
+    "cka_by_layer",
+    "class_accuracy",
+    "class_eigenvalue_variance",
+    "classifier_cosine",
+    "classifier_map",
+    "classifier_norms",
+    "confusion",
+    "effective_rank",
+    "mean_class_eigenvalue_variance",
+    "nc_error",
+    "neural_collapse",
+    "prototype_consistency",
+    "recall",
+    "significant",
+    "singular_variance",
+    "spectrum",
+    "spectrum_gap",
+]

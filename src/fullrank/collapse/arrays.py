@@ -1,0 +1,111 @@
+"""What the measures take: NumPy arrays or tensors on any device, whole or as a stream of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fullrank.errors import Refusal
+
+Array: TypeAlias = Tensor | NDArray[Any] | Sequence[Any]
+"""Numbers in one piece; nested lists will do."""
+Features: TypeAlias = Array | Iterable[Any]
+"""Features (N, d) in one piece, or an iterable of pieces of them in order."""
+Numbers: TypeAlias = NDArray[np.float64]
+
+ROWS_AT_ONCE = 8192
+"""Samples of a whole array that are widened to float64 together, so that a large one is never copied."""
+
+
+def wide(x: Array) -> Tensor:
+    """The numbers in float64 where they are, without a graph."""
+    return raw(x).to(torch.float64)
+
+
+def raw(x: Array) -> Tensor:
+    """The numbers as a tensor, without a graph, in their own dtype."""
+    return x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
+
+
+def matrix(x: Array, what: str = "features") -> Tensor:
+    """Numbers that must be (samples, width), in their own dtype."""
+    found = raw(x)
+    if found.dim() != 2 or found.shape[1] == 0:
+        raise Refusal(f"{what} must have the shape (samples, width), not {tuple(found.shape)}")
+    return found
+
+
+def pooled(x: Array) -> Tensor:
+    """Features of a layer (N, channels): the maps of a convolution (N, channels, …) are averaged over their places."""
+    found = raw(x)
+    if found.dim() < 2:
+        raise Refusal(f"features of a layer must have the shape (samples, channels, …), not {tuple(found.shape)}")
+    return found if found.dim() == 2 else found.to(torch.float64).flatten(2).mean(2)
+
+
+def is_whole(features: Features) -> bool:
+    """Whether these are the numbers in one piece; else they are an iterable of pieces."""
+    if isinstance(features, Tensor | np.ndarray):
+        return True
+    if not isinstance(features, Sequence):
+        return False
+    first = features[0] if len(features) else None
+    return not isinstance(first, Tensor | np.ndarray | tuple) or (not isinstance(first, tuple) and first.ndim < 2)
+
+
+def pieces(features: Features) -> Iterator[Tensor]:
+    """Features in batches, in order; labels that come with a batch are left aside."""
+    if is_whole(features):
+        yield from torch.split(matrix(features), ROWS_AT_ONCE)  # type: ignore[arg-type]
+        return
+    for batch in features:
+        yield matrix(batch[0] if isinstance(batch, tuple | list) else batch)
+
+
+def labelled(features: Features, labels: Array | None) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches with their labels, which are given whole or come with the batches, as pairs."""
+    if labels is None:
+        if is_whole(features):
+            raise Refusal("features in one piece need labels, one a sample")
+        for pair in features:
+            if not (isinstance(pair, tuple | list) and len(pair) == 2):
+                raise Refusal("labels are missing: give them whole, or let every batch be a pair (features, labels)")
+            yield matrix(pair[0]), whole_numbers(pair[1])
+        return
+    y, start = whole_numbers(labels), 0
+    for z in pieces(features):
+        if start + len(z) > len(y):
+            raise Refusal(f"there are {start + len(z)} samples or more, but {len(y)} labels")
+        yield z, y[start : start + len(z)]
+        start += len(z)
+    if start != len(y):
+        raise Refusal(f"there are {start} samples, but {len(y)} labels")
+
+
+def whole_numbers(labels: Array) -> Tensor:
+    """Labels (N,) as int64, none negative."""
+    y = raw(labels)
+    if y.dim() != 1 or y.is_floating_point() or y.is_complex():
+        if y.numel():
+            raise Refusal(f"labels must be whole numbers of the shape (samples,), not {y.dtype} {tuple(y.shape)}")
+        y = y.reshape(-1)
+    y = y.to(torch.int64)
+    if len(y) and int(y.min()) < 0:
+        raise Refusal(f"labels count classes from 0, so {int(y.min())} is none")
+    return y
+
+
+def plain(x: Tensor) -> Numbers:
+    """The numbers in memory, for whoever goes on without torch."""
+    found: Numbers = x.detach().to("cpu", torch.float64).numpy()
+    return found
+
+
+def no_samples(what: str) -> Refusal:
+    """The one thing about which nothing can be said."""
+    return Refusal(f"{what}: there is no sample at all; give at least one")

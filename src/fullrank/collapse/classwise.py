@@ -1,0 +1,62 @@
+"""Which classes a model recognises, and for which others it takes them."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fullrank.errors import Refusal
+
+from .arrays import Array, Numbers, no_samples, raw, whole_numbers
+
+
+def confusion(predicted: Array, labels: Array, num_classes: int | None = None) -> NDArray[np.int64]:
+    """How many samples of each class (rows) were taken for each class (columns).
+
+    `predicted` are scores (N, C), of which the first largest counts, or classes (N,). Tables of parts of the data add
+    up to that of the whole.
+
+    >>> confusion([[2.0, 1], [0, 1], [3, 0]], [0, 1, 1]).tolist()
+    [[1, 0], [1, 1]]
+    """
+    given, y = raw(predicted), whole_numbers(labels)
+    taken = _taken(given).to(y.device)
+    if len(taken) != len(y):
+        raise Refusal(f"there are {len(taken)} predictions, but {len(y)} labels")
+    if len(y) == 0:
+        raise no_samples("confusion")
+    seen = max(int(y.max()), int(taken.max())) + 1
+    classes = num_classes or max(seen, given.shape[1] if given.dim() == 2 else 0)
+    if seen > classes:
+        raise Refusal(f"there are {classes} classes, counted from 0, but class {seen - 1} occurs")
+    table: NDArray[np.int64] = torch.bincount(y * classes + taken, minlength=classes**2).cpu().numpy()
+    return table.reshape(classes, classes)
+
+
+def class_accuracy(predicted: Array, labels: Array, num_classes: int | None = None) -> Numbers:
+    """The share of each class's samples that was recognised (C,); nan for a class without samples.
+
+    >>> class_accuracy([0, 0, 1, 2], [0, 0, 0, 2]).round(4).tolist()
+    [0.6667, nan, 1.0]
+    """
+    return recall(confusion(predicted, labels, num_classes))
+
+
+def recall(table: Array) -> Numbers:
+    """The same from a confusion table, as parts of the data add up to one.
+
+    >>> recall([[3, 1], [0, 2]]).tolist()
+    [0.75, 1.0]
+    """
+    counts = raw(table).cpu().numpy().astype(np.float64)
+    found = np.full(len(counts), np.nan)
+    np.divide(counts.diagonal(), counts.sum(1), out=found, where=counts.sum(1) > 0)
+    return found
+
+
+def _taken(given: Tensor) -> Tensor:
+    if given.dim() == 2 and given.shape[1]:
+        return given.argmax(1)
+    return whole_numbers(given)

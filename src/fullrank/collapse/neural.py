@@ -1,0 +1,145 @@
+"""Neural collapse: Papyan, Han and Donoho, *Prevalence of neural collapse during the terminal phase of deep learning
+training* (PNAS 2020), as FedETF measures it.
+
+Every class counts alike, however many samples it has, so that an exact simplex gives 0 on any test set.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from fullrank.errors import Refusal
+
+from .arrays import Array, Features, labelled, matrix, wide
+from .moments import Moments, moments_of
+
+RELATIVE_ZERO = 1e-10
+"""Eigenvalues of Σ_B up to this share of the largest count as 0."""
+ROUNDING = 1e-14
+"""A class mean nearer to the others' than this share of the features' spread is no different from them."""
+
+
+def neural_collapse(
+    features: Features | Moments,
+    labels: Array | None = None,
+    classifier: Array | None = None,
+    bias: Array | None = None,
+    *,
+    logits: Array | None = None,
+) -> dict[str, float]:
+    """NC1 to NC4 of features (N, d) with labels (N,), and of a classifier (C, d) where one is given.
+
+    With h_c the class means, D the rows h_c − h_G (h_G their plain mean), K the number of classes with samples:
+
+    - `nc1` = tr(Σ_W Σ_B⁺)/K, Σ_B = DᵀD/K: the spread within classes beside that between them;
+    - `nc2` = ‖DDᵀ/‖DDᵀ‖_F − (I − 11ᵀ/K)/√(K−1)‖_F: the distance of the means from a simplex ETF; its parts `nc2_norm`,
+      std/mean of ‖D_c‖, and `nc2_angle`, the mean of |cos(D_c, D_c') + 1/(K−1)| over c ≠ c';
+    - `nc3` = ‖W/‖W‖_F − D/‖D‖_F‖_F: the distance of the classifier from the means, 0 … 2;
+    - `nc4`: the share of samples that argmax zWᵀ + b (or argmax of `logits`) gives to another class than the nearest
+      mean does, among the K classes.
+
+    Features may be a stream of batches in the order of the labels, or of pairs (features, labels). NC4 looks at every
+    sample again when the means are known, so it is nan for `Moments` and for a stream that can be read only once.
+    What is not defined is nan: all of it for fewer than two classes.
+
+    >>> z = [[2.0, 0], [4, 0], [0, 1], [0, 3], [-1, -1], [-3, -1]]
+    >>> found = neural_collapse(z, [0, 0, 1, 1, 2, 2], [[1.0, 0], [0, 1], [-1, -1]])
+    >>> {name: round(value, 6) for name, value in found.items()}
+    {'nc1': 0.130178, 'nc2': 0.459506, 'nc2_norm': 0.197453, 'nc2_angle': 0.222515, 'nc3': 0.280111, 'nc4': 0.0}
+    """
+    moments = moments_of(features, labels, by_class=True)
+    found = dict.fromkeys(("nc1", "nc2", "nc2_norm", "nc2_angle", "nc3", "nc4"), math.nan)
+    classes, spread = moments.classes, moments.covariance.diagonal().sum()
+    head = None if classifier is None else _rows(classifier, moments)
+    if len(classes) < 2 or not spread.isfinite():
+        return found
+    D = moments.deviations
+    if float(D.norm()) > ROUNDING * float(spread.sqrt()):
+        found |= {"nc1": _nc1(moments.within, D), **_nc2(D)}
+        if head is not None:
+            found["nc3"] = _nc3(head, D)
+    found["nc4"] = _nc4(features, labels, moments, head, bias, logits)
+    return found
+
+
+def nc_error(features: Features | Moments, labels: Array | None = None) -> float:
+    """How far the angles between class means are from a simplex's: `nc2_angle`, as FedETF's figure draws it.
+
+    >>> nc_error([[1.0, 0], [-1, 0]], [0, 1])
+    0.0
+    """
+    return neural_collapse(features, labels)["nc2_angle"]
+
+
+def _rows(classifier: Array, moments: Moments) -> Tensor:
+    """The rows W_c of the classes that have samples."""
+    W = wide(matrix(classifier, "classifier")).to(moments.mean.device)
+    if W.shape[1] != moments.width:
+        raise Refusal(f"the classifier takes {W.shape[1]} features, but there are {moments.width}")
+    last = int(moments.classes.max())
+    if last >= len(W):
+        raise Refusal(f"the classifier has {len(W)} rows, but class {last} has samples")
+    return W[moments.classes]
+
+
+def _nc1(within: Tensor, D: Tensor) -> float:
+    # The eigenvectors of Σ_B = DᵀD/K without forming it: it has no more than K − 1.
+    _, s, axes = torch.linalg.svd(D / len(D) ** 0.5, full_matrices=False)
+    between = s.square()
+    kept = between > RELATIVE_ZERO * between[0]
+    spread = ((axes[kept] @ within) * axes[kept]).sum(1)
+    return float((spread / between[kept]).sum()) / len(D)
+
+
+def _nc2(D: Tensor) -> dict[str, float]:
+    K, gram = len(D), D @ D.mT
+    norms = D.norm(dim=1)
+    simplex = torch.eye(K, dtype=D.dtype, device=D.device) - 1 / K
+    found = {
+        "nc2": float((gram / gram.norm() - simplex / (K - 1) ** 0.5).norm()),
+        "nc2_norm": float(norms.std(correction=0) / norms.mean()),
+    }
+    if float(norms.min()) > ROUNDING * float(norms.max()):  # a mean at the centre of all others has no direction
+        cosine = gram / torch.outer(norms, norms)
+        apart = ~torch.eye(K, dtype=torch.bool, device=D.device)
+        found["nc2_angle"] = float((cosine[apart] + 1 / (K - 1)).abs().mean())
+    return found
+
+
+def _nc3(head: Tensor, D: Tensor) -> float:
+    size = head.norm()
+    return float((head / size - D / D.norm()).norm()) if float(size) > 0 else math.nan
+
+
+def _nc4(
+    features: Features | Moments,
+    labels: Array | None,
+    moments: Moments,
+    head: Tensor | None,
+    bias: Array | None,
+    logits: Array | None,
+) -> float:
+    if isinstance(features, (Moments, Iterator)) or (head is None and logits is None):
+        return math.nan
+    classes, means = moments.classes, moments.class_means
+    offset = 0.0 if bias is None else wide(bias).to(means.device)[classes]
+    scores = None if logits is None else matrix(logits, "logits")
+    if scores is not None and scores.shape[0] != moments.samples:
+        raise Refusal(f"there are {moments.samples} samples, but logits of {scores.shape[0]}")
+    differ = start = 0
+    for z, _ in labelled(features, labels):
+        z = wide(z).to(means.device)
+        if scores is not None:
+            given = wide(scores[start : start + len(z)]).to(means.device)[:, classes]
+        else:
+            assert head is not None
+            given = z @ head.mT + offset
+        # Not by way of scalar products: a sample half-way between two means is to be a tie.
+        nearest = torch.cdist(z, means, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
+        differ += int((given.argmax(1) != nearest).sum())
+        start += len(z)
+    return differ / start

@@ -1,0 +1,83 @@
+"""How unequal the dimensions are inside each class: FedMR's Table 7.
+
+Fan, Yao, Zhang, Lyu, Zhang and Wang, *Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping*
+(TMLR 2023).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fullrank.errors import Refusal
+
+from .arrays import Array, matrix, no_samples, plain, whole_numbers, wide
+
+TOP = 50
+BATCH = 128
+EPS = 1e-8
+"""Added to each standard deviation: a dead feature stays 0."""
+
+
+def class_eigenvalue_variance(
+    features: Array, labels: Array, *, top: int = TOP, batch_size: int = BATCH
+) -> dict[int, float]:
+    """v_c = (1/128)Σ(λ_i − λ̄)² over the 50 largest eigenvalues of M_c, for each class with two samples or more.
+
+    M_c = (1/(n_c − 1))Σẑẑᵀ of one mini-batch, ẑ standardised inside the class with the biased deviation. The divisor is
+    the batch size as printed, not the number of eigenvalues. Of fewer features than 50, all eigenvalues count.
+
+    >>> line = np.arange(8.0)[:, None] * np.ones(4)
+    >>> {c: round(v, 6) for c, v in class_eigenvalue_variance(line, [0] * 7 + [1]).items()}
+    {0: 0.127604}
+    """
+    z, y = matrix(features), whole_numbers(labels)
+    if len(z) != len(y):
+        raise Refusal(f"there are {len(z)} samples, but {len(y)} labels")
+    if len(z) == 0:
+        raise no_samples("class_eigenvalue_variance")
+    found = {}
+    for c in torch.unique(y).tolist():
+        own = wide(z[(y == c).to(z.device)])
+        if len(own) > 1:
+            found[c] = _variance(own, min(top, z.shape[1])) / batch_size
+    return found
+
+
+def mean_class_eigenvalue_variance(features: Array, labels: Array, *, top: int = TOP, batch_size: int = BATCH) -> float:
+    """Table 7's number: the mean of v_c over a mini-batch's classes, then over the mini-batches.
+
+    Samples are cut into mini-batches in their order; a last, shorter one is left out unless it is the only one. nan
+    where no class has two samples.
+
+    >>> line = np.arange(8.0)[:, None] * np.ones(4)
+    >>> round(mean_class_eigenvalue_variance(line, [0] * 4 + [1] * 4), 6)
+    0.166667
+    """
+    z, y = matrix(features), whole_numbers(labels)
+    if len(z) == 0:
+        raise no_samples("mean_class_eigenvalue_variance")
+    ends = range(batch_size, len(z) + 1, batch_size) if len(z) >= batch_size else [len(z)]
+    means = []
+    for end in ends:
+        batch = slice(max(0, end - batch_size), end)
+        found = class_eigenvalue_variance(z[batch], y[batch], top=top, batch_size=batch_size)
+        if found:
+            means.append(np.mean(list(found.values())))
+    return float(np.mean(means)) if means else math.nan
+
+
+def _variance(z: Tensor, top: int) -> float:
+    """Σ(λ_i − λ̄)² over the largest eigenvalues; there are no more than n that are not 0."""
+    z = z - z[:1]
+    z = z - z.mean(0)
+    z = z / (z.square().mean(0).sqrt() + EPS)
+    gram = (z @ z.mT if z.shape[0] <= z.shape[1] else z.mT @ z) / (len(z) - 1)
+    if not gram.isfinite().all():
+        return math.nan
+    values = plain(torch.linalg.eigvalsh(gram).flip(0))[:top]
+    values = np.pad(values, (0, top - len(values)))
+    return float(np.square(values - values.mean()).sum())

@@ -1,0 +1,100 @@
+"""FedETF."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from ..errors import Refusal
+from ..local.batch import Batch
+from ..models.entries import select
+from ..objectives import balanced_cross_entropy, simplex_etf
+from ..trees import Tensors
+from .method import Method, NotNegative, Positive
+
+if TYPE_CHECKING:
+    from ..local.client import Client
+    from ..models import Network
+
+_SGD = {"optimizer": "sgd", "nesterov": False}
+FRAME: dict[str, Any] = {**_SGD, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "epochs": 3}
+PROJECTION: dict[str, Any] = {**_SGD, "lr": 0.05, "momentum": 0.9, "weight_decay": 5e-4, "epochs": 3}
+"""How the authors' code fine-tunes the frame and the projection, alternately, each time with a new SGD."""
+
+
+class FrameHead(nn.Module):
+    """β·cosines between the projected feature, of unit length, and the fixed vectors of a simplex ETF."""
+
+    def __init__(self, width: int, classes: int, dim: int, beta: float, dtype: torch.dtype):
+        super().__init__()
+        self.projection = nn.Linear(width, dim).to(dtype)  # the same numbers are drawn whatever the dtype
+        self.beta = nn.Parameter(torch.tensor(beta, dtype=dtype))
+        seed = int(torch.randint(2**31, ()))
+        frame = simplex_etf(classes, dim, seed).mT.contiguous().to(dtype)
+        self.frame = nn.Parameter(frame, requires_grad=False)
+
+    def forward(self, z: Tensor) -> tuple[Tensor, Tensors]:
+        """The logits, and the normalised projection μ."""
+        mu = F.normalize(self.projection(z))
+        return self.beta * F.linear(mu, self.frame), {"mu": mu}
+
+
+@dataclass(frozen=True)
+class FedETF(Method):
+    """A fixed classifier that all clients share: the C vectors v_c of a simplex ETF, at equal angles from each other.
+
+    logits = β·v_cᵀμ, μ = μ̂/‖μ̂‖, μ̂ a linear projection of z to `dim` dimensions (0: C), β trained from `beta` on. Local
+    training minimises the balanced loss, the cross-entropy of logits + γ·log n_c with n_c the client's class counts (a
+    missing class counts as 1). To personalise, a client adapts the features for one local training, then `repeats`
+    times fine-tunes its own copy of the frame and the projection: by plain cross-entropy, {body, β}, {frame, β},
+    {projection, β} (`paper`); or all by the balanced loss first, then frame and projection alone with β fixed, and
+    statistics of norm layers moving (`repo`, as the authors' code does).
+    """
+
+    paper = "Li et al., ICCV 2023"
+
+    gamma: NotNegative = 1.0
+    beta: Positive = 1.0
+    dim: Annotated[int, Field(ge=0)] = 0
+    preset: Literal["paper", "repo"] = "paper"
+    repeats: Annotated[int, Field(ge=0)] = 20
+
+    def head(self, net: "Network") -> nn.Module:
+        """Projection, temperature and frame."""
+        if self.dim and self.dim < net.num_classes - 1:
+            raise Refusal(
+                f"method.fedetf.dim = {self.dim}: vectors of {net.num_classes} classes at equal angles need at least "
+                f"{net.num_classes - 1} dimensions; 0 takes as many as there are classes"
+            )
+        return FrameHead(net.feature_dim, net.num_classes, self.dim or net.num_classes, self.beta, net.dtype)
+
+    def criterion(self, b: Batch) -> Tensor:
+        """The balanced loss ℓ_g."""
+        return balanced_cross_entropy(b.logits, b.y, b.counts, self.gamma, label_smoothing=b.label_smoothing)
+
+    def plain(self, b: Batch) -> Tensor:
+        """Cross-entropy, for fine-tuning."""
+        return F.cross_entropy(b.logits, b.y, label_smoothing=b.label_smoothing)
+
+    def personalise(self, client: "Client") -> None:
+        """Feature adaptation, then frame and projection in turns; how good the model is after each is noted."""
+        head = client.network.head_name
+        frame, projection, beta = (f"{head}.{part}" if head else part for part in ("frame", "projection", "beta"))
+        if self.preset == "repo":
+            client.fit()
+        else:
+            apart = select(client.network, "head") | set(client.entries.frozen)
+            body = [name for name in client.network.parameter_names if name not in apart]
+            client.fit((*body, beta), criterion=self.plain)
+        client.mark()
+        for _ in range(self.repeats):
+            if self.preset == "repo":
+                client.fit(frame, criterion=self.plain, **FRAME)
+                client.fit(projection, criterion=self.plain, **PROJECTION)
+            else:
+                client.fit((frame, beta), criterion=self.plain, stats="freeze", **FRAME)
+                client.fit((projection, beta), criterion=self.plain, stats="freeze", **PROJECTION)
+            client.mark()

@@ -1,0 +1,100 @@
+"""FedMR."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from ..channels import Sum
+from ..errors import Refusal
+from ..local.batch import Batch
+from ..objectives import intra_class_decorrelation, prototype_margin, prototype_margin_literal, prototype_pull
+from ..trees import Tree
+from .method import NotNegative
+from .prototypes import WithPrototypes
+
+if TYPE_CHECKING:
+    from ..local.client import Client
+    from ..server import Server
+
+
+@dataclass(frozen=True)
+class FedMR(WithPrototypes):
+    """Adds μ1·L_intra + μ2·L_inter: features decorrelated inside each class, classes kept apart by global prototypes.
+
+    L_intra is (Σ_c (N_c−1)²·mean_{i≠j} r_ij²) / Σ_c N_c with r the correlations inside class c of the batch (`scale`
+    "paper": Eq. 3). L_inter is the mean over classes, samples and other classes j of
+    max(‖z−g_y‖ − ‖z−g_j‖ + margin, 0), g the class prototypes of the round before, and 0 in the first. `reading`: other
+    classes only among the client's own (`local`), Eq. 4 as printed (`literal`), or ‖z−g_y‖ alone (`pull`). `lite` takes
+    the first so many samples of a batch for L_inter (0: all); `share` lets only a fixed share of the clients ever send
+    prototypes; `onehot` prototypes are unit vectors, and as with μ2 = 0 none are sent.
+    """
+
+    paper = "Fan et al., TMLR 2023"
+    sends = (
+        "weights, BatchNorm statistics, the number of samples, and (unless mu2 = 0 or prototypes are onehot) for every "
+        "class that it has the sum of its features and how many samples that is"
+    )
+    neutral = {"mu1": 0.0, "mu2": 0.0}
+
+    mu1: NotNegative = 0.01
+    mu2: NotNegative = 0.1
+    margin: NotNegative = 0.0
+    scale: Literal["code", "paper"] = "code"
+    reading: Literal["sample", "literal", "local", "pull"] = "sample"
+    prototypes: Literal["means", "onehot"] = "means"
+    lite: Annotated[int, Field(ge=0)] = 0
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether prototypes travel."""
+        return self.mu2 > 0 and self.prototypes == "means"
+
+    def server_state(self, server: "Server") -> Tree:
+        """No prototypes yet; none at all where they do not travel."""
+        if self.mu2 > 0 and self.prototypes == "onehot" and server.net.feature_dim < server.net.num_classes:
+            raise Refusal(
+                f'method.fedmr.prototypes = "onehot" needs as many features as classes; this model has '
+                f"{server.net.feature_dim} for {server.net.num_classes}"
+            )
+        return super().server_state(server) if self.exchanges else {}
+
+    def loss(self, b: Batch) -> Tensor:
+        """Both terms, of which one with a coefficient of 0 costs nothing."""
+        total = b.base * 0
+        if self.mu1:
+            total = total + self.mu1 * intra_class_decorrelation(b.z, b.y, len(b.counts), self.scale)
+        if self.mu2:
+            total = total + self.mu2 * self._inter(b)
+        return total
+
+    def _inter(self, b: Batch) -> Tensor:
+        z, y = (b.z[: self.lite], b.y[: self.lite]) if self.lite else (b.z, b.y)
+        if self.prototypes == "onehot":
+            prototypes = torch.eye(len(b.counts), z.shape[1], dtype=z.dtype, device=z.device)
+            available = torch.ones_like(b.counts, dtype=torch.bool)
+        else:
+            prototypes, available = b.sent["prototypes"], b.sent["available"]
+        if self.reading == "literal":
+            return prototype_margin_literal(z, y, prototypes, available)
+        if self.reading == "pull":
+            return prototype_pull(z, y, prototypes, available)
+        here = available & (b.counts > 0) if self.reading == "local" else available
+        return prototype_margin(z, y, prototypes, here, self.margin)
+
+    def after(self, client: "Client") -> Mapping[str, Sum]:
+        """Class sums and counts, of those clients that ever send any; zeros of the others."""
+        if not self.exchanges:
+            return {}
+        ((name, sent),) = super().after(client).items()
+        if not client.one_of(self.share, "prototypes"):
+            sent = Sum({part: torch.zeros_like(value) for part, value in sent.tree.items()})
+        return {name: sent}
+
+    def aggregate(self, server: "Server", new: Tree, up: Mapping[str, Tree]) -> Tree:
+        """New prototypes, where they travel."""
+        return super().aggregate(server, new, up) if self.exchanges else new

@@ -1,0 +1,103 @@
+"""FedRepOpt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from torch import Tensor
+
+from ..errors import Refusal
+from ..local.batch import Batch
+from ..models.reparam import SCALES, centre_diagonal
+from ..trees import Flat, Tree
+from .method import Method
+
+if TYPE_CHECKING:
+    from ..local.settings import Settings
+    from ..models import Network
+
+
+@dataclass(frozen=True)
+class FedRepOpt(Method):
+    """A plain network trains as the one with branches would: the gradient of each 3×3 kernel is multiplied by M.
+
+    M is α₃² everywhere; at the kernel's middle it is α₁² more and, where a channel meets itself and the branches
+    included the identity, 1 more (RepGhost: α² and 1). With it, steps of SGD on W' = α₃W₃ + α₁W₁ + s·I are the
+    images of those on W₃, W₁ and s, weight decay and momentum included, and so are their means over clients. The
+    paper's equation 1, which multiplies all of a kernel by α₃² + α₁², is not that; its code is. Clipping the gradient's
+    norm ends the likeness, since norms differ, and so does Adam.
+
+    It takes a network with `mode = "repopt"`, which carries the constants α as entries that never train: they come to
+    a site once and never leave it.
+    """
+
+    paper = "Lau et al., ACCV 2024; Ding et al., ICLR 2023 (RepOptimizers)"
+    tried_on = {"name": "fullrank.models.repvgg:repvgg", "mode": "repopt", "widths": [4, 4, 6, 8], "blocks": [2, 2, 1]}
+
+    def model(self, net: Network) -> Network:
+        """The network itself, if it carries scales."""
+        if not mapped_kernels(tuple(net.names)):
+            raise Refusal(
+                "fedrepopt needs a network that carries scales: a repvgg or repghost with model.mode = repopt"
+            )
+        return net
+
+    def grad(self, g: Tree, b: Batch) -> Tree:
+        """M⊙g for every kernel that stands for branches."""
+        multiplied = {
+            kernel.name: times_m(g[kernel.name], b.model[kernel.scale], b.model.get(kernel.pointwise), kernel.identity)
+            for kernel in mapped_kernels(tuple(b.model))
+            if kernel.name in g
+        }
+        together = {**g, **multiplied}
+        return Flat.joined(together, g.layout) if isinstance(g, Flat) else together
+
+    def caution(self, settings: Settings) -> str:
+        """Of what ends the likeness."""
+        if settings.optimizer != "sgd":
+            cause = f"train.optimizer = {settings.optimizer}"
+        elif settings.clip_norm:
+            cause = f"train.clip_norm = {settings.clip_norm:g}"
+        else:
+            return ""
+        return f"{cause}: under it fedrepopt does not train the plain network as the one with branches would be trained"
+
+
+def times_m(slope: Tensor, kernel: Tensor, pointwise: Tensor | None, identity: bool) -> Tensor:
+    """The gradient of a plain kernel times M, from the scales of its branches; M itself is never laid out."""
+    out = slope * kernel.square().view(-1, 1, 1, 1)
+    if pointwise is not None:
+        out[:, :, 1, 1] += slope[:, :, 1, 1] * pointwise.square().view(-1, 1)
+    if identity:
+        centre_diagonal(out).add_(centre_diagonal(slope))
+    return out
+
+
+class MappedKernel(NamedTuple):
+    """A kernel that stands for branches, by the names of its entries."""
+
+    name: str
+    scale: str
+    """Of the 3×3 branch."""
+    pointwise: str
+    """Of the 1×1 branch, if there is one."""
+    identity: bool
+
+
+@lru_cache(maxsize=64)
+def mapped_kernels(names: tuple[str, ...]) -> tuple[MappedKernel, ...]:
+    """Those of a network with entries of these names."""
+    return tuple(_found(names))
+
+
+def _found(names: Iterable[str]) -> Iterable[MappedKernel]:
+    for name in names:
+        for identity, scales in enumerate(SCALES):
+            operator, found, rest = name.rpartition(f".{scales}.kernel")
+            if found and not rest:
+                yield MappedKernel(
+                    f"{operator}.kernel.conv.weight", name, f"{operator}.{scales}.pointwise", bool(identity)
+                )

@@ -1,0 +1,116 @@
+"""EfficientNet-B0 (Tan and Le, ICML 2019)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Annotated
+
+from pydantic import Field
+from torch import Tensor, nn
+
+from .layers import conv_bn, global_pool
+from .network import Net
+
+STEM, FEATURES = 32, 1280
+STAGES = (
+    # expansion, width, blocks, kernel, stride of the first block
+    (1, 16, 1, 3, 1),
+    (6, 24, 2, 3, 2),
+    (6, 40, 2, 5, 2),
+    (6, 80, 3, 3, 2),
+    (6, 112, 3, 5, 1),
+    (6, 192, 4, 5, 2),
+    (6, 320, 1, 3, 1),
+)
+SQUEEZE = 4  # squeeze-and-excitation narrows to a quarter of a block's input
+
+
+class SqueezeExcite(nn.Module):
+    """Weighs the channels of a map by a small network on their means (Hu et al., CVPR 2018)."""
+
+    def __init__(self, width: int, squeezed: int):
+        super().__init__()
+        self.weigh = nn.Sequential(
+            nn.AdaptiveAvgPool2d(1),
+            nn.Conv2d(width, squeezed, 1),
+            nn.SiLU(),
+            nn.Conv2d(squeezed, width, 1),
+            nn.Sigmoid(),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The map with its channels weighed."""
+        weighed: Tensor = x * self.weigh(x)
+        return weighed
+
+
+class StochasticDepth(nn.Module):
+    """In training leaves a branch out, sample by sample, and scales it up where it stays (Huang et al., ECCV 2016).
+
+    It is dropout of one number a sample, so that whoever asks for layers that draw numbers finds it.
+    """
+
+    def __init__(self, rate: float):
+        super().__init__()
+        self.dropout = nn.Dropout(rate)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The branch times 0 or 1 / (1 − rate)."""
+        stays: Tensor = self.dropout(x.new_ones(len(x), 1, 1, 1))
+        return x * stays
+
+
+class MBConv(nn.Module):
+    """Widen by 1×1, convolve each channel, weigh the channels, narrow by 1×1 without an activation.
+
+    The input is added where the shape stays. At expansion 1 nothing is widened.
+    """
+
+    def __init__(self, in_width: int, width: int, expansion: int, kernel: int, stride: int, drop_rate: float):
+        super().__init__()
+        inner = expansion * in_width
+        widened = nn.Sequential(conv_bn(in_width, inner, 1), nn.SiLU())
+        self.expand: nn.Module = widened if expansion > 1 else nn.Identity()
+        self.depthwise = nn.Sequential(conv_bn(inner, inner, kernel, stride, groups=inner), nn.SiLU())
+        self.squeeze = SqueezeExcite(inner, in_width // SQUEEZE)
+        self.project = conv_bn(inner, width, 1)
+        self.added = stride == 1 and in_width == width
+        self.depth: nn.Module = StochasticDepth(drop_rate) if self.added and drop_rate else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output, its input added where the shape stays."""
+        out: Tensor = self.project(self.squeeze(self.depthwise(self.expand(x))))
+        return x + self.depth(out) if self.added else out
+
+
+def efficientnet_b0(
+    num_classes: int,
+    in_channels: int = 3,
+    *,
+    bottleneck: Annotated[int, Field(ge=0)] = 0,
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.2,
+    drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.2,
+) -> Net:
+    """The smallest EfficientNet, for large images; with `bottleneck` = 640 FedMR's for ISIC-2019.
+
+    Tan and Le's EfficientNet-B0 (ICML 2019). In training, a block that keeps its input's shape is left out with a
+    probability that grows with its depth towards `drop_path`, and `dropout` stands between z and the head; both are
+    theirs. BatchNorm's constants and the initialisation are PyTorch's own. The mean of the last map, 32 times smaller
+    than the image, has 1280 dimensions; with a `bottleneck`, a linear layer without an activation narrows it. That is
+    z.
+    """
+    layers: OrderedDict[str, nn.Module] = OrderedDict(
+        stem=nn.Sequential(conv_bn(in_channels, STEM, 3, stride=2), nn.SiLU())
+    )
+    last, built, total = STEM, 0, sum(blocks for _, _, blocks, _, _ in STAGES)
+    for number, (expansion, width, blocks, kernel, first) in enumerate(STAGES, start=1):
+        stage = nn.Sequential()
+        for stride in [first] + [1] * (blocks - 1):
+            stage.append(MBConv(last, width, expansion, kernel, stride, drop_path * built / total))
+            last, built = width, built + 1
+        layers[f"layer{number}"] = stage
+    layers["tail"] = nn.Sequential(conv_bn(last, FEATURES, 1), nn.SiLU())
+    layers["pool"] = global_pool()
+    if bottleneck:
+        layers["bottleneck"] = nn.Linear(FEATURES, bottleneck)
+    return Net(nn.Sequential(layers), bottleneck or FEATURES, num_classes, dropout)

@@ -1,0 +1,215 @@
+"""A convolution that may train as several branches and is one 3×3 convolution all the same.
+
+Every mode of a re-parameterisable network is made of this one operator: a sum of branches, each a linear map followed
+by something that multiplies every channel (BatchNorm, or a scale), and a BatchNorm behind the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Mode: TypeAlias = Literal["tr", "inf", "csla", "hs", "repopt"]
+"""How a network trains: with BatchNorm in each branch ("tr"), as one plain convolution ("inf"), with constant scales
+behind its branches ("csla"), with trained ones ("hs"), or plain with the constant scales in its gradient ("repopt")."""
+
+TAILS: tuple[str, ...] = ("tr", "csla", "hs")
+"""The modes that have branches."""
+SCALES = ("scales", "scales_beside_identity")
+"""Under which name a plain convolution carries its scales: without, and with an identity branch among the imagined
+ones. Names are all that a gradient correction sees of a network, and shapes do not tell (a stride has none)."""
+MADE_FOR = "fedrepopt"
+"""The method that the "repopt" mode counts on."""
+
+
+class Scale(nn.Module):
+    """A number for each channel; a constant unless `trained`."""
+
+    def __init__(self, width: int, start: float = 1.0, *, trained: bool = True, shape: tuple[int, ...] = ()):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((width, *shape), start), requires_grad=trained)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The map with its channels multiplied."""
+        return x * self.weight.view(-1, 1, 1)
+
+
+class Branch(nn.Module):
+    """A convolution, or the identity, followed by BatchNorm or by a scale where there is one."""
+
+    def __init__(self, conv: nn.Conv2d | None, tail: nn.BatchNorm2d | Scale | None):
+        super().__init__()
+        self.conv = conv
+        self.tail = tail
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the branch adds to the sum."""
+        out: Tensor = x if self.conv is None else self.conv(x)
+        return out if self.tail is None else self.tail(out)
+
+    def kernel(self, like: Tensor) -> Tensor:
+        """The branch before its tail as a kernel of the shape of `like`, in float64.
+
+        A 1×1 convolution reads the middle of the 3×3 window, at any stride, because the 3×3 one is padded by 1.
+        """
+        if self.conv is None:
+            return _identity_kernel(like)
+        return F.pad(self.conv.weight.detach().double(), [(3 - self.conv.kernel_size[0]) // 2] * 4)
+
+    def affine(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """By what the tail multiplies each channel, and what it adds, in evaluation and in float64."""
+        if isinstance(self.tail, nn.BatchNorm2d):
+            return affine(self.tail)
+        one = torch.ones(like.shape[0], dtype=torch.float64, device=like.device)
+        bias = self.conv.bias if self.conv is not None else None
+        shift = torch.zeros_like(one) if bias is None else bias.detach().double()
+        return (one if self.tail is None else self.tail.weight.detach().double().flatten()), shift
+
+
+class FrozenScales(nn.Module):
+    """The constant scales of a plain convolution's imagined branches: entries that travel once and never train."""
+
+    def __init__(self, kernel: Tensor, pointwise: Tensor | None):
+        super().__init__()
+        self.kernel = nn.Parameter(kernel.detach().clone(), requires_grad=False)
+        if pointwise is not None:
+            self.pointwise = nn.Parameter(pointwise.detach().clone(), requires_grad=False)
+
+
+class RepConv(nn.Module):
+    """BatchNorm of the sum of a 3×3 branch, a 1×1 branch and an identity branch, as far as there are, and a ReLU.
+
+    In the terms of FedRepOpt (Lau et al., ACCV 2024) and RepOptimizers (Ding et al., ICLR 2023), with W₃, W₁ the
+    kernels, α₃, α₁ constants and s trained, all per output channel:
+
+    - "tr": [BN](BN(W₃∗x) + BN(W₁∗x) + BN(x)), the outer one only if `post_norm`
+    - "csla", "hs": BN(α₃⊙(W₃∗x) + α₁⊙(W₁∗x) + s⊙x); "hs" trains α₃ and α₁ too
+    - "inf": BN(W∗x)
+
+    `depthwise` convolves each channel by itself. Where s is trained it has the shape of a depthwise 1×1 kernel, which
+    it is: weight decay that acts on kernels alone then acts on it, as it does on its place in the plain kernel.
+    """
+
+    def __init__(
+        self,
+        in_width: int,
+        width: int,
+        stride: int = 1,
+        *,
+        mode: Mode,
+        pointwise: bool,
+        identity: bool,
+        depthwise: bool = False,
+        start: float = 1.0,
+        post_norm: bool = False,
+        relu: bool = True,
+    ):
+        super().__init__()
+        groups = width if depthwise else 1
+        several = mode in TAILS
+
+        def tail() -> nn.BatchNorm2d | Scale | None:
+            if mode == "tr":
+                return nn.BatchNorm2d(width)
+            return Scale(width, start, trained=mode == "hs") if several else None
+
+        self.kernel = Branch(nn.Conv2d(in_width, width, 3, stride, 1, groups=groups, bias=False), tail())
+        self.pointwise: Branch | None = None
+        if pointwise and several:
+            self.pointwise = Branch(nn.Conv2d(in_width, width, 1, stride, groups=groups, bias=False), tail())
+        self.identity: Branch | None = None
+        if identity and several:
+            self.identity = Branch(None, nn.BatchNorm2d(width) if mode == "tr" else Scale(width, shape=(1, 1, 1)))
+        self.norm = nn.BatchNorm2d(width) if mode != "tr" or post_norm else None
+        self.relu = relu
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output."""
+        out: Tensor = self.kernel(x)
+        for branch in (self.pointwise, self.identity):
+            if branch is not None:
+                out = out + branch(x)
+        if self.norm is not None:
+            out = self.norm(out)
+        return F.relu(out) if self.relu else out
+
+    @property
+    def branches(self) -> dict[str, Branch]:
+        """Those that there are, by name."""
+        found = {"kernel": self.kernel, "pointwise": self.pointwise, "identity": self.identity}
+        return {name: branch for name, branch in found.items() if branch is not None}
+
+    @property
+    def has_norms_in_branches(self) -> bool:
+        """Whether it is in the "tr" mode."""
+        return isinstance(self.kernel.tail, nn.BatchNorm2d)
+
+    @property
+    def plain(self) -> nn.Conv2d:
+        """The 3×3 convolution."""
+        assert self.kernel.conv is not None
+        return self.kernel.conv
+
+    def sum_of_branches(self) -> tuple[Tensor, Tensor]:
+        """The kernel and the bias of the one convolution that equals all branches in evaluation, in float64."""
+        like = self.plain.weight.detach()
+        kernel = torch.zeros_like(like, dtype=torch.float64)
+        bias = torch.zeros(like.shape[0], dtype=torch.float64, device=like.device)
+        for branch in self.branches.values():
+            times, plus = branch.affine(like)
+            kernel = kernel + times.view(-1, 1, 1, 1) * branch.kernel(like)
+            bias = bias + plus
+        return kernel, bias
+
+    def scales_by_branch(self) -> dict[str, Tensor]:
+        """The scales behind its branches, by branch."""
+        return {name: branch.tail.weight for name, branch in self.branches.items() if isinstance(branch.tail, Scale)}
+
+    def become_plain_(self, kernel: Tensor, bias: Tensor | None = None) -> None:
+        """Drop all branches for one convolution with this kernel; without BatchNorm if it has a bias."""
+        conv = self.plain
+        with torch.no_grad():
+            conv.weight.copy_(kernel)
+            if bias is not None:
+                conv.bias = nn.Parameter(bias.to(conv.weight))
+        self.kernel, self.pointwise, self.identity = Branch(conv, None), None, None
+        self.norm = None if bias is not None else self.norm
+        for name in SCALES:
+            if hasattr(self, name):
+                delattr(self, name)
+
+    def imagine_(self, kernel: Tensor, pointwise: Tensor | None, identity: bool) -> None:
+        """Carry the scales of branches that the plain convolution stands for."""
+        self.add_module(SCALES[identity], FrozenScales(kernel, pointwise))
+
+
+def _identity_kernel(like: Tensor) -> Tensor:
+    """The kernel that hands a map on as it is."""
+    kernel = torch.zeros_like(like, dtype=torch.float64)
+    centre_diagonal(kernel).fill_(1)
+    return kernel
+
+
+def centre_diagonal(kernel: Tensor) -> Tensor:
+    """A view of what a 3×3 kernel does to each channel's own middle pixel: (o, o, 1, 1), depthwise (o, 0, 1, 1)."""
+    centre = kernel[:, :, 1, 1]
+    return centre[:, 0] if kernel.shape[1] == 1 else centre.diagonal()
+
+
+def affine(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    """By what a BatchNorm multiplies each channel, and what it adds, in evaluation and in float64."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    times = norm.weight.detach().double() / (norm.running_var.double() + norm.eps).sqrt()
+    return times, norm.bias.detach().double() - times * norm.running_mean.double()
+
+
+def operators(module: nn.Module) -> Iterator[tuple[str, RepConv]]:
+    """The re-parameterisable convolutions of a network, by name."""
+    for name, part in module.named_modules():
+        if isinstance(part, RepConv):
+            yield name, part

@@ -1,0 +1,39 @@
+"""The simplex equiangular tight frame: Li, Shang, He, Lin and Wu, *No Fear of Classifier Biases: Neural Collapse
+Inspired Federated Learning with Synthetic and Fixed Classifier* (ICCV 2023), after Papyan, Han and Donoho (2020).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fullrank.errors import Refusal
+
+
+def simplex_etf(num_classes: int, dim: int | None = None, seed: int = 0) -> Tensor:
+    """`num_classes` unit vectors, as columns (dim, C) in float64, of which any two have the cosine −1/(C−1).
+
+    V = √(C/(C−1)) · U·(I − 11ᵀ/C), with U (dim, C) orthonormal columns from the QR decomposition of uniform random
+    numbers; `dim` is C unless given. In C−1 dimensions, the fewest that hold C such vectors, V = √(C/(C−1)) · Q·Eᵀ,
+    with E the eigenvectors of I − 11ᵀ/C whose eigenvalue is 1 and Q a random rotation. VᵀV is the same in all.
+
+    >>> v = simplex_etf(4, 6)
+    >>> bool(torch.allclose(v.mT @ v, (4 * torch.eye(4) - 1).double() / 3))
+    True
+    """
+    dim = num_classes if dim is None else dim
+    if num_classes < 2:
+        raise Refusal(f"a simplex needs at least 2 classes, not {num_classes}")
+    if dim < num_classes - 1:
+        raise Refusal(
+            f"{num_classes} vectors with equal angles need at least {num_classes - 1} dimensions, and {dim} are given"
+        )
+    rng = np.random.default_rng(seed)
+    centring = np.eye(num_classes) - 1 / num_classes
+    if dim >= num_classes:
+        frame = np.linalg.qr(rng.random((dim, num_classes)))[0] @ centring
+    else:
+        inside = np.linalg.eigh(centring)[1][:, 1:]  # ascending: the first belongs to the eigenvalue 0
+        frame = np.linalg.qr(rng.random((dim, dim)))[0] @ inside.T
+    return torch.from_numpy(np.sqrt(num_classes / (num_classes - 1)) * frame)

@@ -1,0 +1,85 @@
+"""Prototype margins: FedMR's inter-class loss (TMLR 2023, Eq. 4) in the readings that its text allows.
+
+A class counts as much as any other, whatever the number of its samples in the batch. Prototypes are constants; a
+sample whose own class has none contributes 0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fullrank.errors import Refusal
+
+_EXACT = "donot_use_mm_for_euclid_dist"
+"""Expanded squares would lose the small distances."""
+
+
+def prototype_margin(z: Tensor, y: Tensor, prototypes: Tensor, available: Tensor, margin: float = 0.0) -> Tensor:
+    """How much nearer a sample is to other classes' prototypes than to its own.
+
+    For features `z` (N, d) with labels `y` (N,), and `prototypes` (C, d) of which those are `available` (C,): the mean
+    over the batch's classes, over a class's samples, and over the other available classes j, of
+    max(‖z − g_y‖ − ‖z − g_j‖ + margin, 0). It is 0, and so is its gradient, once every sample is nearest to its own.
+
+    >>> g = torch.tensor([[0.0, 0], [4, 0], [0, 3]])
+    >>> z = torch.tensor([[1.0, 0], [3, 0], [0, 2]])
+    >>> round(prototype_margin(z, torch.tensor([0, 0, 1]), g, torch.tensor([True, True, True])).item(), 6)
+    1.736068
+    """
+    distance = _distances(z, y, prototypes, available)
+    own = distance.gather(1, y[:, None])
+    others = available & (torch.arange(len(prototypes), device=y.device) != y[:, None])
+    beyond = (own - distance + margin).relu() * others
+    each = beyond.sum(1) / others.sum(1).clamp(min=1)
+    return _over_classes(each * available[y], y)
+
+
+def prototype_pull(z: Tensor, y: Tensor, prototypes: Tensor, available: Tensor) -> Tensor:
+    """Without a margin, as named after the paper's Theorem 1: the mean over classes and samples of ‖z − g_y‖.
+
+    >>> g, z = torch.tensor([[0.0, 0], [4, 0], [0, 3]]), torch.tensor([[1.0, 0], [3, 0], [0, 2]])
+    >>> round(prototype_pull(z, torch.tensor([0, 0, 1]), g, torch.tensor([True, True, True])).item(), 6)
+    3.236068
+    """
+    own = _distances(z, y, prototypes, available).gather(1, y[:, None])[:, 0]
+    return _over_classes(own * available[y], y)
+
+
+def prototype_margin_literal(z: Tensor, y: Tensor, prototypes: Tensor, available: Tensor) -> Tensor:
+    """Eq. 4 as printed: the n-th samples of two classes compared, each with its own class's prototype.
+
+    The mean over ordered pairs of the batch's classes, and over n up to the smaller one's size, of
+    max(‖z_n^i − g_i‖ − ‖z_n^j − g_j‖, 0), samples numbered as they come in the batch; 0 for a single class.
+    """
+    own = _distances(z, y, prototypes, available).gather(1, y[:, None])[:, 0]
+    alike = (y[:, None] == y).to(own.dtype)
+    size = alike.sum(1)
+    number = alike.tril(-1).sum(1)
+    known = available[y].to(own.dtype)
+    paired = (number[:, None] == number) * (1 - alike) * known[:, None] * known
+    each = paired * (own[:, None] - own).relu() / torch.minimum(size[:, None], size)
+    classes = (1 / size).sum()
+    return each.sum() / (classes * (classes - 1)).clamp(min=1)
+
+
+def _distances(z: Tensor, y: Tensor, prototypes: Tensor, available: Tensor) -> Tensor:
+    """From every sample to every prototype."""
+    if z.ndim != 2 or y.shape != z.shape[:1] or prototypes.shape[1:] != z.shape[1:]:
+        raise Refusal(
+            "prototypes: features must be (samples, width), labels (samples,) and prototypes (classes, width), "
+            f"not {tuple(z.shape)}, {tuple(y.shape)} and {tuple(prototypes.shape)}"
+        )
+    if available.shape != prototypes.shape[:1] or available.dtype != torch.bool:
+        raise Refusal(
+            f"available must say True or False of each of {len(prototypes)} classes, "
+            f"not {tuple(available.shape)} of {available.dtype}"
+        )
+    z = z.to(torch.promote_types(z.dtype, torch.float32))
+    return torch.cdist(z, prototypes.detach().to(z.dtype), compute_mode=_EXACT)
+
+
+def _over_classes(each: Tensor, y: Tensor) -> Tensor:
+    """The mean over the batch's classes of the mean over a class's samples."""
+    share = 1 / (y[:, None] == y).to(each.dtype).sum(1)
+    return (share * each).sum() / share.sum().clamp(min=1)

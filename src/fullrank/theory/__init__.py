@@ -1,0 +1,46 @@
+"""What the papers' theory says, in numbers that can be checked, and where it is printed wrongly.
+
+Functions give plain numbers and arrays. `python -m fullrank.theory NAME --out FILE.pdf` draws a figure of each study.
+"""
+
+from .alignment import alignment, singular_alignment
+from .bound import fedmr_bound, fedmr_recursion
+from .disjoint import DisjointExample, disjoint_example
+from .growth import Growth, growth
+from .identities import effective_ranks, proposition_1, representation_covariance, spread_of_eigenvalues
+from .linear import balanced_start, flow, imbalance, product, velocity
+from .sphere import Sphere, smallest_angle, sphere
+from .theorem import Rates, aligned_example, aligned_forever, dropped_share, rates
+from .toy_sphere import toy_sphere
+from .unit_sphere import UnitSphere, unit_sphere
+
+__all__ = [
+    "DisjointExample",
+    "Growth",
+    "Rates",
+    "Sphere",
+    "UnitSphere",
+    "aligned_example",
+    "aligned_forever",
+    "alignment",
+    "balanced_start",
+    "disjoint_example",
+    "dropped_share",
+    "effective_ranks",
+    "fedmr_bound",
+    "fedmr_recursion",
+    "flow",
+    "growth",
+    "imbalance",
+    "product",
+    "proposition_1",
+    "rates",
+    "representation_covariance",
+    "singular_alignment",
+    "smallest_angle",
+    "sphere",
+    "spread_of_eigenvalues",
+    "toy_sphere",
+    "unit_sphere",
+    "velocity",
+]

@@ -1,0 +1,90 @@
+"""ICLR Fig. 6: whether a linear network's classifier lines up with the layers below it, as Assumption 2 wants."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullrank.data import DataSet, load_dataset
+from fullrank.errors import Refusal
+from fullrank.randomness import generator
+
+from .linear import Matrix, Weights, balanced_start, one_hot, product, velocity
+
+EPOCHS = (3, 5, 7, 9)
+Start = Literal["balanced", "default"]
+
+
+def alignment(
+    data: str | DataSet = "fashion-mnist",
+    *,
+    root: str = "",
+    epochs: Sequence[int] = EPOCHS,
+    lr: float = 0.01,
+    batch_size: int = 64,
+    width: int = 64,
+    start: Start = "balanced",
+    samples: int = 0,
+    seed: int = 0,
+) -> dict[int, NDArray[np.float64]]:
+    """|u_k(Π)ᵀ v_k'(W_3)| after the given epochs: by epoch a (C, C) matrix, row k' and column k, by singular value.
+
+    A linear network of three layers without biases, inputs x/255 as vectors, mean cross-entropy, plain SGD. The paper
+    says "3-layer", "MNIST" and the epochs; lr, width and the balanced start (Assumption 1) were found by trying. At
+    lr .05 or with momentum the singular spaces do not line up; the theorem is about gradient flow. One direction never
+    does: cross-entropy's gradients sum to 0 over classes, so C − 1 of C grow. `samples` takes only the first so many.
+
+    >>> found = alignment("digits", epochs=(1,), samples=200)
+    >>> found[1].shape
+    (10, 10)
+    """
+    if not epochs or min(epochs) < 1:
+        raise Refusal(f"epochs count from 1, so {list(epochs)} cannot be looked at")
+    X, y, classes = _vectors(load_dataset(data, root) if isinstance(data, str) else data, samples)
+    weights = _start(start, [len(X), width, width, classes], seed)
+    Y = one_hot(y, classes).astype(np.float32)
+    rng = generator(seed, "theory", "alignment", "batches")
+    found: dict[int, NDArray[np.float64]] = {}
+    for epoch in range(1, max(epochs) + 1):
+        order = rng.permutation(X.shape[1])
+        for batch in np.split(order, range(batch_size, len(order), batch_size)):
+            moving = velocity(weights, X[:, batch], Y[:, batch])
+            for W, v in zip(weights, moving, strict=True):
+                W += np.float32(lr / len(batch)) * v
+        if epoch in epochs:
+            found[epoch] = singular_alignment(weights, classes)
+    return found
+
+
+def singular_alignment(weights: Weights, number: int) -> NDArray[np.float64]:
+    """|u_kᵀ v_{L+1,k'}| of the leading `number` singular vectors: row k' of the classifier's, column k of Π's.
+
+    >>> singular_alignment([np.diag([2.0, 1]), np.diag([2.0, 1])], 2).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+    u = np.linalg.svd(product(weights).astype(np.float64), full_matrices=False)[0][:, :number]
+    v = np.linalg.svd(weights[-1].astype(np.float64), full_matrices=False)[2][:number]
+    found: NDArray[np.float64] = np.abs(v @ u)
+    return found
+
+
+def _vectors(data: DataSet, samples: int) -> tuple[Matrix, NDArray[np.int64], int]:
+    x, y = data.train.x, data.train.y.numpy()
+    if samples:
+        x, y = x[:samples], y[:samples]
+    columns = x.flatten(1).numpy().astype(np.float32).T
+    return (columns / np.float32(255) if x.dtype.is_floating_point is False else columns), y, len(data.classes)
+
+
+def _start(kind: Start, widths: list[int], seed: int) -> Weights:
+    if kind == "balanced":
+        return [W.astype(np.float32) for W in balanced_start(widths, 0.3, seed)]
+    if kind != "default":
+        raise Refusal(f'start = "{kind}"; known are balanced (Assumption 1) and default (PyTorch\'s)')
+    rng = generator(seed, "theory", "alignment", "start")
+    pairs = itertools.pairwise(widths)
+    return [rng.uniform(-1, 1, (out, below)).astype(np.float32) / np.float32(np.sqrt(below)) for below, out in pairs]

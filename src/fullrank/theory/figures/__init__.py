@@ -1,0 +1,15 @@
+"""The figures of the theory, drawn with Matplotlib."""
+
+from .disjoint import draw_bound, draw_disjoint
+from .flow import draw_alignment, draw_growth, draw_theorem
+from .spheres import draw_toy_sphere, draw_unit_sphere
+
+__all__ = [
+    "draw_alignment",
+    "draw_bound",
+    "draw_disjoint",
+    "draw_growth",
+    "draw_theorem",
+    "draw_toy_sphere",
+    "draw_unit_sphere",
+]

@@ -1,0 +1,113 @@
+"""Spheres seen from one side: a representation's directions, coloured by class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..sphere import Sphere
+from ..unit_sphere import UnitSphere
+from .style import class_style, drawing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ELEVATION, AZIMUTH = np.radians(25), np.radians(35)
+"""From where all spheres are seen."""
+
+
+def draw_toy_sphere(panels: Sequence[Sphere], path: str | Path) -> None:
+    """FedMR Fig. 1(c), two panels a row."""
+    rows = -(-len(panels) // 2)
+    with drawing(path, 0.25 + 1.85 * rows) as figure:
+        places = figure.subplots(rows, 2, squeeze=False)
+        for axes in places.flat:
+            axes.set_axis_off()
+        for axes, panel in zip(places.flat, panels, strict=False):
+            draw_sphere(axes, panel, f"{panel.name}\nrank {panel.effective_rank:.2f}, {panel.smallest_angle:.0f}°")
+        _legend(figure, int(panels[0].classes.max()) + 1)
+
+
+def draw_unit_sphere(found: UnitSphere, path: str | Path) -> None:
+    """FedDecorr's Fig. 1: the clients' classes, and the three global models."""
+    with drawing(path, 4.1) as figure:
+        places = figure.subplots(2, 2)
+        _draw_counts(places[0, 0], found.counts)
+        for axes, panel, letter in zip(places.flat[1:], found.panels, "bcd", strict=True):
+            axes.set_axis_off()
+            draw_sphere(axes, panel, f"({letter}) {panel.name}\neffective rank {panel.effective_rank:.2f}")
+        _legend(figure, found.counts.shape[1])
+
+
+def draw_sphere(axes: Axes, panel: Sphere, title: str) -> None:
+    """Points in front of the sphere full, those behind it faint."""
+    _draw_wires(axes)
+    across, up, depth = _seen(panel.points)
+    rng = np.random.default_rng(0)  # in a random order, lest the last class cover all others
+    for behind in (True, False):
+        for c in np.unique(panel.classes):
+            colour, marker = class_style(int(c))
+            own = (panel.classes == c) & ((depth < 0) == behind)
+            shown: dict[str, Any] = {"s": 2.5, "marker": marker, "linewidths": 0, "alpha": 0.2 if behind else 0.75}
+            axes.scatter(across[own], up[own], color=colour, zorder=(1 if behind else 3) + 0.5 * rng.random(), **shown)
+    axes.set(xlim=(-1.06, 1.06), ylim=(-1.06, 1.06), aspect="equal")
+    axes.set_title(title, pad=3)
+
+
+def _draw_wires(axes: Axes) -> None:
+    turn = np.linspace(0, 2 * np.pi, 121)
+    circles = [
+        np.stack([np.cos(turn) * np.cos(a), np.cos(turn) * np.sin(a), np.sin(turn)], 1)
+        for a in np.arange(6) * np.pi / 6
+    ]
+    for latitude in np.radians([-60, -30, 0, 30, 60]):
+        flat = np.cos(latitude)
+        circles.append(np.stack([flat * np.cos(turn), flat * np.sin(turn), np.full_like(turn, np.sin(latitude))], 1))
+    for circle in circles:
+        across, up, depth = _seen(circle)
+        for front, shade in ((False, "#EBEBEB"), (True, "#C4C4C4")):
+            hidden = (depth >= 0) != front
+            axes.plot(
+                np.where(hidden, np.nan, across),
+                np.where(hidden, np.nan, up),
+                color=shade,
+                linewidth=0.4,
+                zorder=2 * front,
+            )
+    axes.plot(np.cos(turn), np.sin(turn), color="#888888", linewidth=0.6, zorder=2)
+
+
+def _seen(points: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """To the right, upwards and towards the eye."""
+    x, y, z = points.T
+    ahead = np.cos(AZIMUTH) * x + np.sin(AZIMUTH) * y
+    across = -np.sin(AZIMUTH) * x + np.cos(AZIMUTH) * y
+    return across, np.cos(ELEVATION) * z - np.sin(ELEVATION) * ahead, np.cos(ELEVATION) * ahead + np.sin(ELEVATION) * z
+
+
+def _draw_counts(axes: Axes, counts: NDArray[np.int64]) -> None:
+    """A disc for every client and class, its area the number of samples."""
+    clients, classes = counts.shape
+    where = np.argwhere(counts > 0)
+    sizes = counts[counts > 0] / counts.max()
+    colours = [class_style(int(c))[0] for _, c in where]
+    axes.scatter(where[:, 0], where[:, 1], s=38 * sizes + 0.5, c=colours, linewidths=0)
+    axes.set(xlabel="client", ylabel="class", xlim=(-0.8, clients - 0.2), ylim=(-0.8, classes - 0.2))
+    axes.set_xticks(range(0, clients, max(1, clients // 5)))
+    axes.set_yticks(range(0, classes, max(1, classes // 5)))
+    axes.set_title("(a) samples per client\n(area: their number)", pad=3)
+
+
+def _legend(figure: Any, classes: int) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = []
+    for c in range(classes):
+        colour, marker = class_style(c)
+        handles.append(Line2D([], [], linestyle="", marker=marker, markersize=3.5, color=colour, label=str(c)))
+    spacing = {"handletextpad": 0.0, "columnspacing": 0.45, "borderpad": 0.0, "handlelength": 1.3}
+    figure.legend(handles=handles, title="class", loc="outside lower center", ncols=min(classes, 10), **spacing)

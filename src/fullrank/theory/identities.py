@@ -1,0 +1,63 @@
+"""Two identities of FedDecorr's papers, both sides of each: what Σ inherits from Π, and Proposition 1."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fullrank import collapse
+from fullrank.errors import Refusal
+
+from .linear import Matrix
+
+
+def representation_covariance(P: Matrix, X: Matrix) -> tuple[Matrix, Matrix]:
+    """Σ of z = Πx over the samples, and Π Cov(x) Πᵀ: equal for a linear network (ICLR Eq. 5, TPAMI Eq. 6).
+
+    So rank Σ ≤ rank Π: where the weights collapse, the representation does. X is (d_in, N), both covariances biased.
+
+    >>> X = np.array([[1.0, 0, 1, 2], [0, 1, 1, 0]])
+    >>> of_samples, of_weights = representation_covariance(np.array([[1.0, 2], [0, 1], [1, 0]]), X)
+    >>> of_weights.tolist(), bool(np.allclose(of_samples, of_weights))
+    ([[0.5, 0.25, 0.0], [0.25, 0.25, -0.25], [0.0, -0.25, 0.5]], True)
+    """
+    if X.ndim != 2 or X.shape[1] == 0:
+        raise Refusal(f"samples are the columns of X, so its shape is (d_in, N) with N ≥ 1, not {X.shape}")
+    return _covariance(P @ X), P @ _covariance(X) @ P.T
+
+
+def proposition_1(K: Matrix) -> tuple[float, float]:
+    """Σ(λ_i − λ̄)² and ‖K‖_F² − d of a correlation matrix K: equal (ICLR Eq. 7 and Appendix B, TPAMI Eq. 8).
+
+    It holds because the diagonal is 1. FedMR's Lemma 1 is the same, but for its own matrix the diagonal is N/(N − 1).
+
+    >>> [round(side, 6) for side in proposition_1(np.array([[1.0, 0.5], [0.5, 1]]))]
+    [0.5, 0.5]
+    """
+    values = np.linalg.svd(K, compute_uv=False)
+    return float(np.square(values - values.mean()).sum()), float(np.square(K).sum() - len(K))
+
+
+def spread_of_eigenvalues(M: Matrix) -> tuple[float, float]:
+    """Σ(λ_i − λ̄)² and ‖M‖_F² − (tr M)²/d of any symmetric M: what both propositions come from.
+
+    >>> [round(side, 6) for side in spread_of_eigenvalues(np.array([[2.0, 1], [1, 4]]))]
+    [4.0, 4.0]
+    """
+    values = np.linalg.eigvalsh(M)
+    return float(np.square(values - values.mean()).sum()), float(np.square(M).sum() - np.trace(M) ** 2 / len(M))
+
+
+def effective_ranks(P: Matrix, X: Matrix) -> tuple[float, float]:
+    """Effective ranks of z = Πx and of x: what a linear network makes of the dimensions it was given.
+
+    >>> X = np.array([[1.0, -1, 0, 0], [0, 0, 1, -1]])
+    >>> [round(rank, 3) for rank in effective_ranks(np.array([[1.0, 0], [0, 0]]), X)]
+    [1.0, 2.0]
+    """
+    return collapse.effective_rank((P @ X).T), collapse.effective_rank(X.T)
+
+
+def _covariance(X: Matrix) -> Matrix:
+    centred = X - X.mean(1, keepdims=True)
+    found: Matrix = centred @ centred.T / X.shape[1]
+    return found

@@ -1,0 +1,127 @@
+"""Linear networks under gradient flow, as ICLR §3.3 and Appendix A of FedDecorr's paper study them.
+
+Weights are W_1 … W_{L+1}; Π = W_L ⋯ W_1 makes the representation z = Πx, and W_{L+1} classifies it. Samples are columns
+of X (d_in, N), labels one-hot columns of Y (C, N), as the papers write. The loss is the sum of the cross-entropies, and
+time is that of dW/dt = −∂loss/∂W.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullrank.errors import Refusal
+from fullrank.randomness import generator
+
+Matrix: TypeAlias = NDArray[np.floating]
+Weights: TypeAlias = list[Matrix]
+
+
+def product(weights: Sequence[Matrix]) -> Matrix:
+    """Π = W_L ⋯ W_1, all layers but the classifier.
+
+    >>> product([np.array([[1.0, 2]]), np.array([[3.0]]), np.array([[5.0]])]).tolist()
+    [[3.0, 6.0]]
+    """
+    found = weights[0]
+    for W in weights[1:-1]:
+        found = W @ found
+    return found
+
+
+def probabilities(weights: Sequence[Matrix], X: Matrix) -> Matrix:
+    """Γ = softmax(W_{L+1}ΠX), a column a sample (ICLR Eq. 2).
+
+    >>> probabilities([np.eye(2), np.eye(2)], np.zeros((2, 1))).tolist()
+    [[0.5], [0.5]]
+    """
+    scores = weights[-1] @ (product(weights) @ X)
+    scores = np.exp(scores - scores.max(0))
+    found: Matrix = scores / scores.sum(0)
+    return found
+
+
+def one_hot(y: Sequence[int] | NDArray[np.integer], classes: int) -> Matrix:
+    """Labels as columns e_c.
+
+    >>> one_hot([1, 0], 3).tolist()
+    [[0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]
+    """
+    found: Matrix = np.eye(classes)[np.asarray(y)].T
+    return found
+
+
+def velocity(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> Weights:
+    """dW_j/dt = −∂loss/∂W_j of every layer (ICLR Eqs. 1, 16, 36 and 37)."""
+    forward = [X]
+    for W in weights:
+        forward.append(W @ forward[-1])
+    scores = np.exp(forward[-1] - forward[-1].max(0))
+    backward = Y - scores / scores.sum(0)
+    found: Weights = []
+    for W, x in zip(reversed(weights), reversed(forward[:-1]), strict=True):
+        found.append(backward @ x.T)
+        backward = W.T @ backward
+    return found[::-1]
+
+
+def flow(weights: Sequence[Matrix], X: Matrix, Y: Matrix, time: float, steps: int) -> list[Weights]:
+    """The weights at `steps` + 1 equally spaced times from 0 to `time`, by the classical Runge–Kutta method.
+
+    >>> start = [np.eye(2), np.eye(2)]
+    >>> [round(float(W[0][0, 0]), 3) for W in flow(start, np.eye(2), np.eye(2), 1.0, 2)]
+    [1.0, 1.123, 1.217]
+    """
+    if steps < 1:
+        raise Refusal(f"a flow takes one step at least, not {steps}")
+    h = time / steps
+    found = [[np.array(W) for W in weights]]
+    for _ in range(steps):
+        w = found[-1]
+        a = velocity(w, X, Y)
+        b = velocity(_moved(w, a, h / 2), X, Y)
+        c = velocity(_moved(w, b, h / 2), X, Y)
+        d = velocity(_moved(w, c, h), X, Y)
+        found.append([W + h / 6 * (p + 2 * q + 2 * r + s) for W, p, q, r, s in zip(w, a, b, c, d, strict=True)])
+    return found
+
+
+def imbalance(weights: Sequence[Matrix]) -> list[Matrix]:
+    """W_{j+1}ᵀW_{j+1} − W_jW_jᵀ of neighbouring layers: each is constant along the flow (ICLR Eq. 20).
+
+    Zero for the layers of Π is Assumption 1. For the classifier it is constant too, but need not be 0.
+    """
+    return [above.T @ above - below @ below.T for below, above in itertools.pairwise(weights)]
+
+
+def balanced_start(widths: Sequence[int], scale: float = 0.3, seed: int = 0) -> Weights:
+    """Weights that fulfil Assumption 1: each `scale` times a matrix of orthonormal rows, turned into the one below.
+
+    `widths` are d_in, the hidden widths (all alike), and the number of classes: W_1 = s·QA, W_j = s·BQᵀ …, and the
+    classifier s·R, with Q, B orthogonal and the rows of A and R orthonormal.
+
+    >>> [W.shape for W in balanced_start([6, 4, 4, 3])]
+    [(4, 6), (4, 4), (3, 4)]
+    """
+    if len(widths) < 3 or len(set(widths[1:-1])) != 1 or widths[0] < widths[1] or widths[-1] > widths[1]:
+        raise Refusal(f"widths must be d_in ≥ d = … = d ≥ classes, not {list(widths)}")
+    rng = generator(seed, "theory", "linear")
+    d = widths[1]
+    turns = [orthogonal(rng, d, d) for _ in widths[1:-1]]
+    weights = [scale * turns[0] @ orthogonal(rng, d, widths[0])]
+    weights += [scale * above @ below.T for below, above in itertools.pairwise(turns)]
+    return [*weights, scale * orthogonal(rng, widths[-1], d)]
+
+
+def orthogonal(rng: np.random.Generator, rows: int, columns: int) -> Matrix:
+    """A random matrix of orthonormal rows (rows ≤ columns)."""
+    q, r = np.linalg.qr(rng.normal(size=(columns, rows)))
+    return (q * np.sign(np.diag(r))).T
+
+
+def _moved(weights: Weights, direction: Weights, step: float) -> Weights:
+    return [W + step * v for W, v in zip(weights, direction, strict=True)]

@@ -1,0 +1,87 @@
+"""A representation on the unit sphere: what the two studies that draw one have in common."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fullrank import collapse
+from fullrank.errors import Refusal
+from fullrank.result import Run
+
+
+@dataclass(frozen=True)
+class Sphere:
+    """One panel: directions of a representation in three dimensions, and what its title says."""
+
+    name: str
+    points: NDArray[np.float64]
+    """Unit vectors (samples, 3)."""
+    classes: NDArray[np.int64]
+    effective_rank: float
+    smallest_angle: float
+    """Between two class means, in degrees."""
+    accuracy: float
+
+
+def sphere(name: str, z: Tensor, y: Tensor, accuracy: float, project: str = "neck") -> Sphere:
+    """Features (samples, d) with their labels as a panel; the effective rank is that of z as it is.
+
+    `project="neck"` takes z itself, which must have three dimensions; "pca" the three leading principal components.
+
+    >>> panel = sphere("two", torch.eye(3)[[0, 1]] * 5, torch.tensor([0, 1]), 1.0)
+    >>> panel.points.tolist(), round(panel.smallest_angle)
+    ([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], 90)
+    """
+    points = z.double().cpu().numpy()
+    if project == "pca":
+        points = points - points.mean(0)
+        points = points @ np.linalg.svd(points, full_matrices=False)[2][:3].T
+    elif project != "neck":
+        raise Refusal(f'project = "{project}"; known are neck (z is three-dimensional) and pca')
+    if points.shape[1] != 3:
+        raise Refusal(f'z has {points.shape[1]} dimensions, not 3; take project = "pca"')
+    length = np.linalg.norm(points, axis=1, keepdims=True)
+    points = points / np.where(length > 0, length, 1)
+    labels = y.cpu().numpy().astype(np.int64)
+    return Sphere(name, points, labels, collapse.effective_rank(z), smallest_angle(points, labels), accuracy)
+
+
+def smallest_angle(points: NDArray[np.float64], classes: NDArray[np.int64]) -> float:
+    """Degrees between the two nearest class means; nan for a single class.
+
+    >>> round(smallest_angle(np.eye(3)[[0, 1, 1]], np.array([0, 1, 1])))
+    90
+    """
+    means = np.stack([points[classes == c].mean(0) for c in np.unique(classes)])
+    length = np.linalg.norm(means, axis=1)
+    if len(means) < 2 or (length == 0).any():
+        return math.nan
+    cosine = (means / length[:, None]) @ (means / length[:, None]).T
+    return math.degrees(math.acos(np.clip(cosine[np.triu_indices(len(means), 1)].max(), -1, 1)))
+
+
+@torch.no_grad()
+def represented(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """z and the predicted classes of prepared inputs."""
+    model.eval()
+    features: Any = model.features
+    return features(x), model(x).argmax(1)
+
+
+def client_after_next_round(run: Run, client: int) -> nn.Module:
+    """A client's local model one round after the run's last: what that client would send then."""
+    assembly = run._assembled()
+    result = assembly.site.do(assembly.server.job("train", client))
+    if result.error is not None:
+        raise result.error
+    own = result.upload[""]
+    model = run.model()
+    model.load_state_dict({**model.state_dict(), **own["w"].tree, **own["buffers"].tree})
+    return model

@@ -1,0 +1,138 @@
+"""FedDecorr's Fig. 1 (ICLR, TPAMI): equal clients spread classes over the sphere, unequal ones do not, FedDecorr helps.
+
+The papers say neither how unequal the clients were nor how 64 dimensions became three. Here α = .05 and a linear
+bottleneck to three dimensions in front of the classifier; or the network as it is, and its principal components.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fullrank import models
+from fullrank.assemble import federate
+from fullrank.config import Experiment, merged
+from fullrank.errors import Refusal, nearest
+from fullrank.models import Net
+from fullrank.result import Run
+from fullrank.run import execute
+
+from .sphere import Sphere, represented, sphere
+
+Size = Literal["paper", "small", "tiny"]
+SIZES: dict[str, dict[str, Any]] = {
+    "paper": {
+        "data": {"name": "cifar10"},
+        "model": {"base": "resnet20"},
+        "train": {"rounds": 100, "epochs": 10, "lr": 0.01, "weight_decay": 1e-5},
+    },
+    "small": {
+        "data": {"name": "fashion-mnist"},
+        "model": {"base": "cnn"},
+        "train": {"rounds": 20, "epochs": 1, "lr": 0.01},
+    },
+    "tiny": {
+        "data": {"name": "digits"},
+        "model": {"base": "cnn"},
+        "train": {"rounds": 20, "epochs": 5, "lr": 0.01},
+    },
+}
+"""Experiments: the papers' own (for a GPU), Fashion-MNIST (an hour), the embedded digits (a minute)."""
+PANELS = {
+    "homogeneous": ({"data": {"partition": "iid"}}, "fedavg"),
+    "heterogeneous": ({"data": {"partition": "dirichlet"}}, "fedavg"),
+    "with FedDecorr": ({"data": {"partition": "dirichlet"}}, "fedavg+feddecorr"),
+}
+SHOWN = 200
+"""Test images of each class."""
+
+
+@dataclass(frozen=True)
+class UnitSphere:
+    """The figure's data."""
+
+    counts: NDArray[np.int64]
+    """Samples by client and class of the heterogeneous division."""
+    panels: list[Sphere]
+
+
+def bottleneck(num_classes: int, in_channels: int = 3, *, base: str = "cnn", neck: bool = True, **options: Any) -> Net:
+    """One of the library's networks with a linear map to three dimensions, without bias, in front of its classifier.
+
+    >>> bottleneck(10, 1)(torch.zeros(2, 1, 8, 8)).shape
+    torch.Size([2, 10])
+    """
+    net = models.build(base, num_classes, in_channels, **options)
+    if not isinstance(net, Net):
+        raise Refusal(f'model.base = "{base}" is no network of the library; {nearest(base, models.available())}')
+    if neck:
+        net.neck = nn.Linear(net.feature_dim, 3, bias=False)
+        net.head = nn.Linear(3, num_classes)
+        net.feature_dim = 3
+    return net
+
+
+def unit_sphere(
+    size: Size = "small",
+    *,
+    project: Literal["neck", "pca"] = "neck",
+    alpha: float = 0.05,
+    clients: int = 10,
+    beta: float = 0.1,
+    seed: int = 0,
+    rounds: int | None = None,
+    root: str = "",
+    runs: str | Path | None = None,
+    device: str = "",
+) -> UnitSphere:
+    """Global models of FedAvg on equal and on unequal clients, and with FedDecorr: their test images on the sphere.
+
+    `runs` is a directory in which the three runs are kept, so that they can go on where they stopped.
+    """
+    if size not in SIZES:
+        raise Refusal(f'size = "{size}" is not known; {nearest(size, SIZES)}')
+    common = merged(
+        SIZES[size],
+        {
+            "seed": seed,
+            "data": {"alpha": alpha, "clients": clients, "root": root},
+            "model": {"name": f"{__name__}:bottleneck", "neck": project == "neck"},
+            "method": {"feddecorr": {"beta": beta}},
+            "engine": {"device": device},
+        },
+    )
+    if rounds is not None:
+        common = merged(common, {"train": {"rounds": rounds}})
+    found: list[Sphere] = []
+    for name, (changes, method) in PANELS.items():
+        experiment = Experiment(**merged(merged(common, changes), {"method": {"name": method}}))
+        directory = None if runs is None else Path(runs) / name.replace(" ", "-").lower()
+        found.append(_panel(name, execute(experiment, directory), project))
+    return UnitSphere(_counts(Experiment(**merged(common, PANELS["heterogeneous"][0]))), found)
+
+
+def _panel(name: str, run: Run, project: str) -> Sphere:
+    assembly = run._assembled()
+    test = assembly.federation.data.test
+    assert test is not None
+    order = torch.cat([(test.y == c).nonzero().flatten()[:SHOWN] for c in range(len(assembly.federation.data.classes))])
+    model = run.model()
+    place = next(model.parameters())
+    z = [
+        represented(model, assembly.federation.pipeline(test.x[some].to(place.device), None, place.dtype))[0]
+        for some in torch.split(order, 512)
+    ]
+    return sphere(name, torch.cat(z), test.y[order], float(run.summary()["accuracy"]["last"]), project)
+
+
+def _counts(experiment: Experiment) -> NDArray[np.int64]:
+    federation = federate(experiment)
+    labels = federation.data.train.y.numpy()
+    classes = len(federation.data.classes)
+    return np.stack([np.bincount(labels[part], minlength=classes) for part in federation.parts])
