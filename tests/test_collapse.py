@@ -393,6 +393,29 @@ def test_moments_refuse_what_does_not_go_together():
         collapse.neural_collapse(unlabelled)
 
 
+def test_memory_is_that_of_a_few_square_matrices():
+    moments, d, classes = Moments(np.full(50, 4)), 16, 50
+    z, y = features(200, d), np.tile(np.arange(classes), 4)
+    for i in range(0, 200, 8):
+        moments.add(z[i : i + 8], y[i : i + 8])
+    held = [x for x in vars(moments).values() if isinstance(x, torch.Tensor)]
+    assert sum(x.numel() for x in held) <= 2 * d * d + classes * d + 2 * (d + classes)
+    assert not moments._scatters
+
+
+def test_forms_of_streams():
+    z, y = features(12, 3), np.arange(12) % 3
+    want = collapse.neural_collapse(z, y)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.tensor(z), torch.tensor(y)), batch_size=5)
+    for stream in (loader, [(z[:5], y[:5]), (z[5:], y[5:])], [[torch.tensor(z), torch.tensor(y)]]):
+        assert collapse.neural_collapse(stream) == pytest.approx(want, rel=1e-9, nan_ok=True)
+        close(collapse.spectrum(stream), collapse.spectrum(z), 1e-11)
+    close(collapse.spectrum(rows for rows in (z[:4].tolist(), z[4:].tolist())), collapse.spectrum(z), 1e-11)
+    assert collapse.spectrum([(2.0, 1.0), (2.0, -1.0), (-2.0, 1.0), (-2.0, -1.0)]).tolist() == pytest.approx([4, 1])
+    with pytest.raises(Refusal, match="labels are missing"):
+        collapse.neural_collapse([z[:5], z[5:]])
+
+
 def test_nc4_needs_a_second_look():
     z, y = features(20, 3), np.arange(20) % 4
     W = np.random.default_rng(0).normal(size=(4, 3))
@@ -479,6 +502,8 @@ def test_cka_worked_by_hand():
         collapse.cka(np.zeros((0, 2)), np.zeros((0, 2)))
     with pytest.raises(Refusal, match="of 3 and 4 samples"):
         collapse.cka(SQUARE, SQUARE[:3])
+    with pytest.raises(Refusal, match="numbers of batches"):
+        collapse.cka([SQUARE[:2], SQUARE[2:]], [SQUARE[:2]])
 
 
 @settings(max_examples=40, deadline=None)

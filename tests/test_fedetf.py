@@ -862,15 +862,27 @@ def test_compositions_trace(name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedetf", *PAIRS])
 def test_compositions_pass_every_check(name):
-    done = check_method(name)
+    done = check_method(methods.build(name, fedetf={"repeats": 1}))
     assert {done.results[part] for part in ("trace", "engines", "processes", "resume", "exchange")} == {"holds"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [FedETF(dim=9), FedETF(dim=20, beta=10.0), FedETF(preset="repo", repeats=1)])
+@pytest.mark.parametrize(
+    "method", [FedETF(dim=9, repeats=1), FedETF(dim=20, beta=10.0, repeats=0), FedETF(preset="repo", repeats=1)]
+)
 def test_variants_pass_every_check(method):
     done = check_method(method)
     assert {done.results[part] for part in ("trace", "engines", "processes", "resume", "exchange")} == {"holds"}
+
+
+@pytest.mark.slow
+def test_worker_processes_personalise_alike(tmp_path):
+    one, two = (
+        fullrank.run({**SMALL, "train.rounds": 2, "engine.name": engine, "engine.workers": 1}, tmp_path / engine)
+        for engine in ("serial", "processes")
+    )
+    assert_same_bits(two.model().state_dict(), one.model().state_dict())
+    assert two.summary()["personal"] == one.summary()["personal"]
 
 
 @pytest.mark.slow

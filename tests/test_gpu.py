@@ -41,8 +41,11 @@ SERIAL = ["fedavg", "fedprox+feddecorr", "scaffold", "moon", "fednh", "fedsam", 
 
 
 def entries(run):
-    """All entries of the global model, personal ones as they were at the start."""
-    return {name: value.double().cpu() for name, value in run._assembled().server.model.items()}
+    """All entries of the global model, personal ones as they were at the start, and each client's own."""
+    server = run._assembled().server
+    own = {k: (server.store.get(k) or {}).get("model", {}) for k in sorted(server.store.contacts)}
+    kept = {f"{client}/{name}": value for client, tree in own.items() for name, value in tree.items()}
+    return {name: value.double().cpu() for name, value in {**server.model, **kept}.items()}
 
 
 def distance(one, other):

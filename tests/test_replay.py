@@ -122,6 +122,15 @@ def test_the_compiler_need_not_look_at_a_network_that_nobody_looked_at_before(st
     assert int(entries["backbone.1.num_batches_tracked"]) == (stats == "move")
 
 
+def test_what_methods_see_has_the_models_dtype_although_weights_come_in_the_shorter_one():
+    """Else a method that multiplies z by something of its own would fail, and losses would be sums of short numbers."""
+    network = Network.of(fullrank.models.build("mlp", 3, 1), torch.zeros(2, 1, 4, 4), 3)
+    network.half = torch.bfloat16
+    short = {name: value.detach().bfloat16() for name, value in network.tensors().items()}
+    out = network.at(short, torch.randn(5, 1, 4, 4))
+    assert out.logits.dtype == out.z.dtype == torch.float32
+
+
 @pytest.mark.parametrize("last", ["keep", "wrap", "drop"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_optimisers_schedules_and_odd_batches(optimizer, last):

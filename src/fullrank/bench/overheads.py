@@ -16,7 +16,7 @@ from .. import methods
 from ..assemble import Assembly, assemble, federate
 from ..config import Experiment, merged, parse_overrides
 from ..engine import Engine, open_engine
-from ..errors import Refusal
+from ..errors import ClientFailed, Refusal
 from ..result import threads
 from . import machine
 from .eager import synchronise
@@ -64,25 +64,33 @@ def measure(
     }
     first = described[BASE]
     device = torch.device(first.engine.device or "cpu")
-    result: dict[str, Any] = {"machine": machine.describe(str(device)), "experiment": first.model_dump(), "rounds": {}}
+    result: dict[str, Any] = {"machine": machine.describe(str(device)), "experiment": first.model_dump()}
+    result |= {"rounds": {}, "failed": {}}
     federation = federate(first)
     with threads(first.engine.threads):
         contestants = {name: _Contestant(experiment, federation, device) for name, experiment in described.items()}
         try:
             for name, contestant in contestants.items():
-                result["rounds"][name] = {"first": contestant.play(), "later": []}
+                try:
+                    result["rounds"][name] = {"first": contestant.play(), "later": []}
+                except (Refusal, ClientFailed) as problem:  # time on a GPU is dear: the others go on
+                    if name == BASE:
+                        raise
+                    result["failed"][name] = str(problem)
+                    say(f"{name} failed: {problem}")
+                    continue
                 say(f"{name}: first round, with set-up, {result['rounds'][name]['first']:.3f} s")
+            names = list(result["rounds"])
             for repeat in range(repeats):
                 for index in range(len(names)):
                     name = names[(index + repeat) % len(names)]
                     result["rounds"][name]["later"].append(contestants[name].play())
                 say(f"{repeat + 1}/{repeats} repeats")
+                result["overheads"] = overheads({name: rounds["later"] for name, rounds in result["rounds"].items()})
                 keep(result)
         finally:
             for contestant in contestants.values():
                 contestant.engine.close()
-    result["overheads"] = overheads({name: rounds["later"] for name, rounds in result["rounds"].items()})
-    keep(result)
     return result
 
 
@@ -114,7 +122,8 @@ def report(result: Mapping[str, Any]) -> str:
         rows.append([name, seconds.text(4), *rest])
     headers = ["method", "seconds a round", "beyond fedavg, %", "beyond fedavg, s"]
     title = f"training time of a round, median [least, most] of n = {n} interleaved repeats, first round apart"
-    return f"{machine.sentence(result['machine'])}\n\n{title}\n{table(headers, rows)}"
+    failed = "".join(f"\nFAILED: {name}: {problem}" for name, problem in result["failed"].items())
+    return f"{machine.sentence(result['machine'])}\n\n{title}\n{table(headers, rows)}{failed}"
 
 
 class _Contestant:

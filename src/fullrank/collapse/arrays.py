@@ -48,23 +48,30 @@ def pooled(x: Array) -> Tensor:
     return found if found.dim() == 2 else found.to(torch.float64).flatten(2).mean(2)
 
 
-def is_whole(features: Features) -> bool:
+def is_whole(features: Any) -> bool:
     """Whether these are the numbers in one piece; else they are an iterable of pieces."""
     if isinstance(features, Tensor | np.ndarray):
         return True
     if not isinstance(features, Sequence):
         return False
-    first = features[0] if len(features) else None
-    return not isinstance(first, Tensor | np.ndarray | tuple) or (not isinstance(first, tuple) and first.ndim < 2)
+    return not (len(features) and (_is_batch(features[0]) or _is_pair(features[0])))
+
+
+def in_one_piece(features: Any) -> Tensor | NDArray[Any]:
+    """Features that are whole, as they lie in memory: nothing is converted before it is needed."""
+    found = features if isinstance(features, Tensor | np.ndarray) else np.array(features)
+    return found if found.ndim == 2 and found.shape[1] else matrix(found)
 
 
 def pieces(features: Features) -> Iterator[Tensor]:
     """Features in batches, in order; labels that come with a batch are left aside."""
     if is_whole(features):
-        yield from torch.split(matrix(features), ROWS_AT_ONCE)  # type: ignore[arg-type]
+        x = in_one_piece(features)
+        for start in range(0, len(x), ROWS_AT_ONCE):
+            yield matrix(x[start : start + ROWS_AT_ONCE])
         return
     for batch in features:
-        yield matrix(batch[0] if isinstance(batch, tuple | list) else batch)
+        yield matrix(batch[0] if _is_pair(batch) else batch)
 
 
 def labelled(features: Features, labels: Array | None) -> Iterator[tuple[Tensor, Tensor]]:
@@ -73,7 +80,7 @@ def labelled(features: Features, labels: Array | None) -> Iterator[tuple[Tensor,
         if is_whole(features):
             raise Refusal("features in one piece need labels, one a sample")
         for pair in features:
-            if not (isinstance(pair, tuple | list) and len(pair) == 2):
+            if not _is_pair(pair):
                 raise Refusal("labels are missing: give them whole, or let every batch be a pair (features, labels)")
             yield matrix(pair[0]), whole_numbers(pair[1])
         return
@@ -85,6 +92,14 @@ def labelled(features: Features, labels: Array | None) -> Iterator[tuple[Tensor,
         start += len(z)
     if start != len(y):
         raise Refusal(f"there are {start} samples, but {len(y)} labels")
+
+
+def _is_batch(x: Any) -> bool:
+    return isinstance(x, Tensor | np.ndarray) and x.ndim >= 2
+
+
+def _is_pair(x: Any) -> bool:
+    return isinstance(x, tuple | list) and len(x) == 2 and _is_batch(x[0])
 
 
 def whole_numbers(labels: Array) -> Tensor:

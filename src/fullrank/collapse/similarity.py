@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, zip_longest
 
 import numpy as np
 import torch
@@ -34,7 +34,9 @@ def cka(a: Features, b: Features) -> float:
         if len(x) == len(y) and 0 < len(x) < max(x.shape[1], y.shape[1]):
             return _from_rows(x, y)
     similarity = Similarity()
-    for x, y in zip(_parts(a), _parts(b), strict=True):
+    for x, y in zip_longest(_parts(a), _parts(b)):
+        if x is None or y is None:
+            raise Refusal("the two have different numbers of batches; the same samples in the same order are compared")
         similarity.add([{"": x}, {"": y}])
     return float(similarity.matrices()[""][0, 1])
 
@@ -76,6 +78,8 @@ class Similarity:
     def add(self, clients: Sequence[Mapping[str, Array]]) -> None:
         """Take what every client makes of one batch: its features by layer, of the same samples everywhere."""
         batch = [{layer: wide(pooled(x)) for layer, x in client.items()} for client in clients]
+        device = next((x.device for client in batch for x in client.values()), None)
+        batch = [{layer: x.to(device) for layer, x in client.items()} for client in batch]
         sizes = {len(x) for client in batch for x in client.values()}
         if len(sizes) > 1:
             raise Refusal(f"clients' features are of {' and '.join(map(str, sorted(sizes)))} samples; of the same ones")

@@ -16,7 +16,7 @@ from torch import Tensor
 from fullrank.errors import Refusal
 from fullrank.objectives import singular_variance as _singular_variance
 
-from .arrays import Array, Features, Numbers, is_whole, matrix, no_samples, plain, raw, wide
+from .arrays import Array, Features, Numbers, in_one_piece, is_whole, no_samples, plain, raw, wide
 from .moments import Moments, moments_of
 
 THRESHOLD = math.exp(-2)
@@ -35,12 +35,12 @@ def spectrum(features: Features | Moments) -> Numbers:
     [4.0, 1.0]
     """
     if not isinstance(features, Moments) and is_whole(features):
-        z = matrix(features)  # type: ignore[arg-type]
-        n, d = z.shape
+        whole = in_one_piece(features)
+        n, d = whole.shape
         if n == 0:
             raise no_samples("spectrum")
         if n < d:
-            z = wide(z) - wide(z[:1])  # from the first sample, so that what is constant is exactly 0
+            z = wide(whole) - wide(whole[:1])  # from the first sample, so that what is constant is exactly 0
             z = z - z.mean(0)
             values = _descending(z @ z.mT / n)
             return np.pad(values, (0, d - n), constant_values=0.0 * values[0])  # nan if the others are
@@ -117,10 +117,11 @@ def singular_variance(features: Features | Moments) -> float:
     2.25
     """
     if not isinstance(features, Moments) and is_whole(features):
-        z = matrix(features)  # type: ignore[arg-type]
-        if len(z) == 0:
+        whole = in_one_piece(features)
+        if len(whole) == 0:
             raise no_samples("singular_variance")
-        return float(_singular_variance(wide(z)))
+        if len(whole) < whole.shape[1]:
+            return float(_singular_variance(wide(whole)))
     covariance = moments_of(features).covariance
     mean = covariance.diagonal().mean()
     rest = covariance - mean * torch.eye(len(covariance), dtype=covariance.dtype, device=covariance.device)

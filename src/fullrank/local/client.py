@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Refusal, nearest
+from ..evaluate import batches
 from ..methods.compose import Composition
 from ..methods.method import Method
 from ..models.entries import Entries, select
@@ -220,11 +221,13 @@ class Client:
     @torch.no_grad()
     def features(self, batch_size: int = 256) -> tuple[Tensor, Tensor]:
         """z and y of all training samples under the current model: eval mode, no augmentation."""
-        everything = torch.arange(self.n, device=self.samples.index.device)
+        z, y = [], []
         with self.network.mode(train=False):
-            pairs = [self.samples.batch(some, None, self.network.dtype) for some in torch.split(everything, batch_size)]
-            z = [self.network(x).z for x, _ in pairs]
-        return torch.cat(z), torch.cat([y for _, y in pairs])
+            for some, live in batches(self.n, batch_size, self.samples.index.device):
+                inputs, labels = self.samples.batch(some, None, self.network.dtype)
+                z.append(self.network(inputs).z[:live])
+                y.append(labels[:live])
+        return torch.cat(z), torch.cat(y)
 
     def prototypes(self, normalise: bool = False) -> tuple[Tensor, Tensor]:
         """Class sums (C, d) of z and class counts (C,) over the training samples; zeros for what the client lacks."""

@@ -313,10 +313,7 @@ class Network:
             return self._forward(x)
         with torch.autocast(x.device.type, self.half):
             out = self._forward(x)
-        # What comes of it is compared, exponentiated and summed: in the model's own dtype.
-        logits, z, extras = out
-        dtype = self.dtype
-        return Output(logits.to(dtype), z.to(dtype), {name: value.to(dtype) for name, value in extras.items()})
+        return _in_dtype(out, self.dtype)
 
     def _forward(self, x: Tensor) -> Output:
         if isinstance(self.module, Net):
@@ -347,8 +344,9 @@ class Network:
     def at(self, tensors: Mapping[str, Tensor], x: Tensor) -> Output:
         """Forward in the module's current mode with the given tensors in place of its own (`functional_call`)."""
         renamed = {f"module.{name}": tensor for name, tensor in tensors.items()}
+        dtype = self.dtype  # of the model's own entries: those given may be in the shorter one already
         out: Output = torch.func.functional_call(self._functional, renamed, (x,))
-        return out
+        return out if self.half is None else _in_dtype(out, dtype)
 
     def set_mode(self, train: bool, stats: str = "move") -> None:
         """Train or eval mode; `stats="freeze"` leaves norm layers in eval mode."""
@@ -368,6 +366,12 @@ class Network:
         finally:
             for module, training in before:
                 module.training = training
+
+
+def _in_dtype(out: Output, dtype: torch.dtype) -> Output:
+    """What comes of a forward is compared, exponentiated and summed: in the model's own dtype."""
+    logits, z, extras = out
+    return Output(logits.to(dtype), z.to(dtype), {name: value.to(dtype) for name, value in extras.items()})
 
 
 def takes_channels_last(network: Network) -> bool:

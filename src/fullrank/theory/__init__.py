@@ -3,16 +3,16 @@
 Functions give plain numbers and arrays. `python -m fullrank.theory NAME --out FILE.pdf` draws a figure of each study.
 """
 
-from .alignment import alignment, singular_alignment
+from .aligning import alignment, singular_alignment
 from .bound import fedmr_bound, fedmr_recursion
 from .disjoint import DisjointExample, disjoint_example
-from .growth import Growth, growth
+from .growing import Growth, growth
 from .identities import effective_ranks, proposition_1, representation_covariance, spread_of_eigenvalues
 from .linear import balanced_start, flow, imbalance, product, velocity
-from .sphere import Sphere, smallest_angle, sphere
+from .panels import Sphere, smallest_angle, sphere
+from .sphere_study import UnitSphere, unit_sphere
 from .theorem import Rates, aligned_example, aligned_forever, dropped_share, rates
-from .toy_sphere import toy_sphere
-from .unit_sphere import UnitSphere, unit_sphere
+from .toy_study import toy_sphere
 
 __all__ = [
     "DisjointExample",

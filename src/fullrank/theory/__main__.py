@@ -12,14 +12,14 @@ from fullrank.cliparts import fail
 from fullrank.errors import Refusal
 
 from . import figures
-from .alignment import EPOCHS, Start, alignment
+from .aligning import EPOCHS, Start, alignment
 from .bound import fedmr_bound
 from .disjoint import disjoint_example
-from .growth import growth
-from .sphere import Sphere
+from .growing import growth
+from .panels import Sphere
+from .sphere_study import unit_sphere
 from .theorem import aligned_example, dropped_share, rates
-from .toy_sphere import toy_sphere
-from .unit_sphere import unit_sphere
+from .toy_study import toy_sphere
 
 app = typer.Typer(
     help="Draw what the papers' theory says, and print it in numbers.",
@@ -30,11 +30,21 @@ app = typer.Typer(
 
 Out = Annotated[str, typer.Option("--out", metavar="FILE", help="Where the figure goes: .pdf or .png.")]
 Seed = Annotated[int, typer.Option("--seed", help="Another number, another draw of everything random.")]
+Examples = Annotated[int, typer.Option("--examples", metavar="N", help="Random networks of each depth.")]
+Classes = Annotated[int, typer.Option("--classes", metavar="N", help="How many classes there are.")]
+Data = Annotated[str, typer.Option("--data", metavar="NAME", help="The data set: fashion-mnist, mnist, digits.")]
+From = Annotated[str, typer.Option("--start", metavar="KIND", help="balanced (Assumption 1) or default (PyTorch's).")]
+Rate = Annotated[float, typer.Option("--lr", metavar="RATE", help="Of plain SGD.")]
+Kept = Annotated[float, typer.Option("--p", metavar="SHARE", help="The share of the old error that is kept.")]
+Rounds = Annotated[int, typer.Option("--rounds", metavar="N", help="How many rounds are drawn.")]
+Scale = Annotated[str, typer.Option("--size", metavar="SIZE", help="paper (for a GPU), small or tiny.")]
+Project = Annotated[str, typer.Option("--project", metavar="HOW", help="neck (z has three dimensions) or pca.")]
+Device = Annotated[str, typer.Option("--device", metavar="NAME", help="Where to train, as in cuda.")]
 Root = Annotated[str, typer.Option("--root", metavar="DIR", help="Where the data set lies.")]
 
 
 @app.command("theorem")
-def theorem_command(out: Out, examples: int = 12) -> None:
+def theorem_command(out: Out, examples: Examples = 12) -> None:
     """Speeds of singular values, exact and by both forms of FedDecorr's Theorem 1.
 
     Example: python -m fullrank.theory theorem --out theorem.pdf
@@ -51,7 +61,7 @@ def theorem_command(out: Out, examples: int = 12) -> None:
 
 
 @app.command("growth")
-def growth_command(out: Out, classes: int = 10, seed: Seed = 0) -> None:
+def growth_command(out: Out, classes: Classes = 10, seed: Seed = 0) -> None:
     """Singular values under gradient flow, for equal classes and for a client with two frequent ones.
 
     Example: python -m fullrank.theory growth --out growth.pdf
@@ -70,7 +80,7 @@ def growth_command(out: Out, classes: int = 10, seed: Seed = 0) -> None:
 
 @app.command("alignment")
 def alignment_command(
-    out: Out, data: str = "fashion-mnist", root: Root = "", start: str = "balanced", lr: float = 0.01, seed: Seed = 0
+    out: Out, data: Data = "fashion-mnist", root: Root = "", start: From = "balanced", lr: Rate = 0.01, seed: Seed = 0
 ) -> None:
     """Whether classifier and representation line up while a linear network trains (ICLR Fig. 6).
 
@@ -102,7 +112,7 @@ def disjoint_command(out: Out) -> None:
 
 
 @app.command("bound")
-def bound_command(out: Out, p: float = 0.25, rounds: int = 8) -> None:
+def bound_command(out: Out, p: Kept = 0.25, rounds: Rounds = 8) -> None:
     """FedMR's Theorem 1: its bound over rounds.
 
     Example: python -m fullrank.theory bound --out bound.pdf
@@ -129,11 +139,11 @@ def toy_sphere_command(out: Out, seed: Seed = 0) -> None:
 @app.command("unit-sphere")
 def unit_sphere_command(
     out: Out,
-    size: str = "small",
-    project: str = "neck",
+    size: Scale = "small",
+    project: Project = "neck",
     root: Root = "",
     runs: Annotated[str, typer.Option("--runs", metavar="DIR", help="Keep the runs here, to go on with them.")] = "",
-    device: str = "",
+    device: Device = "",
     seed: Seed = 0,
 ) -> None:
     """FedDecorr's Fig. 1: equal clients, unequal ones, and FedDecorr; --size paper (GPU), small or tiny.

@@ -56,7 +56,11 @@ def one_hot(y: Sequence[int] | NDArray[np.integer], classes: int) -> Matrix:
 
 
 def velocity(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> Weights:
-    """dW_j/dt = −∂loss/∂W_j of every layer (ICLR Eqs. 1, 16, 36 and 37)."""
+    """dW_j/dt = −∂loss/∂W_j of every layer (ICLR Eqs. 1, 16, 36 and 37).
+
+    >>> [v.tolist() for v in velocity([np.eye(2), np.zeros((2, 2))], np.array([[1.0], [0]]), np.array([[1.0], [0]]))]
+    [[[0.0, 0.0], [0.0, 0.0]], [[0.5, 0.0], [-0.5, 0.0]]]
+    """
     forward = [X]
     for W in weights:
         forward.append(W @ forward[-1])
@@ -94,6 +98,9 @@ def imbalance(weights: Sequence[Matrix]) -> list[Matrix]:
     """W_{j+1}ᵀW_{j+1} − W_jW_jᵀ of neighbouring layers: each is constant along the flow (ICLR Eq. 20).
 
     Zero for the layers of Π is Assumption 1. For the classifier it is constant too, but need not be 0.
+
+    >>> [gap.round(12).tolist() for gap in imbalance([np.eye(2), np.eye(2), np.diag([2.0, 1])])]
+    [[[0.0, 0.0], [0.0, 0.0]], [[3.0, 0.0], [0.0, 0.0]]]
     """
     return [above.T @ above - below @ below.T for below, above in itertools.pairwise(weights)]
 

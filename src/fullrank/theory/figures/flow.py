@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..growth import Growth
+from ..growing import Growth
 from ..theorem import Rates
 from .style import BLACK, BLUE, GREY, ORANGE, VERMILLION, drawing
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..sphere import Sphere
-from ..unit_sphere import UnitSphere
+from ..panels import Sphere
+from ..sphere_study import UnitSphere
 from .style import class_style, drawing
 
 if TYPE_CHECKING:
@@ -28,8 +28,9 @@ def draw_toy_sphere(panels: Sequence[Sphere], path: str | Path) -> None:
         for axes in places.flat:
             axes.set_axis_off()
         for axes, panel in zip(places.flat, panels, strict=False):
-            draw_sphere(axes, panel, f"{panel.name}\nrank {panel.effective_rank:.2f}, {panel.smallest_angle:.0f}°")
-        _legend(figure, int(panels[0].classes.max()) + 1)
+            angle = f"{panel.smallest_angle:.0f}°"
+            draw_sphere(axes, panel, f"{panel.name}\neffective rank {panel.effective_rank:.2f}, {angle}")
+        _legend(figure, int(panels[0].classes.max()) + 1, "class (angle: between the two nearest class means)")
 
 
 def draw_unit_sphere(found: UnitSphere, path: str | Path) -> None:
@@ -92,22 +93,23 @@ def _seen(points: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.
 def _draw_counts(axes: Axes, counts: NDArray[np.int64]) -> None:
     """A disc for every client and class, its area the number of samples."""
     clients, classes = counts.shape
-    where = np.argwhere(counts > 0)
-    sizes = counts[counts > 0] / counts.max()
-    colours = [class_style(int(c))[0] for _, c in where]
-    axes.scatter(where[:, 0], where[:, 1], s=38 * sizes + 0.5, c=colours, linewidths=0)
+    for c in range(classes):
+        colour, marker = class_style(c)
+        own = counts[:, c].nonzero()[0]
+        sizes = 38 * counts[own, c] / counts.max() + 0.5
+        axes.scatter(own, np.full(len(own), c), s=sizes, color=colour, marker=marker, linewidths=0)
     axes.set(xlabel="client", ylabel="class", xlim=(-0.8, clients - 0.2), ylim=(-0.8, classes - 0.2))
     axes.set_xticks(range(0, clients, max(1, clients // 5)))
     axes.set_yticks(range(0, classes, max(1, classes // 5)))
     axes.set_title("(a) samples per client\n(area: their number)", pad=3)
 
 
-def _legend(figure: Any, classes: int) -> None:
+def _legend(figure: Any, classes: int, title: str = "class") -> None:
     from matplotlib.lines import Line2D
 
     handles = []
     for c in range(classes):
         colour, marker = class_style(c)
         handles.append(Line2D([], [], linestyle="", marker=marker, markersize=3.5, color=colour, label=str(c)))
-    spacing = {"handletextpad": 0.0, "columnspacing": 0.45, "borderpad": 0.0, "handlelength": 1.3}
-    figure.legend(handles=handles, title="class", loc="outside lower center", ncols=min(classes, 10), **spacing)
+    spacing = {"handletextpad": 0.0, "columnspacing": 0.45, "borderpad": 0.0, "handlelength": 1.3, "title_fontsize": 7}
+    figure.legend(handles=handles, title=title, loc="outside lower center", ncols=min(classes, 10), **spacing)

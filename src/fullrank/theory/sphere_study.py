@@ -23,7 +23,7 @@ from fullrank.models import Net
 from fullrank.result import Run
 from fullrank.run import execute
 
-from .sphere import Sphere, represented, sphere
+from .panels import Sphere, represented, sphere
 
 Size = Literal["paper", "small", "tiny"]
 SIZES: dict[str, dict[str, Any]] = {
@@ -43,7 +43,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "train": {"rounds": 20, "epochs": 5, "lr": 0.01},
     },
 }
-"""Experiments: the papers' own (for a GPU), Fashion-MNIST (an hour), the embedded digits (a minute)."""
+"""Experiments: the papers' own (for a GPU), Fashion-MNIST, and the embedded digits (a minute on one core)."""
 PANELS = {
     "homogeneous": ({"data": {"partition": "iid"}}, "fedavg"),
     "heterogeneous": ({"data": {"partition": "dirichlet"}}, "fedavg"),
@@ -94,6 +94,9 @@ def unit_sphere(
     """Global models of FedAvg on equal and on unequal clients, and with FedDecorr: their test images on the sphere.
 
     `runs` is a directory in which the three runs are kept, so that they can go on where they stopped.
+
+    >>> [panel.name for panel in unit_sphere("tiny", rounds=1, clients=2).panels]
+    ['homogeneous', 'heterogeneous', 'with FedDecorr']
     """
     if size not in SIZES:
         raise Refusal(f'size = "{size}" is not known; {nearest(size, SIZES)}')

