@@ -101,7 +101,7 @@ class Assembly:
         for prefix, split in self._judged:
             with self.network.mode(train=False):
                 scores = evaluate(
-                    lambda x, _: self.site.logits(x),
+                    lambda x, _: self.site.forward(x).logits,
                     split.x,
                     split.y,
                     self.federation.pipeline,

@@ -12,6 +12,9 @@ from torch import Tensor
 from .data.augment import Pipeline
 from .measures import MEASURES
 
+AT_ONCE = 512
+"""Samples of a batch in evaluation."""
+
 Scores = Callable[[Tensor, Tensor], Tensor]
 """Scores (N, C) of a batch of prepared inputs; the labels are there for those who build a whole batch."""
 
@@ -25,7 +28,7 @@ def evaluate(
     dtype: torch.dtype,
     metrics: Sequence[str] = (),
     domain: Tensor | None = None,
-    batch_size: int = 512,
+    batch_size: int = AT_ONCE,
 ) -> dict[str, Any]:
     """Share of samples whose largest score is their class, and mean cross-entropy; no augmentation.
 

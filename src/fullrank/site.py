@@ -18,7 +18,7 @@ from .local.loop import Eager, Samples, StepperOf
 from .local.settings import Schedule, Settings
 from .methods.compose import Composition, defines
 from .models.entries import Entries
-from .models.network import Network
+from .models.network import Network, Output
 from .trees import Tensors, Tree, clone, moved
 
 Kind: TypeAlias = Literal["train", "query", "personal"]
@@ -104,8 +104,8 @@ class Site:
         self.stepper_of: StepperOf = Eager
         """How local steps are made: an engine may know a faster way."""
         self.start = clone(network.tensors())
-        self.logits: Callable[[torch.Tensor], torch.Tensor] = self._logits
-        """The network's scores for prepared inputs, in its current mode: likewise."""
+        self.forward: Callable[[torch.Tensor], Output] = network
+        """The network for prepared inputs, in its current mode: likewise."""
         self._constants = self._outside_the_state()
         self._x = federation.data.train.x.to(device)
         self._y = federation.data.train.y.to(device)
@@ -115,13 +115,10 @@ class Site:
         other = copy.copy(self)
         other.network, other.device = copy.deepcopy(self.network), device
         other.network.module.to(device)
-        other.logits = other._logits
+        other.forward = other.network
         other.start, other._constants = moved(self.start, device), moved(self._constants, device)
         other._x, other._y = self._x.to(device), self._y.to(device)
         return other
-
-    def _logits(self, x: torch.Tensor) -> torch.Tensor:
-        return self.network(x).logits
 
     def do(self, job: Job) -> Result:
         """Do one job; an exception of the client's becomes the result's error."""
@@ -232,6 +229,7 @@ class Site:
             sent=job.broadcast["sent"],
             state=state,
             stepper_of=self.stepper_of,
+            forward=self.forward,
             aside=aside,
             peers=self.federation.seen,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,7 +51,8 @@ def _validated(row: Mapping[str, Any]) -> float:
 def over_stages(judged: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
     """Clients' accuracies on their hold-outs, by stage: as received, after local training, personalised.
 
-    Where a method notes how a personalisation goes, `course` has the plain mean at each of its marks.
+    Where a method notes how a personalisation goes, `course` has the plain mean at each of its marks, over
+    those clients that came so far.
     """
     stages: dict[str, dict[str, Any]] = {}
     for stage in ("received", "local", "personalised"):
@@ -58,6 +60,7 @@ def over_stages(judged: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> dict[s
         if scores:
             stages[stage] = over_clients([s["accuracy"] for s in scores], [int(s["samples"]) for s in scores])
         if courses := [s["course"] for s in scores if "course" in s]:
-            marks = zip(*([mark["accuracy"] for mark in course] for course in courses), strict=True)
-            stages[stage]["course"] = [sum(mark) / len(mark) for mark in marks]
+            marks = itertools.zip_longest(*([mark["accuracy"] for mark in course] for course in courses))
+            reached = ([score for score in mark if score is not None] for mark in marks)
+            stages[stage]["course"] = [sum(scores) / len(scores) for scores in reached]
     return stages

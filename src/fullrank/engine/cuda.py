@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from ..errors import Refusal
+from ..evaluate import AT_ONCE
 from ..local.step import Bound, State, Step
-from ..models.network import Net
+from ..models.network import Net, Network, Output
 from ..randomness import leave_generators_alone, seeded
 from ..site import Job, Result, Site
 from ..trees import Tree, clone, combine, copy_, moved
@@ -36,8 +37,6 @@ SLOTS = 6
 """Clients at a time on one device, unless engine.slots says otherwise: more do not make an H200 faster."""
 Record: TypeAlias = Callable[[Callable[[], None], Any], Callable[[], None]]
 """Turns a step, and the pool of memory it may use, into its replay; whoever asks undoes what trying it out changed."""
-JUDGED_AT_ONCE = 512
-"""Samples of an evaluation's batch: those of `evaluate`."""
 
 
 class Cuda:
@@ -67,7 +66,7 @@ class Cuda:
             for index in range(min(number, clients))
         ]
         self.slots = Slots([hand.do for hand in self.hands])
-        site.logits = RecordedForward(self.places[0])
+        site.forward = RecordedForward(site.network, self.places[0].record_aside)
 
     @property
     def reasons(self) -> list[str]:
@@ -100,7 +99,7 @@ class Cuda:
         self.slots.close()
         for place in self.places:
             place.close()
-        self.site.logits = self.site._logits
+        self.site.forward = self.site.network
         self._flags.restore()
 
 
@@ -130,6 +129,17 @@ class Place:
                 replay: Callable[[], None] = self.eagerly(lambda: self._record(step, pool))
             self.seconds += time.monotonic() - start
         return replay
+
+    def record_aside(self, step: Callable[[], None]) -> Callable[[], None]:
+        """The replay of a step that changes nothing, for one who works on the device's default stream."""
+        with self.turns.together():
+            if (stream := _stream(self.device)) is None:
+                return self.record(step, [])
+            stream.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(stream):
+                replay = self.record(step, [])
+            torch.cuda.current_stream(self.device).wait_stream(stream)
+            return replay
 
     def eagerly(self, work: Callable[[], Any]) -> Any:
         """Do something that calls the network, on this thread's stream, in the one thread that may."""
@@ -179,6 +189,7 @@ class Hand:
         self.stream = _stream(place.device)
         self.recorder = Recorder(self, self._backend)
         self.site.stepper_of = self.recorder.stepper
+        self.site.forward = RecordedForward(self.site.network, lambda step: self.record(step, []))
         self._beside_others = beside_others
         self._pool: Any = None
         network, entries = self.site.network, self.site.entries
@@ -231,41 +242,34 @@ class Hand:
 
 
 class RecordedForward:
-    """The network's scores, replayed: batches of any size up to a width, in evaluation mode."""
+    """The network in evaluation mode, replayed: batches of any size up to a width."""
 
-    def __init__(self, place: Place):
-        self._place, self._network = place, place.site.network
+    def __init__(self, network: Network, record: Callable[[Callable[[], None]], Callable[[], None]]):
+        self._network, self._record = network, record
         self._replay: Callable[[], None] | None = None
-        self._x = self._scores = torch.empty(0)
+        self._x = torch.empty(0)
+        self._out: Output | None = None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Scores of prepared inputs."""
-        if self._network.module.training or len(x) > JUDGED_AT_ONCE:
-            return self._network(x).logits
+    def __call__(self, x: Tensor) -> Output:
+        """Scores and representation of prepared inputs."""
+        if self._network.module.training or len(x) > AT_ONCE:
+            return self._network(x)
         if self._replay is None:
-            self._x = x.new_zeros(JUDGED_AT_ONCE, *x.shape[1:])
-            with self._place.turns.together():
-                self._replay = self._recorded()
+            self._x = x.new_zeros(AT_ONCE, *x.shape[1:])
+            try:
+                self._replay = self._record(self._step)
+            except RuntimeError:  # a user's forward that cannot be captured
+                self._replay = self._step
         self._x[: len(x)].copy_(x)
         self._replay()
-        return self._scores[: len(x)].clone()
-
-    def _recorded(self) -> Callable[[], None]:
-        stream, device = _stream(self._place.device), self._place.device
-        try:
-            if stream is None:
-                return self._place.record(self._step, [])
-            stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream):
-                replay = self._place.record(self._step, [])
-            torch.cuda.current_stream(device).wait_stream(stream)
-            return replay
-        except RuntimeError:  # a user's forward that cannot be captured
-            return self._step
+        assert self._out is not None
+        logits, z, extras = self._out
+        live = slice(len(x))
+        return Output(logits[live].clone(), z[live].clone(), {name: t[live].clone() for name, t in extras.items()})
 
     @torch.no_grad()
     def _step(self) -> None:
-        self._scores = self._network(self._x).logits
+        self._out = self._network(self._x)
 
 
 def _stream(device: torch.device) -> Any:

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from ..errors import Refusal, nearest
-from ..evaluate import batches
+from ..evaluate import AT_ONCE, batches
 from ..methods.compose import Composition
 from ..methods.method import Method
 from ..models.entries import Entries, select
-from ..models.network import Network
+from ..models.network import Network, Output
 from ..objectives import class_prototypes
 from ..randomness import generator, seeded
 from ..trees import Flat, Tensors, Tree, clone
@@ -89,6 +89,7 @@ class Client:
         sent: dict[str, Tree],
         state: Tree,
         stepper_of: StepperOf = Eager,
+        forward: Callable[[Tensor], Output] | None = None,
         aside: bool = False,
         peers: Sequence[int] | np.ndarray = (),
     ):
@@ -110,6 +111,7 @@ class Client:
         self._received = received
         self._sent = sent
         self._stepper_of = stepper_of
+        self._forward = forward or network
         self._peers = peers
         self._state = state
         self._space = ""
@@ -219,13 +221,13 @@ class Client:
             self.course.append(self.judge())
 
     @torch.no_grad()
-    def features(self, batch_size: int = 256) -> tuple[Tensor, Tensor]:
+    def features(self, batch_size: int = AT_ONCE) -> tuple[Tensor, Tensor]:
         """z and y of all training samples under the current model: eval mode, no augmentation."""
         z, y = [], []
         with self.network.mode(train=False):
             for some, live in batches(self.n, batch_size, self.samples.index.device):
                 inputs, labels = self.samples.batch(some, None, self.network.dtype)
-                z.append(self.network(inputs).z[:live])
+                z.append(self._forward(inputs).z[:live])
                 y.append(labels[:live])
         return torch.cat(z), torch.cat(y)
 
@@ -238,8 +240,8 @@ class Client:
 
     def batch(self, x: Tensor, y: Tensor) -> Batch:
         """A batch under the current model in its current mode, as `predict` sees it."""
-        output = self.network(x)
-        model = self.model
+        self.home.enter()
+        output, model = self._forward(x), self.model
 
         def features(tree: Tree) -> Tensor:
             return self.network.at({**self._received, **tree}, x).z

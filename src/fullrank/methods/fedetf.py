@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _SGD = {"optimizer": "sgd", "nesterov": False}
 FRAME: dict[str, Any] = {**_SGD, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "epochs": 3}
-PROJECTION: dict[str, Any] = {**_SGD, "lr": 0.05, "momentum": 0.9, "weight_decay": 5e-4, "epochs": 3}
+PROJECTION: dict[str, Any] = {**_SGD, "lr": 0.05, "momentum": 0.9, "weight_decay": 5e-4, "decay_on": "all", "epochs": 3}
 """How the authors' code fine-tunes the frame and the projection, alternately, each time with a new SGD."""
 
 
