@@ -74,7 +74,7 @@ def test_wrong_values_are_refused_in_one_sentence(values, words):
         assert word in sentence
 
 
-@pytest.mark.parametrize("key", ["train.aggregator", "train.uneven", "probe.every", "privacy.noise"])
+@pytest.mark.parametrize("key", ["train.aggregator", "train.uneven", "privacy.level", "privacy.noise"])
 def test_keys_that_nothing_serves_yet_are_refused(key):
     assert "there is no such key" in refusal({key: 1})
 

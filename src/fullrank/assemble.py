@@ -175,14 +175,14 @@ def assemble(
     )
 
 
-def federate(experiment: Experiment) -> Federation:
-    """The data set of an experiment, divided among its clients."""
+def federate(experiment: Experiment, data: DataSet | None = None) -> Federation:
+    """The data set of an experiment, or the one given, divided among its clients."""
     table = experiment.data
     if GIVEN in (table.name, table.partition):
         raise Refusal(
             f'data.name and data.partition = "{GIVEN}" stand for data that a program hands over to fullrank.fit'
         )
-    data = resized(load_dataset(table.name, table.root, seed=experiment.seed), table.size)
+    data = data or resized(load_dataset(table.name, table.root, seed=experiment.seed), table.size)
     divided = divide(
         data,
         pipeline(experiment, data),

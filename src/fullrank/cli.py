@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from . import __version__, benchcli, comparecli, datacli, display, methodscli, models
+from . import __version__, benchcli, comparecli, datacli, display, methodscli, models, searchcli
 from .assemble import federate
 from .cliparts import AsJson, File, Overrides, experiment_values, fail
 from .config import Experiment
@@ -107,6 +107,7 @@ def run(
 
 
 app.command("compare")(comparecli.compare_command)
+app.command("search-scales")(searchcli.search_command)
 
 
 @app.command("models")

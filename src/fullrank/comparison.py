@@ -45,6 +45,7 @@ CONFIDENCE = 0.95
 ENOUGH_SEEDS = 3
 MAY_DIFFER = (
     "method.",
+    "probe.",
     "run.",
     "data.root",
     *(f"engine.{key}" for key in ("name", "workers", "threads", "device", "slots", "compile")),

@@ -182,6 +182,14 @@ class Evaluate(Table):
     ] = ["accuracy", "loss"]
 
 
+class ProbeTable(Table):
+    """When the representation is looked at, and of how many clients beside the global model."""
+
+    every: Annotated[int, Field(ge=0)] = 0
+    """Rounds between two looks, the last round always among them; 0: never."""
+    clients: Annotated[int, Field(ge=0)] = 2
+
+
 class RunTable(Table):
     """What is kept on disk, and what happens when a client fails."""
 
@@ -204,6 +212,7 @@ class Experiment(Table):
     train: Train = Train()
     engine: EngineTable = EngineTable()
     evaluate: Evaluate = Evaluate()
+    probe: ProbeTable = ProbeTable()
     run: RunTable = RunTable()
 
     def __init__(self, **values: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -163,9 +163,16 @@ class Server:
 
     # A round
 
-    def play(self, engine: Engine, watch: Callable[[Result], None] | None = None, judge: bool = False) -> Played:
+    def play(
+        self,
+        engine: Engine,
+        watch: Callable[[Result], None] | None = None,
+        judge: bool = False,
+        show: Collection[int] = (),
+    ) -> Played:
         """One round; with `judge`, clients judge the model they received and the one they trained on their hold-outs.
 
+        The results of the clients in `show` carry the models that they trained: no traffic, but a look at them.
         Nothing of the server's or the clients' state changes before all of it has succeeded.
         """
         self._engine = engine
@@ -174,7 +181,7 @@ class Server:
         reduction = Reduction()
         expected = {"w": self.w, "buffers": {name: self._model[name] for name in self._entries.buffers}}
         states: dict[int, Tree] = {}
-        for result in self._collect("train", self.scheduled(self.taking_part), played.traffic, judge=judge):
+        for result in self._collect("train", self.scheduled(self.taking_part), played.traffic, judge=judge, show=show):
             if not self._usable(reduction, result, expected, played.skipped):
                 continue
             if not result.steps:
@@ -218,7 +225,15 @@ class Server:
         """What one client gets to work with."""
         return self._job(kind, client, self._broadcast(), query)
 
-    def _job(self, kind: Kind, client: int, broadcast: Tree, query: tuple[str, str], judge: bool = False) -> Job:
+    def _job(
+        self,
+        kind: Kind,
+        client: int,
+        broadcast: Tree,
+        query: tuple[str, str],
+        judge: bool = False,
+        show: bool = False,
+    ) -> Job:
         entries, model = self._entries, self._model
         first = self._personal_travels and client not in self.store.contacts
         return Job(
@@ -231,6 +246,7 @@ class Server:
             state=self.store.get(client),
             query=query,
             judge=judge,
+            show=show,
         )
 
     def _broadcast(self) -> Tree:
@@ -256,6 +272,7 @@ class Server:
         traffic: Traffic,
         query: tuple[str, str] = ("", ""),
         judge: bool = False,
+        show: Collection[int] = (),
     ) -> Iterator[Result]:
         assert self._engine is not None
         self._sent_version = self.frozen_version
@@ -263,7 +280,7 @@ class Server:
 
         def jobs() -> Iterator[Job]:
             for client in clients:
-                job = self._job(kind, client, broadcast, query, judge)
+                job = self._job(kind, client, broadcast, query, judge, client in show)
                 traffic.count_down(job.broadcast)
                 traffic.count_down(job.personal)
                 if self.store.contacts.get(client) != self.frozen_version:

@@ -43,6 +43,8 @@ class Job:
     """For a query: the method's name and the name of its function."""
     judge: bool = False
     """Whether the client's models are judged on its hold-out."""
+    show: bool = False
+    """Whether the result of a job to train carries the client's model too, for whoever looks at it beside the run."""
 
 
 @dataclass
@@ -55,7 +57,7 @@ class Result:
     state: Tree = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     model: Tensors = field(default_factory=dict)
-    """For a personal job: the client's own model."""
+    """The client's own model: of a personal job, and of a job to train that shows it."""
     error: Exception | None = None
 
     @property
@@ -151,6 +153,8 @@ class Site:
         if work.received:
             metrics["personal"] = {"received": work.received, "local": self._judged(client)}
         result = Result(client.id, client.n, state=state, metrics=metrics)
+        if work.job.show:
+            result.model = clone(client.model)
         if result.steps:
             result.upload = self._upload(client)
         if self.keep_optimiser:

@@ -30,6 +30,7 @@ def neural_collapse(
     bias: Array | None = None,
     *,
     logits: Array | None = None,
+    again: Features | None = None,
 ) -> dict[str, float]:
     """NC1 to NC4 of features (N, d) with labels (N,), and of a classifier (C, d) where one is given.
 
@@ -43,7 +44,8 @@ def neural_collapse(
       mean does, among the K classes.
 
     Features may be a stream of batches in the order of the labels, or of pairs (features, labels). NC4 looks at every
-    sample again when the means are known, so it is nan for `Moments` and for a stream that can be read only once.
+    sample again when the means are known, so it is nan for a stream that can be read only once, and for `Moments`
+    unless `again` gives the same samples once more, as a stream of pairs (features, labels).
     What is not defined is nan: all of it for fewer than two classes.
 
     >>> z = [[2.0, 0], [4, 0], [0, 1], [0, 3], [-1, -1], [-3, -1]]
@@ -62,7 +64,10 @@ def neural_collapse(
         found |= {"nc1": _nc1(moments.within, D), **_nc2(D)}
         if head is not None:
             found["nc3"] = _nc3(head, D)
-    found["nc4"] = _nc4(features, labels, moments, head, bias, logits)
+    if again is not None:
+        found["nc4"] = _nc4(again, None, moments, head, bias, logits)
+    elif not isinstance(features, (Moments, Iterator)):
+        found["nc4"] = _nc4(features, labels, moments, head, bias, logits)
     return found
 
 
@@ -116,14 +121,14 @@ def _nc3(head: Tensor, D: Tensor) -> float:
 
 
 def _nc4(
-    features: Features | Moments,
+    features: Features,
     labels: Array | None,
     moments: Moments,
     head: Tensor | None,
     bias: Array | None,
     logits: Array | None,
 ) -> float:
-    if isinstance(features, (Moments, Iterator)) or (head is None and logits is None):
+    if head is None and logits is None:
         return math.nan
     classes, means = moments.classes, moments.class_means
     offset = 0.0 if bias is None else wide(bias).to(means.device)[classes]

@@ -1,0 +1,10 @@
+"""Looks at the representation during a run: what a round made of the global model and of some clients' models.
+
+A probe changes nothing that the run computes. Its numbers lie in a file of their own beside the run's metrics.
+"""
+
+from .files import read_probes
+from .look import Looking
+from .prober import Prober
+
+__all__ = ["Looking", "Prober", "read_probes"]

@@ -1,0 +1,193 @@
+"""The search for scales of re-parameterisable networks, of FedRepOpt (ACCV 2024) and RepOptimizers (ICLR 2023).
+
+A network whose scales are trained learns a public or server-side data set; what it learned is thrown away but for the
+scales. The search is an ordinary run of a single client, one epoch a round, so that it resumes exactly and uses a GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .assemble import federate
+from .config import Experiment, merged
+from .data import DataSet, Split, load_dataset
+from .data.federation import Federation
+from .data.resize import resized
+from .display import Watcher
+from .errors import Refusal
+from .models.scales import write_scales
+from .randomness import generator
+from .result import Run
+from .run import execute
+from .rundir import environment, write_json
+
+FORMAT = 1
+SIZE = 32
+"""Pixels of a side: images of any other size are brought to it."""
+_COMMON: dict[str, Any] = {
+    "lr_schedule": "cosine",
+    "lr_schedule_by": "step",
+    "warmup": 10,
+    "momentum": 0.9,
+    "label_smoothing": 0.1,
+    "clip_norm": 5.0,
+    "decay_on": "matrices",
+    "last_batch": "drop",
+    "optimizer_state": "keep",
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "repvgg": {**_COMMON, "rounds": 240, "batch_size": 128, "lr": 0.05, "weight_decay": 4e-5},
+    "repghost": {**_COMMON, "rounds": 600, "batch_size": 512, "lr": 1.2, "weight_decay": 1e-5},
+}
+"""The `[train]` table of a search by family; a round is an epoch. Batches are those of the authors' GPUs together."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Scales that were found: where they are, and the run that found them."""
+
+    scales: Path
+    facts: Path
+    run: Run
+
+
+def search_scales(
+    model: str,
+    out: str | Path,
+    *,
+    values: Mapping[str, Any] | None = None,
+    per_class: int = 0,
+    client: int | None = None,
+    watcher: Watcher | None = None,
+) -> Found:
+    """Search scales for a network, and write `OUT.safetensors` and, with where they come from, `OUT.json`.
+
+    `values` are further keys of the experiment, nested: the data set, its partition, the seed, epochs as train.rounds.
+    The search learns all of the training set, or `per_class` random samples of each class, or one client's part of the
+    partition that the values describe. The run lies in `OUT.run`; the same call goes on where it stopped.
+    """
+    experiment = searched(model, values or {})
+    data = for_search(load_dataset(experiment.data.name, experiment.data.root, seed=experiment.seed))
+    federation = _chosen(federate(experiment, data), per_class, client, experiment.seed)
+    path = Path(out)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    run = execute(experiment, path.with_name(f"{path.name}.run"), watcher=watcher, federation=federation)
+    scales, facts = (path.with_name(f"{path.name}.{end}") for end in ("safetensors", "json"))
+    write_scales(scales, run.model(), model.rpartition(":")[2])
+    write_json(facts, _facts(run, model, federation, _subset(experiment, per_class, client), scales))
+    return Found(scales, facts, run)
+
+
+def searched(model: str, values: Mapping[str, Any]) -> Experiment:
+    """The experiment of a search: the family's settings, with what is given in their place."""
+    family = next((name for name in SETTINGS if name in model), None)
+    if family is None:
+        raise Refusal(f'"{model}" has no scales to search; take a repvgg or a repghost')
+    start = {
+        "data": {"name": "cifar100", "partition": "iid", "clients": 1, "augment": ["crop", "flip"]},
+        "model": {"name": model, "mode": "hs"},
+        "method": {"name": "fedavg"},
+        "train": SETTINGS[family],
+    }
+    settled = merged(start, values)
+    if settled["model"].get("mode") != "hs" or settled["method"]["name"] != "fedavg":
+        raise Refusal('a search trains a network in mode "hs" by fedavg; leave model.mode and method.name alone')
+    settled["train"] = {**settled["train"], "epochs": 1, "participation": 1.0}
+    settled["train"]["warmup"] = min(settled["train"]["warmup"], settled["train"]["rounds"] // 2)
+    return Experiment(**settled)
+
+
+def for_search(data: DataSet) -> DataSet:
+    """The data set as every search sees it: three channels, 32×32 pixels.
+
+    Grey images are repeated; those of another size are resized to 32 pixels on the short side, and cut in the middle.
+    """
+    if not data.images or data.in_channels not in (1, 3):
+        raise Refusal(
+            f"a search needs 8-bit grey or colour images, and samples of {data.name} are {data.train.x.dtype} of shape "
+            f"{data.input_shape}"
+        )
+
+    def changed(split: Split) -> Split:
+        top, left = ((side - SIZE) // 2 for side in split.x.shape[2:])
+        x = split.x[:, :, top : top + SIZE, left : left + SIZE]
+        return dataclasses.replace(split, x=x.expand(-1, 3, -1, -1))
+
+    def thrice(numbers: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        return numbers * 3 if numbers is not None and len(numbers) == 1 else numbers
+
+    sized = resized(data, SIZE)
+    test = changed(sized.test) if sized.test is not None else None
+    train, mean, std = changed(sized.train), thrice(data.mean), thrice(data.std)
+    return dataclasses.replace(sized, train=train, test=test, mean=mean, std=std, file=None)
+
+
+def _chosen(federation: Federation, per_class: int, client: int | None, seed: int) -> Federation:
+    """One client, with the samples that the search learns."""
+    if client is not None and per_class:
+        raise Refusal("a search takes so many samples of each class, or one client's, not both")
+    if client is None:
+        part = np.sort(np.concatenate(federation.parts))
+    elif 0 <= client < federation.clients:
+        part = federation.parts[client]
+    else:
+        raise Refusal(f"there is no client {client}; clients are 0 to {federation.clients - 1}")
+    if per_class:
+        part = _some_of_each(federation.data.train.y, part, per_class, seed)
+    return dataclasses.replace(federation, parts=[part], holdouts=[np.empty(0, np.int64)])
+
+
+def _some_of_each(labels: torch.Tensor, part: np.ndarray, number: int, seed: int) -> np.ndarray:
+    rng, of = generator(seed, "scales"), labels.numpy()[part]
+    for label in np.unique(of):
+        if (have := int((of == label).sum())) < number:
+            raise Refusal(f"{number} samples of each class are wanted, and class {label} has {have}")
+    return np.sort(np.concatenate([rng.choice(part[of == label], number, replace=False) for label in np.unique(of)]))
+
+
+def _subset(experiment: Experiment, per_class: int, client: int | None) -> str:
+    if per_class:
+        return f"{per_class} samples of each class"
+    if client is None:
+        return "all"
+    table = experiment.data
+    kind = (
+        f"{table.partition} α={table.alpha:g} ({table.variant})" if table.partition == "dirichlet" else table.partition
+    )
+    return f"client {client} of {table.clients}, {kind}"
+
+
+def _facts(run: Run, model: str, federation: Federation, subset: str, scales: Path) -> dict[str, Any]:
+    experiment, data = run.experiment, federation.data
+    accuracy = run.summary().get("accuracy", {})
+    around = environment(experiment.engine.threads, torch.device(experiment.engine.device or "cpu"))
+    return {
+        "format": FORMAT,
+        "model": model,
+        "data": {
+            "name": data.name,
+            "fingerprint": data.fingerprint(),
+            "subset": subset,
+            "samples": len(federation.parts[0]),
+            "classes": int(torch.unique(data.train.y[torch.from_numpy(federation.parts[0])]).numel()),
+        },
+        "seed": experiment.seed,
+        "epochs": experiment.train.rounds,
+        "train": experiment.train.model_dump(),
+        "engine": {key: getattr(experiment.engine, key) for key in ("name", "precision", "compile")},
+        "accuracy": {
+            "last": accuracy.get("last"),
+            "best": accuracy.get("best"),
+            "of": "the test set; scales of the last",
+        },
+        "environment": {key: around[key] for key in ("fullrank", "python", "torch", "numpy", "cpu", "gpu")},
+        "sha256": hashlib.sha256(scales.read_bytes()).hexdigest(),
+    }
