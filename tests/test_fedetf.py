@@ -915,3 +915,17 @@ def test_order_of_a_composition_does_not_matter():
         for name in ("fedetf+feddecorr", "feddecorr+fedetf")
     )
     assert_same_bits(one, two)
+
+
+@pytest.mark.parametrize("model", fullrank.models.available())
+def test_every_network_of_the_library_takes_the_frame(model):
+    size = 64 if model == "alexnet-bn" else 32
+    values = {"data.clients": 2, "data.size": size, "model.name": model, "method.name": "fedetf"}
+    parts = assemble(Experiment.of({**values, "engine.name": "serial"}))
+    network = parts.network
+    x, _ = parts.site.samples(0).batch(torch.arange(2), None, network.dtype)
+    with network.mode(train=False), torch.no_grad():
+        out = network(x)
+    frame, beta = (network.tensors()[f"{network.head_name}.{part}"] for part in ("frame", "beta"))
+    assert out.z.shape == (2, network.feature_dim)
+    torch.testing.assert_close(out.logits, beta * out.extras["mu"] @ frame.T)
