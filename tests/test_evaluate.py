@@ -174,3 +174,17 @@ def test_accuracy_by_domain_and_its_plain_mean():
     assert found["accuracy_by_domain"] == {"0": 1.0, "1": pytest.approx(1 / 3)}
     assert found["domain_accuracy"] == pytest.approx(2 / 3)
     assert found["accuracy"] == pytest.approx(3 / 5)
+
+
+def test_other_measures_on_hold_outs_over_the_clients_that_have_them(tmp_path):
+    values = {**VALUES, "evaluate.metrics": ["accuracy", "balanced-accuracy", "auroc"], "data.holdout": 0.3}
+    values |= {"data.partition": "pathological", "data.classes": 1, "data.clients": 10}
+    run = fullrank.run({**values, "train.rounds": 1}, tmp_path)
+    local = run.summary()["personal"]["local"]
+    assert local["balanced_accuracy"]["clients"] == local["clients"]
+    assert local["balanced_accuracy"]["mean"] == pytest.approx(local["mean"])  # of one class: its recall
+    assert "auroc" not in local  # which a client of one class has not
+    values |= {"data.partition": "iid", "data.clients": 3}
+    several = fullrank.run({**values, "train.rounds": 1}, tmp_path / "iid").summary()["personal"]["local"]
+    assert several["auroc"]["clients"] == 3
+    assert 0 <= several["auroc"]["mean"] <= 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -92,6 +92,7 @@ class Site:
         keep_optimiser: bool,
         seed: int,
         device: torch.device,
+        metrics: Sequence[str] = (),
     ):
         network.settle()
         self.network = network
@@ -102,6 +103,7 @@ class Site:
         self.schedule = schedule
         self.keep_optimiser = keep_optimiser
         self.seed = seed
+        self.metrics = metrics
         self.device = device
         self.stepper_of: StepperOf = Eager
         """How local steps are made: an engine may know a faster way."""
@@ -197,7 +199,7 @@ class Site:
         return result
 
     def _judged(self, client: Client) -> dict[str, float]:
-        """Accuracy and loss of the client's current model on its hold-out; nothing where it has none."""
+        """How good the client's current model is on its hold-out; nothing where it has none."""
         index = torch.from_numpy(self.federation.holdouts[client.id]).to(self.device)
         if not len(index):
             return {}
@@ -210,6 +212,7 @@ class Site:
                 self._y[index],
                 self.federation.pipeline,
                 self.network.dtype,
+                self.metrics,
             )
         return {**scores, "samples": len(index)}
 

@@ -51,6 +51,8 @@ def _validated(row: Mapping[str, Any]) -> float:
 def over_stages(judged: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
     """Clients' accuracies on their hold-outs, by stage: as received, after local training, personalised.
 
+    Other measures that were asked for are there under their names, over the clients for which they are defined.
+
     Where a method notes how a personalisation goes, `course` has the plain mean at each of its marks, over
     those clients that came so far.
     """
@@ -58,9 +60,16 @@ def over_stages(judged: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> dict[s
     for stage in ("received", "local", "personalised"):
         scores = [found[stage] for found in judged.values() if stage in found]
         if scores:
-            stages[stage] = over_clients([s["accuracy"] for s in scores], [int(s["samples"]) for s in scores])
-        if courses := [s["course"] for s in scores if "course" in s]:
+            others = {name: found for name in MEASURED[1:] if (found := _over(scores, name))}
+            stages[stage] = {**_over(scores, "accuracy"), **others}
+        if courses := [found["course"] for found in scores if "course" in found]:
             marks = itertools.zip_longest(*([mark["accuracy"] for mark in course] for course in courses))
             reached = ([score for score in mark if score is not None] for mark in marks)
-            stages[stage]["course"] = [sum(scores) / len(scores) for scores in reached]
+            stages[stage]["course"] = [sum(found) / len(found) for found in reached]
     return stages
+
+
+def _over(scores: Sequence[Mapping[str, Any]], measure: str) -> dict[str, Any]:
+    """A measure over the clients for which it is defined (AUROC is not where all samples are of one class)."""
+    having = [found for found in scores if found.get(measure) is not None]
+    return over_clients([found[measure] for found in having], [found["samples"] for found in having]) if having else {}

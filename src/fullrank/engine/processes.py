@@ -115,6 +115,7 @@ class Processes:
             (site.settings, site.schedule, site.keep_optimiser),
             site.seed,
             str(site.device),
+            tuple(site.metrics),
         )
         common = {
             "dtype": torch.get_default_dtype(),
@@ -203,12 +204,14 @@ class _Recipe:
     training: tuple[Settings, Schedule, bool]
     seed: int
     device: str
+    metrics: tuple[str, ...]
 
     def build(self) -> Site:
         """The site, with the data mapped into this process."""
         federation = replace(self.federation, data=self.federation.data.mapped())  # type: ignore[attr-defined]
         device = torch.device(self.device)
-        return Site(self.network, self.composition, self.entries, federation, *self.training, self.seed, device)
+        shared = (self.network, self.composition, self.entries, federation)
+        return Site(*shared, *self.training, self.seed, device, self.metrics)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from ..trees import Flat, Tensors, Tree, flats
+from ..trees import Flat, Tensors, Tree, flats, pointwise
 from .settings import Settings
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
@@ -47,7 +47,7 @@ def clipped(g: Tensors, norm: Tensor, limit: float) -> Tensors:
     if not limit:
         return g
     share = (limit / (norm + 1e-6)).clamp(max=1.0)
-    return {name: value * share for name, value in g.items()}
+    return pointwise(g, lambda value: value * share)
 
 
 def descend_(
