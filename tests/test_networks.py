@@ -24,7 +24,8 @@ from fullrank.methods import Composition
 from fullrank.models.alexnet import PoolToSix
 from fullrank.models.efficientnet import MBConv, StochasticDepth
 from fullrank.models.mobilenetv2 import InvertedResidual
-from fullrank.models.network import Net, Network
+from fullrank.models.net import Net
+from fullrank.models.network import Network
 from fullrank.models.resnet import BasicBlock, ZeroPad, projection, resnet18
 from fullrank.models.wrn import WideBlock
 from small import assert_close, trained_alone

@@ -25,7 +25,8 @@ from fullrank.local.client import decayed
 from fullrank.local.settings import Settings
 from fullrank.methods.fedrepopt import FedRepOpt, mapped_kernels, times_m
 from fullrank.models.fuse import to_deploy, to_plain, to_repopt
-from fullrank.models.network import Net, Network
+from fullrank.models.net import Net
+from fullrank.models.network import Network
 from fullrank.models.reparam import RepConv, Scale, operators
 from fullrank.models.repghost import repghost
 from fullrank.models.repvgg import repvgg

@@ -22,7 +22,7 @@ from .data.federation import given, keep_unseen
 from .display import Watcher
 from .errors import Refusal
 from .methods import Method
-from .models.network import output_width
+from .models.findhead import output_width
 from .result import Run
 from .run import execute
 

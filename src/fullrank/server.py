@@ -24,7 +24,8 @@ from .local.step import Bound, Context, State, Step
 from .methods.compose import Composition, defines
 from .methods.method import Method
 from .models.entries import Entries, select
-from .models.network import Net, Network
+from .models.net import Net
+from .models.network import Network
 from .randomness import generator, seeded
 from .site import Job, Kind, Result
 from .store import ClientStore

@@ -18,7 +18,8 @@ from .local.loop import Eager, Samples, StepperOf
 from .local.settings import Schedule, Settings
 from .methods.compose import Composition, defines
 from .models.entries import Entries
-from .models.network import Network, Output
+from .models.net import Output
+from .models.network import Network
 from .trees import Tensors, Tree, clone, moved
 
 Kind: TypeAlias = Literal["train", "query", "personal"]

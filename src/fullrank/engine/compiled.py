@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..models.network import Network, Output
+from ..models.net import Output
+from ..models.network import Network
 from ..trees import Tensors
 from .short import Shortened
 

@@ -20,7 +20,8 @@ from torch import Tensor
 from ..errors import Refusal
 from ..evaluate import AT_ONCE
 from ..local.step import Bound, State, Step
-from ..models.network import Net, Network, Output
+from ..models.net import Net, Output
+from ..models.network import Network
 from ..randomness import leave_generators_alone, seeded
 from ..site import Job, Result, Site
 from ..trees import Tree, clone, combine, copy_, moved

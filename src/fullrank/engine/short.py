@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..local.step import Bound, Objective
-from ..models.network import Network, Output
+from ..models.net import Output
+from ..models.network import Network
 from ..trees import Flat, Layout, Tensors
 
 SHORTENED = (nn.modules.conv._ConvNd, nn.Linear)

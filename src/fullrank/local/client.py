@@ -18,7 +18,8 @@ from ..evaluate import AT_ONCE, batches
 from ..methods.compose import Composition
 from ..methods.method import Method
 from ..models.entries import Entries, select
-from ..models.network import Network, Output
+from ..models.net import Output
+from ..models.network import Network
 from ..objectives import class_prototypes
 from ..randomness import generator, seeded
 from ..trees import Flat, Tensors, Tree, clone

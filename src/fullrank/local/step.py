@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ..methods.compose import Composition
 from ..methods.method import Method
-from ..models.network import Network, Output
+from ..models.net import Output
+from ..models.network import Network
 from ..trees import Flat, Tensors, Tree, combine, merged, norm, part_of
 from .batch import Batch
 from .optimiser import clipped, descend_

@@ -17,7 +17,8 @@ from .efficientnet import efficientnet_b0
 from .lenet import lenet
 from .mlp import mlp
 from .mobilenetv2 import mobilenetv2
-from .network import Net, Network, Output
+from .net import Net, Output
+from .network import Network
 from .repghost import repghost_half
 from .repvgg import repvgg_a0, repvgg_b0, repvgg_b1
 from .resnet import resnet18, resnet20, resnet20_conv, resnet32

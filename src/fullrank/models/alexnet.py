@@ -7,7 +7,7 @@ from collections import OrderedDict
 from torch import Tensor, nn
 
 from .layers import FromSize
-from .network import Net
+from .net import Net
 
 SMALLEST = 63  # pixels: below, the third pooling finds less than its window
 POOLED, FEATURES = 6, 4096

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from ..errors import Refusal
-from .network import Net
+from .net import Net
 
 
 def cnn(

@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from .layers import conv_bn, global_pool
-from .network import Net
+from .net import Net
 
 STEM, FEATURES = 32, 1280
 STAGES = (

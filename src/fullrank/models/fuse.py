@@ -8,7 +8,7 @@ from typing import TypeVar
 from torch import nn
 
 from ..errors import Refusal
-from .network import Net
+from .net import Net
 from .reparam import MADE_FOR, RepConv, affine, operators
 
 Module = TypeVar("Module", bound=nn.Module)

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from torch import nn
 
 from .layers import FromSize
-from .network import Net
+from .net import Net
 
 SMALLEST = 16  # pixels: two unpadded 5×5 convolutions, each halved, leave one
 HIDDEN, FEATURES = 120, 84

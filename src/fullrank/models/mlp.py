@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import nn
 
-from .network import Net
+from .net import Net
 
 
 def mlp(

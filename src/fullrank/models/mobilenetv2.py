@@ -7,7 +7,7 @@ from collections import OrderedDict
 from torch import Tensor, nn
 
 from .layers import conv_bn, global_pool
-from .network import Net
+from .net import Net
 
 STEM, FEATURES = 32, 1280
 STAGES = (

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias, get_args
 
 from ..errors import Refusal
 from .fuse import collapse_
-from .network import Net
+from .net import Net
 from .reparam import Mode
 from .scales import Scales, read_scales, set_scales_
 

@@ -9,86 +9,20 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import Refusal, nearest
+from ..errors import Refusal
 from ..trees import Flat, Layout, Tensors
 from .entries import NORM_LAYERS
+from .findhead import Dropouts, find_head
+from .net import Net, Output, output_of
+from .structure import Structure
 
 _CALLS_ITS_CHILDREN = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 T = TypeVar("T")
-Dropouts = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-
-
-class Output(NamedTuple):
-    """One forward: logits (N, C), the representation z (N, d), and whatever else the head names."""
-
-    logits: Tensor
-    z: Tensor
-    extras: Tensors
-
-
-class Net(nn.Module):
-    """A backbone that gives the representation, a neck (the identity unless a method puts one), a linear head."""
-
-    made_for: str = ""
-    """The method without which it does not train as it is meant to, if there is one."""
-
-    def __init__(self, backbone: nn.Module, feature_dim: int, num_classes: int, dropout: float = 0.0):
-        super().__init__()
-        self.backbone = backbone
-        self.neck: nn.Module = nn.Identity()
-        self.dropout: nn.Module = nn.Dropout(dropout) if dropout else nn.Identity()
-        self.head: nn.Module = nn.Linear(feature_dim, num_classes)
-        self.feature_dim = feature_dim
-
-    def features(self, x: Tensor) -> Tensor:
-        """The representation z: what the head sees, before dropout."""
-        z: Tensor = self.neck(self.backbone(x))
-        return z
-
-    def represent(self, x: Tensor) -> Output:
-        """Logits and representation of one forward."""
-        z = self.features(x)
-        return _output(self.head(self.dropout(z)), z)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The logits."""
-        return self.represent(x).logits
-
-
-@dataclass(frozen=True)
-class _Structure:
-    """What a walk over a module finds: the places of its entries, not their tensors, which may be replaced."""
-
-    parameters: tuple[tuple[str, dict[str, Any], str], ...]
-    """Of each parameter its name, the table of the layer that holds it, and its name there."""
-    buffers: tuple[tuple[str, dict[str, Any], str], ...]
-    """Likewise of the buffers that belong to the model's state."""
-    modules: tuple[nn.Module, ...]
-    facts: dict[Hashable, Any] = field(default_factory=dict)
-    """What follows from it and was asked for before."""
-
-    @classmethod
-    def of(cls, module: nn.Module) -> _Structure:
-        """Walk over a module."""
-        state = module.state_dict(keep_vars=True)
-        parameters = [name for name, _ in module.named_parameters()]
-        buffers = [name for name, _ in module.named_buffers() if name in state]
-        return cls(
-            tuple((name, *_place(module, name, "_parameters")) for name in parameters),
-            tuple((name, *_place(module, name, "_buffers")) for name in buffers),
-            tuple(module.modules()),
-        )
-
-
-def _place(module: nn.Module, name: str, kind: str) -> tuple[dict[str, Any], str]:
-    owner, _, local = name.rpartition(".")
-    return getattr(module.get_submodule(owner), kind), local
 
 
 class Network:
@@ -109,7 +43,7 @@ class Network:
         """The parameters as views of one vector, once `flatten_` has laid them out so."""
         self._neck_hook: _Neck | None = None
         self._settled = False
-        self._walked: _Structure | None = None
+        self._walked: Structure | None = None
         self._functional = _Functional(self)
 
     @classmethod
@@ -118,7 +52,7 @@ class Network:
 
         Lazy modules are materialised by this first forward.
         """
-        head_name, z_name, z, logits, result = _find_head(module, example, head)
+        head_name, z_name, z, logits, result = find_head(module, example, head)
         asks = "name the classifier with head= (model.head in a file)"
         if not isinstance(z, Tensor) or z.dim() != 2:
             shape = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
@@ -139,13 +73,13 @@ class Network:
 
     def settle(self) -> None:
         """From now on the module has the entries and layers that it has: they are looked up once, not each time."""
-        self._walked = _Structure.of(self.module)
+        self._walked = Structure.of(self.module)
         self._settled = True
 
     @property
-    def _structure(self) -> _Structure:
+    def _structure(self) -> Structure:
         if self._walked is None or not self._settled:
-            self._walked = _Structure.of(self.module)
+            self._walked = Structure.of(self.module)
         return self._walked
 
     def fact(self, key: Hashable, find: Callable[[], T]) -> T:
@@ -325,7 +259,7 @@ class Network:
             caught["z"] = args[0]
 
         def catch_logits(_: nn.Module, args: tuple[Any, ...], result: Any) -> Tensor:
-            caught["out"] = _output(result, caught["z"])
+            caught["out"] = output_of(result, caught["z"])
             logits: Tensor = caught["out"].logits
             return logits
 
@@ -412,92 +346,3 @@ def _logits_alone(module: nn.Module, args: tuple[Any, ...], result: Any) -> Tens
     """The rest of a user's module, and whoever calls it, sees a replaced classifier's logits only."""
     logits: Tensor = result[0] if isinstance(result, tuple) else result
     return logits
-
-
-def _output(result: Any, z: Tensor) -> Output:
-    logits, extras = result if isinstance(result, tuple) else (result, {})
-    return Output(logits, z, extras)
-
-
-def output_width(module: nn.Module, example: Tensor, head: str | None = None) -> int:
-    """How many scores a module's classifier gives."""
-    return int(_find_head(module, example, head)[3].shape[-1])
-
-
-def _find_head(module: nn.Module, example: Tensor, head: str | None) -> tuple[str, str, Any, Any, Any]:
-    """One eval forward: the name of the classifier, of the module whose input is z; z, logits, the model's result."""
-    if isinstance(module, Net):
-        with _first_forward(module, example):
-            out = module.represent(example)
-        return "head", "head", out.z, out.logits, out.logits
-    names = dict(module.named_modules())
-    if head is not None and head not in names:
-        raise Refusal(f'the model has no part called "{head}"; {nearest(head, [n for n in names if n])}')
-    calls: list[tuple[str, Any, Any]] = []
-    versions: list[int] = []
-
-    def record(name: str) -> Any:
-        def hook(_: nn.Module, args: tuple[Any, ...], result: Any) -> None:
-            calls.append((name, args[0] if args else None, result))
-            versions.append(getattr(result, "_version", 0))
-
-        return hook
-
-    watched = {name: part for name, part in names.items() if name == head or isinstance(part, (nn.Linear, *Dropouts))}
-    handles = [part.register_forward_hook(record(name)) for name, part in watched.items()]
-    try:
-        with _first_forward(module, example):
-            result = module(example)
-    finally:
-        for handle in handles:
-            handle.remove()
-    candidates = (
-        [c for c in calls if c[0] == head]
-        if head is not None
-        else [c for c in calls if isinstance(names[c[0]], nn.Linear)]
-    )
-    if not candidates:
-        called = f'"{head}" is never called' if head is not None else "no nn.Linear is called"
-        raise Refusal(f"{called} in the model's forward; name the classifier with head= (model.head in a file)")
-    name, z, logits = candidates[-1]
-    if sum(c[0] == name for c in calls) > 1:
-        raise Refusal(f'the layer "{name}" is called more than once in a forward; name the classifier: head=')
-    # In eval mode a dropout hands on its very input, so the one in front of the classifier is known by identity
-    # (unless something wrote into the tensor in between, as an in-place ReLU does).
-    in_front = [
-        c[0]
-        for c, version in zip(calls, versions, strict=True)
-        if isinstance(names[c[0]], Dropouts) and c[2] is z and version == z._version
-    ]
-    if isinstance(logits, tuple):
-        logits = logits[0]
-    return name, (in_front[0] if in_front else name), z, logits, result
-
-
-@contextlib.contextmanager
-def _first_forward(module: nn.Module, example: Tensor) -> Iterator[None]:
-    """In eval mode; data that the model cannot take are refused."""
-    try:
-        with _eval(module):
-            yield
-    except (Refusal, torch.OutOfMemoryError):
-        raise
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        lines = str(error).strip().splitlines()
-        raise Refusal(
-            f"the model ({type(module).__name__}) cannot take a batch of shape {tuple(example.shape)} and dtype "
-            f"{example.dtype} ({': '.join([type(error).__name__, *lines[:1]])}); choose a model for such data, "
-            "as the library's mlp is for any shape"
-        ) from error
-
-
-@contextlib.contextmanager
-def _eval(module: nn.Module) -> Iterator[None]:
-    before = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        with torch.no_grad():
-            yield
-    finally:
-        for part, training in before:
-            part.training = training

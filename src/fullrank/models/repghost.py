@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from .layers import conv_bn, global_pool
 from .modes import CslaScales, IdentityStart, in_mode
-from .network import Net
+from .net import Net
 from .reparam import Mode, RepConv
 from .scales import Scales
 

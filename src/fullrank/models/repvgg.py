@@ -11,7 +11,7 @@ from torch import nn
 from ..errors import Refusal
 from .layers import global_pool
 from .modes import CslaScales, IdentityStart, in_mode
-from .network import Net
+from .net import Net
 from .reparam import Mode, RepConv
 from .scales import Scales
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import Refusal
 from .layers import conv_bn, global_pool
-from .network import Net
+from .net import Net
 
 Shortcut = Callable[[int, int, int], nn.Module]
 """From input width, output width and stride to what a block adds to its residual."""

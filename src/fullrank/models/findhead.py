@@ -1,0 +1,99 @@
+"""Finds the classifier of anybody's module, by watching one forward."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import Refusal, nearest
+from .net import Net
+
+Dropouts = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+
+def output_width(module: nn.Module, example: Tensor, head: str | None = None) -> int:
+    """How many scores a module's classifier gives."""
+    return int(find_head(module, example, head)[3].shape[-1])
+
+
+def find_head(module: nn.Module, example: Tensor, head: str | None) -> tuple[str, str, Any, Any, Any]:
+    """One eval forward: the name of the classifier, of the module whose input is z; z, logits, the model's result."""
+    if isinstance(module, Net):
+        with _first_forward(module, example):
+            out = module.represent(example)
+        return "head", "head", out.z, out.logits, out.logits
+    names = dict(module.named_modules())
+    if head is not None and head not in names:
+        raise Refusal(f'the model has no part called "{head}"; {nearest(head, [n for n in names if n])}')
+    calls: list[tuple[str, Any, Any]] = []
+    versions: list[int] = []
+
+    def record(name: str) -> Any:
+        def hook(_: nn.Module, args: tuple[Any, ...], result: Any) -> None:
+            calls.append((name, args[0] if args else None, result))
+            versions.append(getattr(result, "_version", 0))
+
+        return hook
+
+    watched = {name: part for name, part in names.items() if name == head or isinstance(part, (nn.Linear, *Dropouts))}
+    handles = [part.register_forward_hook(record(name)) for name, part in watched.items()]
+    try:
+        with _first_forward(module, example):
+            result = module(example)
+    finally:
+        for handle in handles:
+            handle.remove()
+    candidates = (
+        [c for c in calls if c[0] == head]
+        if head is not None
+        else [c for c in calls if isinstance(names[c[0]], nn.Linear)]
+    )
+    if not candidates:
+        called = f'"{head}" is never called' if head is not None else "no nn.Linear is called"
+        raise Refusal(f"{called} in the model's forward; name the classifier with head= (model.head in a file)")
+    name, z, logits = candidates[-1]
+    if sum(c[0] == name for c in calls) > 1:
+        raise Refusal(f'the layer "{name}" is called more than once in a forward; name the classifier: head=')
+    # In eval mode a dropout hands on its very input, so the one in front of the classifier is known by identity
+    # (unless something wrote into the tensor in between, as an in-place ReLU does).
+    in_front = [
+        c[0]
+        for c, version in zip(calls, versions, strict=True)
+        if isinstance(names[c[0]], Dropouts) and c[2] is z and version == z._version
+    ]
+    if isinstance(logits, tuple):
+        logits = logits[0]
+    return name, (in_front[0] if in_front else name), z, logits, result
+
+
+@contextlib.contextmanager
+def _first_forward(module: nn.Module, example: Tensor) -> Iterator[None]:
+    """In eval mode; data that the model cannot take are refused."""
+    try:
+        with _eval(module):
+            yield
+    except (Refusal, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        lines = str(error).strip().splitlines()
+        raise Refusal(
+            f"the model ({type(module).__name__}) cannot take a batch of shape {tuple(example.shape)} and dtype "
+            f"{example.dtype} ({': '.join([type(error).__name__, *lines[:1]])}); choose a model for such data, "
+            "as the library's mlp is for any shape"
+        ) from error
+
+
+@contextlib.contextmanager
+def _eval(module: nn.Module) -> Iterator[None]:
+    before = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for part, training in before:
+            part.training = training

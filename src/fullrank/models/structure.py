@@ -1,0 +1,39 @@
+"""What a walk over a module finds, so that it is done once."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Structure:
+    """The places of a module's entries, not their tensors, which may be replaced."""
+
+    parameters: tuple[tuple[str, dict[str, Any], str], ...]
+    """Of each parameter its name, the table of the layer that holds it, and its name there."""
+    buffers: tuple[tuple[str, dict[str, Any], str], ...]
+    """Likewise of the buffers that belong to the model's state."""
+    modules: tuple[nn.Module, ...]
+    facts: dict[Hashable, Any] = field(default_factory=dict)
+    """What follows from it and was asked for before."""
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Structure:
+        """Walk over a module."""
+        state = module.state_dict(keep_vars=True)
+        parameters = [name for name, _ in module.named_parameters()]
+        buffers = [name for name, _ in module.named_buffers() if name in state]
+        return cls(
+            tuple((name, *_place(module, name, "_parameters")) for name in parameters),
+            tuple((name, *_place(module, name, "_buffers")) for name in buffers),
+            tuple(module.modules()),
+        )
+
+
+def _place(module: nn.Module, name: str, kind: str) -> tuple[dict[str, Any], str]:
+    owner, _, local = name.rpartition(".")
+    return getattr(module.get_submodule(owner), kind), local
