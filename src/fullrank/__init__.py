@@ -14,6 +14,7 @@ from .compare import compare
 from .comparison import Comparison, compare_runs
 from .config import Experiment
 from .errors import Conflict
+from .export import export, load_export
 from .fit import fit
 from .methods import Method
 from .result import Run, load_run
@@ -31,7 +32,9 @@ __all__ = [
     "compare",
     "compare_runs",
     "data",
+    "export",
     "fit",
+    "load_export",
     "load_run",
     "methods",
     "models",

@@ -24,7 +24,8 @@ from .local.client import decayed
 from .local.settings import Schedule, Settings
 from .methods import Composition, Method
 from .models.entries import Entries, classify, select
-from .models.network import Net, Network, takes_channels_last
+from .models.net import Net
+from .models.network import Network, takes_channels_last
 from .randomness import seeded
 from .rundir import read_json
 from .server import Server
@@ -160,6 +161,7 @@ def assemble(
             keep_optimiser=experiment.train.optimizer_state == "keep",
             seed=experiment.seed,
             device=device,
+            metrics=experiment.evaluate.metrics,
         ),
         server=Server(
             **common,
@@ -239,7 +241,7 @@ def _network(
         example = _example(federation, module)
         network = Network.of(module, example, data.num_classes, head)
     with seeded(seed, "method"):
-        network = _changed(network, composition, example)
+        network = changed(network, composition, example)
     if experiment.model.start:
         _start_from(network, Path(experiment.model.start))
     network.module.to(device)
@@ -265,7 +267,7 @@ def _example(federation: Federation, module: nn.Module) -> torch.Tensor:
     return federation.pipeline(federation.data.train.x[:2], None, dtype)
 
 
-def _changed(network: Network, composition: Composition, example: torch.Tensor) -> Network:
+def changed(network: Network, composition: Composition, example: torch.Tensor) -> Network:
     """The network as the methods want it: another body, a fresh head if its width changed, another head."""
     width = network.feature_dim
     for part in composition.defined("model"):

@@ -8,9 +8,8 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from . import __version__, benchcli, comparecli, datacli, display, methodscli, models, searchcli
+from . import __version__, benchcli, comparecli, datacli, display, exportcli, methodscli, modelscli, searchcli
 from .assemble import federate
 from .cliparts import AsJson, File, Overrides, experiment_values, fail
 from .config import Experiment
@@ -28,15 +27,6 @@ app = typer.Typer(
 app.add_typer(datacli.app, name="data")
 app.add_typer(methodscli.app, name="methods")
 app.add_typer(benchcli.app, name="bench")
-
-_CIFAR, _DIGITS = (3, 32, 32), (1, 8, 8)
-_COUNTED_AT = {  # the inputs at which networks are counted; all others at CIFAR's
-    "cnn": _DIGITS,
-    "mlp": _DIGITS,
-    "alexnet-bn": (3, 256, 256),
-    "efficientnet-b0": (3, 224, 224),
-}
-
 
 STAGES = {
     "received": "of the model as received",
@@ -107,24 +97,9 @@ def run(
 
 
 app.command("compare")(comparecli.compare_command)
+app.command("export")(exportcli.export_command)
+app.command("models")(modelscli.list_models)
 app.command("search-scales")(searchcli.search_command)
-
-
-@app.command("models")
-def list_models(as_json: AsJson = False) -> None:
-    """List the networks, their sizes and their options."""
-    facts = {name: _model_facts(name) for name in models.available()}
-    if as_json:
-        print(json.dumps(facts, indent=1))
-        return
-    table = Table("model", "input", "parameters", "features", "options", "what it is", box=None, pad_edge=False)
-    for name, fact in facts.items():
-        options = "\n".join(f"{key} = {json.dumps(value)}" for key, value in fact["options"].items())
-        shape = "×".join(str(size) for size in fact["input"])
-        table.add_row(name, shape, f"{fact['parameters']:,}", str(fact["features"]), options, fact["what"])
-    console = Console()
-    console.print(table)
-    print('\nParameters for 10 classes and the input shown. Yours: --set model.name="package.module:function".')
 
 
 @app.command()
@@ -175,35 +150,6 @@ def _apart(facts: dict[str, Any]) -> str:
 
 def _experiment(file: str | None, overrides: list[str] | None) -> Experiment:
     return Experiment(**experiment_values(file, overrides))
-
-
-def _model_facts(name: str) -> dict[str, Any]:
-    import inspect
-
-    import torch
-
-    builder = models.available()[name]
-    shape = _COUNTED_AT.get(name, _CIFAR)
-    with torch.device("meta"):  # sizes only: nothing is drawn or computed
-        net = models.build(name, num_classes=10, in_channels=shape[0]).eval()
-        net(torch.empty(2, *shape))
-    options = {
-        key: parameter.default
-        for key, parameter in inspect.signature(builder).parameters.items()
-        if key not in ("num_classes", "in_channels")
-    }
-    size = sum(parameter.numel() for parameter in net.parameters())
-    return {
-        "what": _first_sentence(builder),
-        "input": shape,
-        "parameters": size,
-        "features": net.feature_dim,
-        "options": options,
-    }
-
-
-def _first_sentence(thing: Any) -> str:
-    return " ".join((thing.__doc__ or "").split("\n\n")[0].split())
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from torch import nn
 from .assemble import Assembly, assemble, is_given
 from .config import Experiment, read_toml
 from .errors import Refusal
+from .probe.files import read_probes
 from .rundir import RunDirectory, read_json, read_rows
 from .summary import summarise
 from .trees import Tensors, moved
@@ -31,6 +32,7 @@ class Run:
         assembly: Assembly | None = None,
         final: Tensors | None = None,
         ending: Mapping[str, Any] | None = None,
+        probes: list[dict[str, Any]] | None = None,
     ):
         self.experiment = experiment
         self.metrics = metrics
@@ -38,11 +40,23 @@ class Run:
         self._assembly = assembly
         self._final = final
         self._ending = dict(ending or {})
+        self._probes = probes
 
     @property
     def complete(self) -> bool:
         """Whether all rounds have been played."""
         return bool(self.metrics) and self.metrics[-1]["round"] >= self.experiment.train.rounds
+
+    @property
+    def probes(self) -> list[dict[str, Any]]:
+        """The looks at the representation (`probe.every`): a dict each, with arrays for spectra and matrices.
+
+        `global` has the global model's measures, `locals` those of some clients' models as trained in that round,
+        each with its `client`, and `cka` by layer how alike those clients are.
+        """
+        if self._probes is None:
+            self._probes = read_probes(self.path) if self.path is not None else []
+        return self._probes
 
     def summary(self) -> dict[str, Any]:
         """The run in a few numbers: each measure's last value, its best over rounds, its mean over the last five."""

@@ -16,7 +16,9 @@ from .display import Plain, Silent, Together, Watcher
 from .engine import Engine, choose, open_engine
 from .engine.vectorised import suits
 from .errors import ClientFailed, Interrupted, Refusal
-from .models.network import Net
+from .models.net import Net
+from .probe import Prober
+from .probe.files import cut_probes, write_probe
 from .result import Run, load_run, threads
 from .rundir import RunDirectory, environment, read_json, save_tensors, writable, write_atomically, write_json
 from .server import Played
@@ -111,7 +113,7 @@ def _with_engine(experiment: Experiment, **values: str) -> Experiment:
 
 
 def _play(assembly: Assembly, directory: RunDirectory | None, watcher: Watcher, changes: Mapping[str, Any]) -> Run:
-    experiment, server = assembly.experiment, assembly.server
+    experiment, server, prober = assembly.experiment, assembly.server, Prober(assembly)
     rows = _begin(assembly, directory, changes) if directory is not None else []
     path = directory.path if directory is not None else None
     if directory is not None and directory.finished(experiment.train.rounds):
@@ -120,8 +122,10 @@ def _play(assembly: Assembly, directory: RunDirectory | None, watcher: Watcher, 
         watcher.started(experiment, server.round, 0, path)
         watcher.ended(finished)
         return finished
+    probes: list[dict[str, Any]] = []
     if directory is not None:
         directory.discard_result()
+        probes = cut_probes(directory.path, lambda round: round <= server.round and prober.is_due(round))
     engine = open_engine(
         experiment.engine.name,
         assembly.site,
@@ -134,8 +138,8 @@ def _play(assembly: Assembly, directory: RunDirectory | None, watcher: Watcher, 
     try:
         watcher.started(experiment, server.round, len(server.sample(server.round)), path)
         while server.round < experiment.train.rounds:
-            _one_round(assembly, engine, directory, rows, watcher)
-        return _end(assembly, engine, directory, rows, watcher)
+            _one_round(assembly, engine, directory, rows, watcher, prober, probes)
+        return _end(assembly, engine, directory, rows, watcher, probes)
     except (Interrupted, ClientFailed) as stop:
         if directory is not None and directory.last_round() < server.round:
             directory.save(server, experiment.run.keep)
@@ -163,11 +167,15 @@ def _one_round(
     directory: RunDirectory | None,
     rows: list[dict[str, Any]],
     watcher: Watcher,
+    prober: Prober,
+    probes: list[dict[str, Any]],
 ) -> None:
     experiment, server = assembly.experiment, assembly.server
     start = time.perf_counter()
     judge = experiment.evaluate.personal == "every" and assembly.federation.has_holdouts
-    played = server.play(engine, watcher.client_done, judge)
+    due = prober.is_due(server.round + 1)
+    shown = prober.shown(server.sample(server.round)) if due else ()
+    played = server.play(engine, watcher.client_done, judge, shown)
     trained = time.perf_counter()
     last = server.round == experiment.train.rounds
     scores = assembly.judge(server.model) if server.round % experiment.evaluate.every == 0 else {}
@@ -176,6 +184,12 @@ def _one_round(
         row["cautions"] = cautions
     row = writable({**row, **engine.notes()})
     rows.append(row)
+    if due:
+        # Before the row and the checkpoint: a round that a resume does not play again has its probe already.
+        probe = prober.look(played)
+        probes.append(probe.joined())
+        if directory is not None:
+            write_probe(directory.path, probe)
     if directory is not None:
         # The row comes first: on resume, rows beyond the newest checkpoint are dropped and played again.
         directory.append_row(row)
@@ -211,6 +225,7 @@ def _end(
     directory: RunDirectory | None,
     rows: list[dict[str, Any]],
     watcher: Watcher,
+    probes: list[dict[str, Any]],
 ) -> Run:
     """Let the methods finish, judge what they made of the model, and write the result."""
     ending: dict[str, Any] = {}
@@ -248,7 +263,7 @@ def _end(
         ending["skipped"] = {str(client): reason for client, reason in skipped.items()}
     ending = writable(ending)
     path = directory.path if directory is not None else None
-    result = Run(assembly.experiment, rows, path, assembly, clone(model), ending)
+    result = Run(assembly.experiment, rows, path, assembly, clone(model), ending, probes)
     if directory is not None:
         own = set(assembly.entries.personal)
         save_tensors(directory.path / "model.safetensors", {n: t for n, t in model.items() if n not in own})

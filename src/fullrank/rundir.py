@@ -151,7 +151,7 @@ class RunDirectory:
             raise Refusal(
                 f'another process is running in "{self.path}"; wait for it, or choose another --out'
             ) from None
-        for stale in (*self.path.glob(".*.part"), *self.checkpoints.glob(".*.part")):
+        for stale in (*self.path.glob(".*.part"), *self.path.glob("*/.*.part")):
             stale.unlink()  # a kill left it half written
 
     def close(self) -> None:

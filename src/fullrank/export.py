@@ -1,0 +1,324 @@
+"""A run's model in files for deployment: plain where it can be, checked against the run's own before it is kept."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import platform
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from . import __version__, methods, models
+from .assemble import Assembly, changed, is_given
+from .config import GIVEN
+from .errors import Refusal
+from .exportformats import FORMATS, Format, Predict, chosen
+from .methods import Composition
+from .models.fuse import to_deploy
+from .models.network import Network
+from .models.reparam import operators
+from .randomness import seeded
+from .result import Run, load_run
+from .rundir import read_json, write_json
+
+DESCRIPTION = "model.json"
+TOLERANCE = 1e-4
+"""By what share of the largest score an exported model's scores may differ from the run's own."""
+SAMPLES = 100
+"""Of the test set, on which both are compared."""
+VERSION = 1
+
+
+class ExportFailed(RuntimeError):
+    """A file that was written does not predict as the run's model does, or cannot be read back; it was removed."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    path: Path
+    """The directory."""
+    facts: dict[str, Any]
+    """What its model.json says."""
+
+
+def export(
+    run: Run | str | Path,
+    to: str | Path | None = None,
+    formats: Sequence[str] = ("safetensors",),
+    client: int | None = None,
+) -> Exported:
+    """Write a run's model for deployment: `formats` are "safetensors", "onnx" (fullrank[onnx]) and "torch" (.pt2).
+
+    A re-parameterisable network becomes its plain form, any other stays as it is; float32 in any case. `model.json`
+    beside the files says what a program needs to use them. Each file is read back and must predict as `run.model()`,
+    or the client's model, does on test samples; if one does not, none is kept and `ExportFailed` is raised. Without
+    `to` they go to `export` in the run's directory. A model that a program gave to `fit` is exported from the run that
+    `fit` returns; its weights alone need the program's own class, the other formats stand alone.
+
+    >>> import fullrank, tempfile
+    >>> run = fullrank.run({"train.rounds": 1, "model.name": "mlp", "model.widths": [8]}, out=tempfile.mkdtemp())
+    >>> sorted(file.name for file in export(run).path.iterdir())
+    ['model.json', 'model.safetensors']
+    """
+    wanted = chosen([formats] if isinstance(formats, str) else list(formats))
+    run = run if isinstance(run, Run) else _read(Path(run))
+    folder = _folder(run, to, client)
+    trained = _trained(run, client)
+    plain, form = _deployed(trained)
+    facts = _facts(run, client, plain, form)
+    samples = _Samples.of(run._assembled(), trained)
+    _refuse_others_files(folder, wanted)
+    folder.mkdir(parents=True, exist_ok=True)
+    # In a directory beside their place: what does not hold is gone with it, and what was there before stays.
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".export-") as scratch:
+        facts["files"] = {
+            kind.file: {"format": name, **_written(kind, plain, facts, samples, Path(scratch))}
+            for name, kind in wanted.items()
+        }
+        _forget_earlier(folder)
+        for file in facts["files"]:
+            (Path(scratch) / file).replace(folder / file)
+    write_json(folder / DESCRIPTION, facts)
+    return Exported(folder, facts)
+
+
+def load_export(path: str | Path) -> nn.Module:
+    """The module of an export in "safetensors", built from its model.json alone, in eval mode.
+
+    It takes float32 inputs prepared as model.json says and gives the classes' scores.
+    """
+    path = Path(path)
+    facts = read_json(path / DESCRIPTION)
+    file = path / FORMATS["safetensors"].file
+    if file.name not in facts["files"]:
+        raise Refusal(f'"{path}" holds {", ".join(facts["files"])}; export it in the format "safetensors" too')
+    if facts["model"]["name"] == GIVEN:
+        raise Refusal(
+            f'the model in "{path}" is a {facts["model"]["class"]} that a program gave: make one there, and load '
+            f'"{file.name}" with safetensors.torch.load_model'
+        )
+    module = _rebuilt(facts)
+    module.load_state_dict(load_file(file))
+    return module
+
+
+# What is exported
+
+
+def _read(path: Path) -> Run:
+    if not path.exists():
+        raise Refusal(f'there is no run "{path}"')
+    run = load_run(path)
+    if not (path / "model.safetensors").is_file():
+        done = run.metrics[-1]["round"] if run.metrics else 0
+        raise Refusal(
+            f'the run in "{path}" is not finished ({done} of {run.experiment.train.rounds} rounds), so it has no model '
+            "yet; the command that started it goes on with it"
+        )
+    if is_given(run.experiment):
+        raise Refusal(
+            f'the model or data of "{path}" came from a program: call fullrank.fit there again, which finds the run '
+            "finished, and hand its result to fullrank.export"
+        )
+    return run
+
+
+def _folder(run: Run, to: str | Path | None, client: int | None) -> Path:
+    if to is not None:
+        if Path(to).exists() and not Path(to).is_dir():
+            raise Refusal(f'"{to}" is a file; name a directory to export to')
+        return Path(to)
+    if run.path is None:
+        raise Refusal("the run is in no directory, so to= must say where to export it")
+    return run.path / ("export" if client is None else f"export-client-{client}")
+
+
+def _trained(run: Run, client: int | None) -> nn.Module:
+    """The run's model with tensors of its own on the CPU, in float32 or float64."""
+    lacking = run._assembled().no_global_model
+    if client is None and lacking:
+        raise Refusal(f"there is no complete global model: {lacking}; choose a client's, as --client 0 (client=0) does")
+    module = run.model() if client is None else run.client_model(client)
+    for tensor in (*module.parameters(), *module.buffers()):
+        # They may be views of one vector, and images' channels may come last: neither belongs into a file.
+        tensor.data = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        tensor.requires_grad_(False)
+    return module if _dtype(module) == torch.float64 else module.float()
+
+
+def _deployed(trained: nn.Module) -> tuple[nn.Module, str]:
+    """A copy in its plain form, in float32, and what form that is."""
+    if any(operators(trained)):
+        return to_deploy(trained).float().requires_grad_(False), "plain"
+    return copy.deepcopy(trained).float(), "as trained"
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    kinds = (tensor.dtype for tensor in module.parameters())
+    return next((kind for kind in kinds if kind.is_floating_point), torch.float32)
+
+
+def _facts(run: Run, client: int | None, plain: nn.Module, form: str) -> dict[str, Any]:
+    """What a program must know to use the model, and where it comes from."""
+    assembly, experiment = run._assembled(), run.experiment
+    data, statistics = assembly.federation.data, assembly.federation.pipeline.statistics
+    # The constants that a network trained with are in its plain weights; their file need not come along.
+    options = {key: value for key, value in experiment.model.options.items() if form != "plain" or key != "scales"}
+    score = run.summary().get("accuracy", {}) if client is None else {}
+    predicting = assembly.composition.defined("predict") if client is not None else ()
+    return {
+        "format": VERSION,
+        "model": {
+            "name": experiment.model.name,
+            "options": options,
+            "head": experiment.model.head,
+            "class": type(plain).__name__,
+            "form": form,
+            "parameters": sum(parameter.numel() for parameter in plain.parameters()),
+        },
+        "classes": list(data.classes),
+        "input": {
+            "shape": list(data.input_shape),
+            "channels": data.in_channels,
+            "stored_as": str(data.train.x.dtype).removeprefix("torch."),
+            "divide_by": 255 if data.train.x.dtype == torch.uint8 else 1,
+            "mean": list(statistics[0]) if statistics else None,
+            "std": list(statistics[1]) if statistics else None,
+        },
+        "output": "logits",
+        "method": {"name": experiment.method.name, **experiment.method.tables},
+        "note": f"{predicting[0].name} lets a client predict by more than these logits" if predicting else "",
+        "client": client,
+        "accuracy": score.get("final", score.get("last")),
+        "rounds": run.metrics[-1]["round"] if run.metrics else 0,
+        "seed": experiment.seed,
+        "experiment": experiment.hash(),
+        "data": {"name": data.name, "fingerprint": data.fingerprint()},
+        "weights": _hash_of(plain),
+        "versions": {"fullrank": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
+    }
+
+
+def _hash_of(module: nn.Module) -> str:
+    """SHA-256 over all entries: equal weights have equal hashes in whatever file they are."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _rebuilt(facts: Mapping[str, Any]) -> nn.Module:
+    """A module like the exported one, its entries still to be loaded, from what model.json says."""
+    model, shape, seed = facts["model"], facts["input"]["shape"], facts["seed"]
+    tables = dict(facts["method"])
+    example = torch.zeros(2, *shape, dtype=_input_dtype(facts))
+    with seeded(seed, "model"):
+        module = models.build(model["name"], len(facts["classes"]), facts["input"]["channels"], **model["options"])
+        network = Network.of(module, example, len(facts["classes"]), model["head"] or None)
+    with seeded(seed, "method"):
+        network = changed(network, Composition(methods.build(tables.pop("name"), **tables)), example)
+    module = to_deploy(network.module) if model["form"] == "plain" else network.module
+    return module.eval().requires_grad_(False)
+
+
+def _input_dtype(facts: Mapping[str, Any]) -> torch.dtype:
+    """Of prepared inputs: numbers that are no pixels (words of a text) reach a model as they are."""
+    stored: torch.dtype = getattr(torch, facts["input"]["stored_as"])
+    return torch.float32 if stored == torch.uint8 or stored.is_floating_point else stored
+
+
+# Files, and whether they hold
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Prepared test samples, and the scores that the run's own model gives them."""
+
+    x: Tensor
+    scores: Tensor
+
+    @classmethod
+    def of(cls, assembly: Assembly, trained: nn.Module) -> _Samples:
+        data, prepare = assembly.federation.data, assembly.federation.pipeline
+        # Evenly over the whole set, which may be sorted by class; training samples where there is no test set.
+        x = (data.test or data.train).x
+        x = x[torch.linspace(0, len(x) - 1, min(SAMPLES, len(x))).long()].cpu()
+        with torch.no_grad():
+            return cls(prepare(x), trained(prepare(x, None, _dtype(trained))).double())
+
+    def compare(self, predict: Predict) -> dict[str, Any]:
+        """The largest difference between scores, also as a share of the largest score, and how many classes agree."""
+        with torch.no_grad():
+            found = predict(self.x).double()
+        largest = float((found - self.scores).abs().max())
+        return {
+            "samples": len(self.x),
+            "largest_difference": largest,
+            "relative_difference": largest / max(float(self.scores.abs().max()), 1e-30),
+            "same_class": int((found.argmax(1) == self.scores.argmax(1)).sum()),
+        }
+
+
+def _written(
+    kind: Format, plain: nn.Module, facts: Mapping[str, Any], samples: _Samples, folder: Path
+) -> dict[str, Any]:
+    """Write one file and read it back; what is to be known of it, if it holds."""
+    path = folder / kind.file
+    # torch takes a size of 1 for a constant, so the example has two samples, though there be one.
+    kind.write(plain, samples.x[:2] if len(samples.x) > 1 else samples.x.repeat(2, *[1] * (samples.x.dim() - 1)), path)
+    try:
+        found = samples.compare(kind.read(path, _to_fill(plain, facts)))
+    except Exception as error:
+        raise ExportFailed(
+            f"{kind.file} was removed: it cannot be read back ({type(error).__name__}: {error})"
+        ) from error
+    if not found["relative_difference"] <= TOLERANCE:
+        raise ExportFailed(
+            f"{kind.file} was removed: on {found['samples']} samples its scores differ from the run's model by up to "
+            f"{found['relative_difference']:.1e} of the largest; {TOLERANCE:g} is allowed"
+        )
+    content = path.read_bytes()
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest(), **found, **kind.facts()}
+
+
+def _to_fill(plain: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
+    """A module for weights that are read back: built as `load_export` builds it, where no program gave the model."""
+    if facts["model"]["name"] != GIVEN and not facts["method"]["name"].startswith(f"{GIVEN}:"):
+        return _rebuilt(json.loads(json.dumps(facts)))
+    empty = copy.deepcopy(plain)
+    for tensor in empty.state_dict().values():
+        tensor.zero_()
+    return empty
+
+
+def _refuse_others_files(folder: Path, wanted: Mapping[str, Format]) -> None:
+    """Files of an earlier export, which its model.json lists, are replaced; others of these names are not ours."""
+    own = _listed(folder)
+    for name in (DESCRIPTION, *(kind.file for kind in wanted.values())):
+        if (folder / name).exists() and name not in own:
+            raise Refusal(f'"{folder / name}" is there already and no export of fullrank; choose another --to (to=)')
+
+
+def _forget_earlier(folder: Path) -> None:
+    for name in _listed(folder):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _listed(folder: Path) -> list[str]:
+    """The files of an earlier export in a directory."""
+    try:
+        facts = json.loads((folder / DESCRIPTION).read_text())
+        return [DESCRIPTION, *(kind.file for kind in FORMATS.values() if kind.file in facts["files"])]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []

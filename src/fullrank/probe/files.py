@@ -1,0 +1,84 @@
+"""Probes on disk: small numbers as lines of JSON, spectra and matrices in a safetensors file for each."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file
+
+from ..collapse import recall
+from ..errors import Refusal
+from ..rundir import append_line, read_lines, save_tensors, write_lines
+
+LINES, FOLDER = "probes.jsonl", "probes"
+_FILE = re.compile(r"\d{6}\.safetensors|\..*\.part")
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One look: its line, and by path what is more than a number (`global/spectrum`, `locals/0/confusion`)."""
+
+    row: Mapping[str, Any]
+    arrays: Mapping[str, np.ndarray]
+
+    def joined(self) -> dict[str, Any]:
+        """Everything in one dict, with the share of each class that was recognised."""
+        found: dict[str, Any] = copy.deepcopy(dict(self.row))
+        for path, array in sorted(self.arrays.items()):
+            *above, name = path.split("/")
+            place: Any = found
+            for step in above:
+                place = place[int(step)] if isinstance(place, list) else place.setdefault(step, {})
+            place[name] = array
+            if name == "confusion":
+                place["class_accuracy"] = recall(array)
+        return found
+
+
+def write_probe(path: Path, probe: Probe) -> None:
+    """Add a probe to a run directory: the line that names it comes last, so that it is never there alone."""
+    (path / FOLDER).mkdir(exist_ok=True)
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in probe.arrays.items()}
+    save_tensors(_file(path, probe.row["round"]), tensors)
+    append_line(path / LINES, probe.row)
+
+
+def cut_probes(path: Path, wanted: Callable[[int], bool]) -> list[dict[str, Any]]:
+    """Keep the probes of those rounds alone that are wanted: others will be made again, or are no longer due."""
+    lines = read_lines(path / LINES)
+    kept = [line for line in lines if wanted(line["round"])]
+    if (path / LINES).is_file():
+        write_lines(path / LINES, kept)
+    needed = {_file(path, line["round"]).name for line in kept}
+    if (path / FOLDER).is_dir():
+        for file in (path / FOLDER).iterdir():
+            if file.name not in needed and _FILE.fullmatch(file.name):
+                file.unlink()
+    return [_read(path, line) for line in kept]
+
+
+def read_probes(path: Path) -> list[dict[str, Any]]:
+    """All probes of a run directory, in the order of rounds."""
+    return [_read(path, line) for line in read_lines(path / LINES)]
+
+
+def _read(path: Path, line: dict[str, Any]) -> dict[str, Any]:
+    file = _file(path, line["round"])
+    try:
+        arrays = load_file(file)
+    except FileNotFoundError:
+        raise Refusal(f'the file "{file}", which "{path / LINES}" names, is missing') from None
+    except Exception as error:
+        raise Refusal(f'the file "{file}" is damaged ({error})') from None
+    return Probe(line, arrays).joined()
+
+
+def _file(path: Path, round: int) -> Path:
+    return path / FOLDER / f"{round:06d}.safetensors"
