@@ -137,6 +137,8 @@ def test_overrides_are_read_as_toml_else_as_text():
     assert isinstance(values["train"]["participation"], int)
     assert values["method"]["feddecorr"]["scale"] == "paper"
     assert isinstance(parse_overrides(["train.participation=1.0"])["train"]["participation"], float)
+    assert parse_overrides(["model.mode=inf"]) == {"model": {"mode": "inf"}}
+    assert parse_overrides(["data.alpha=inf"]) == {"data": {"alpha": math.inf}}
 
 
 @pytest.mark.parametrize("text", ["alpha", "=3", ""])

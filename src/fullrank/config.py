@@ -336,7 +336,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 def _read_value(key: str, text: str) -> Any:
     """A value as TOML, else as text; always as text where the key takes text, and `.5` and `1.` as numbers."""
-    if _takes_text(key):
+    if _takes_text(key) or (key.startswith("model.") and text == "inf"):  # a mode of networks, in TOML a number
         return text.strip("\"'")
     with contextlib.suppress(tomllib.TOMLDecodeError):
         return tomllib.loads(f"value = {text}")["value"]

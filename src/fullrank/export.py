@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
 import json
 import platform
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,28 +67,26 @@ def export(
     `fit` returns; its weights alone need the program's own class, the other formats stand alone.
 
     >>> import fullrank, tempfile
-    >>> run = fullrank.run({"train.rounds": 1, "model.name": "mlp", "model.widths": [8]}, out=tempfile.mkdtemp())
+    >>> run = fullrank.run({"train.rounds": 1, "model.name": "mlp", "model.width": 8}, out=tempfile.mkdtemp())
     >>> sorted(file.name for file in export(run).path.iterdir())
     ['model.json', 'model.safetensors']
     """
     wanted = chosen([formats] if isinstance(formats, str) else list(formats))
     run = run if isinstance(run, Run) else _read(Path(run))
+    _refuse_without_model(run)
     folder = _folder(run, to, client)
     trained = _trained(run, client)
     plain, form = _deployed(trained)
     facts = _facts(run, client, plain, form)
     samples = _Samples.of(run._assembled(), trained)
-    _refuse_others_files(folder, wanted)
-    folder.mkdir(parents=True, exist_ok=True)
-    # In a directory beside their place: what does not hold is gone with it, and what was there before stays.
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".export-") as scratch:
+    with _place_for(folder, wanted) as scratch:
         facts["files"] = {
-            kind.file: {"format": name, **_written(kind, plain, facts, samples, Path(scratch))}
+            kind.file: {"format": name, **_written(kind, plain, facts, samples, scratch)}
             for name, kind in wanted.items()
         }
         _forget_earlier(folder)
         for file in facts["files"]:
-            (Path(scratch) / file).replace(folder / file)
+            (scratch / file).replace(folder / file)
     write_json(folder / DESCRIPTION, facts)
     return Exported(folder, facts)
 
@@ -119,18 +118,30 @@ def _read(path: Path) -> Run:
     if not path.exists():
         raise Refusal(f'there is no run "{path}"')
     run = load_run(path)
-    if not (path / "model.safetensors").is_file():
+    table = run.experiment.engine
+    if table.device.startswith("cuda") and not torch.cuda.is_available():
+        # What was trained on a GPU is often wanted where there is none.
+        precision = "float64" if table.precision == "float64" else "float32"
+        engine = {"device": "", "name": "serial", "precision": precision}
+        run.experiment = run.experiment.but(**{f"engine__{key}": value for key, value in engine.items()})
+    return run
+
+
+def _refuse_without_model(run: Run) -> None:
+    """Of a run that this process did not make, if its directory does not hold all that is needed."""
+    if run.path is None or run._assembly is not None:
+        return
+    if not (run.path / "model.safetensors").is_file():
         done = run.metrics[-1]["round"] if run.metrics else 0
         raise Refusal(
-            f'the run in "{path}" is not finished ({done} of {run.experiment.train.rounds} rounds), so it has no model '
-            "yet; the command that started it goes on with it"
+            f'the run in "{run.path}" is not finished ({done} of {run.experiment.train.rounds} rounds), so it has no '
+            "model yet; the command that started it goes on with it"
         )
     if is_given(run.experiment):
         raise Refusal(
-            f'the model or data of "{path}" came from a program: call fullrank.fit there again, which finds the run '
-            "finished, and hand its result to fullrank.export"
+            f'the model or data of "{run.path}" came from a program: call fullrank.fit there again, which finds the '
+            "run finished, and hand its result to fullrank.export"
         )
-    return run
 
 
 def _folder(run: Run, to: str | Path | None, client: int | None) -> Path:
@@ -175,7 +186,6 @@ def _facts(run: Run, client: int | None, plain: nn.Module, form: str) -> dict[st
     # The constants that a network trained with are in its plain weights; their file need not come along.
     options = {key: value for key, value in experiment.model.options.items() if form != "plain" or key != "scales"}
     score = run.summary().get("accuracy", {}) if client is None else {}
-    predicting = assembly.composition.defined("predict") if client is not None else ()
     return {
         "format": VERSION,
         "model": {
@@ -197,7 +207,7 @@ def _facts(run: Run, client: int | None, plain: nn.Module, form: str) -> dict[st
         },
         "output": "logits",
         "method": {"name": experiment.method.name, **experiment.method.tables},
-        "note": f"{predicting[0].name} lets a client predict by more than these logits" if predicting else "",
+        "note": _note(assembly.composition) if client is not None else "",
         "client": client,
         "accuracy": score.get("final", score.get("last")),
         "rounds": run.metrics[-1]["round"] if run.metrics else 0,
@@ -207,6 +217,14 @@ def _facts(run: Run, client: int | None, plain: nn.Module, form: str) -> dict[st
         "weights": _hash_of(plain),
         "versions": {"fullrank": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
     }
+
+
+def _note(composition: Composition) -> str:
+    """What a client does beside its model; a method that personalises puts all that it knows into the model."""
+    predicting = composition.defined("predict")
+    if not predicting or composition.defined("personalise"):
+        return ""
+    return f"{predicting[0].name} lets a client predict by more than these logits"
 
 
 def _hash_of(module: nn.Module) -> str:
@@ -300,6 +318,26 @@ def _to_fill(plain: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
     for tensor in empty.state_dict().values():
         tensor.zero_()
     return empty
+
+
+@contextlib.contextmanager
+def _place_for(folder: Path, wanted: Mapping[str, Format]) -> Iterator[Path]:
+    """A directory beside the files' place: what does not hold is gone with it, and what was there before stays."""
+    _refuse_others_files(folder, wanted)
+    new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch = tempfile.TemporaryDirectory(dir=folder, prefix=".export-")
+    except OSError as error:
+        raise Refusal(f'"{folder}" cannot be written: {error.strerror}') from None
+    try:
+        with scratch as path:
+            yield Path(path)
+    except BaseException:
+        if new:
+            with contextlib.suppress(OSError):  # somebody else has put something there meanwhile
+                folder.rmdir()
+        raise
 
 
 def _refuse_others_files(folder: Path, wanted: Mapping[str, Format]) -> None:

@@ -23,7 +23,7 @@ def export_command(
     ] = None,
     formats: Annotated[
         str,
-        typer.Option("--format", metavar="A,B", help=f"Of {', '.join(FORMATS)}; onnx needs the extra fullrank[onnx]."),
+        typer.Option("--format", metavar="A,B", help=f"Of {', '.join(FORMATS)}; onnx needs the extra of that name."),
     ] = "safetensors",
     as_json: AsJson = False,
 ) -> None:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 
 from ..errors import Refusal
 from ..local.batch import Batch
 from ..models.reparam import SCALES, centre_diagonal
-from ..trees import Flat, Tree
+from ..trees import Flat, Tree, copy_
 from .method import Method
 
 if TYPE_CHECKING:
@@ -47,13 +48,20 @@ class FedRepOpt(Method):
 
     def grad(self, g: Tree, b: Batch) -> Tree:
         """M⊙g for every kernel that stands for branches."""
+        kernels = [kernel for kernel in mapped_kernels(tuple(b.model)) if kernel.name in g]
+        # A flat gradient is written where it belongs in a new vector: large kernels are read and written once.
+        flat = Flat(torch.empty_like(g.base), g.layout) if isinstance(g, Flat) else None
         multiplied = {
-            kernel.name: times_m(g[kernel.name], b.model[kernel.scale], b.model.get(kernel.pointwise), kernel.identity)
-            for kernel in mapped_kernels(tuple(b.model))
-            if kernel.name in g
+            name: times_m(
+                g[name], b.model[scale], b.model.get(pointwise), identity, flat[name] if flat is not None else None
+            )
+            for name, scale, pointwise, identity in kernels
         }
-        together = {**g, **multiplied}
-        return Flat.joined(together, g.layout) if isinstance(g, Flat) else together
+        if flat is None:
+            return {**g, **multiplied}
+        rest = [name for name in g if name not in multiplied]
+        copy_({name: flat[name] for name in rest}, {name: g[name] for name in rest})
+        return flat
 
     def caution(self, settings: Settings) -> str:
         """Of what ends the likeness."""
@@ -66,11 +74,18 @@ class FedRepOpt(Method):
         return f"{cause}: under it fedrepopt does not train the plain network as the one with branches would be trained"
 
 
-def times_m(slope: Tensor, kernel: Tensor, pointwise: Tensor | None, identity: bool) -> Tensor:
-    """The gradient of a plain kernel times M, from the scales of its branches; M itself is never laid out."""
-    out = slope * kernel.square().view(-1, 1, 1, 1)
+def times_m(
+    slope: Tensor, kernel: Tensor, pointwise: Tensor | None, identity: bool, into: Tensor | None = None
+) -> Tensor:
+    """The gradient of a plain kernel times M, from the scales of its branches.
+
+    M is the same for all inputs of an output channel but where a channel meets itself, so it is laid out for one of
+    them, and one pass over the gradient does all but the identity's part.
+    """
+    m = kernel.square().view(-1, 1, 1, 1).repeat(1, 1, 3, 3)
     if pointwise is not None:
-        out[:, :, 1, 1] += slope[:, :, 1, 1] * pointwise.square().view(-1, 1)
+        m[:, 0, 1, 1].add_(pointwise.square())
+    out = torch.mul(slope, m, out=into)
     if identity:
         centre_diagonal(out).add_(centre_diagonal(slope))
     return out
