@@ -88,6 +88,32 @@ def test_a_run_with_probes_is_the_run_without_to_the_bit(tmp_path, without, prob
     assert_same_bits(*map(load_file, newest))
 
 
+def test_a_group_of_clients_trains_as_without_probes(tmp_path):
+    table = {"model.dropout": 0.0, "train.participation": 1.0, "engine.name": "vectorised"}
+    found = [run(tmp_path / str(every), table, {"probe.every": every}) for every in (0, 1)]
+    assert "one_by_one" not in found[1].metrics[0]
+    assert (tmp_path / "0" / "model.safetensors").read_bytes() == (tmp_path / "1" / "model.safetensors").read_bytes()
+    assert rows(tmp_path / "0") == rows(tmp_path / "1")
+
+
+def test_recorded_steps_are_those_without_probes():
+    table = {**SETTINGS, "model.dropout": 0.0, "probe.every": 1, "train.participation": 1.0}
+    found = []
+    for looks in (False, True):
+        parts = assemble(Experiment.of(table))
+        prober, engine = Prober(parts), _recorded(parts)
+        try:
+            for number in range(2):
+                shown = prober.shown(parts.server.sample(number)) if looks else ()
+                played = parts.server.play(engine, show=shown)
+                if looks:
+                    assert prober.look(played).row["clients"] == shown
+        finally:
+            engine.close()
+        found.append(parts.server.model)
+    assert_same_bits(*found)
+
+
 def test_nothing_of_a_probe_is_written_without_one(without):
     assert not (without / "probes").exists()
     assert not (without / "probes.jsonl").exists()
@@ -310,6 +336,14 @@ def test_a_program_gets_its_probes_without_a_directory():
     assert [probe["round"] for probe in result.probes] == [2, 3]
     assert result.probes[0]["global"]["spectrum"].shape == (6,)
     assert list(result.probes[0]["cka"]) == ["0", "z"]
+
+
+def test_layers_come_in_the_order_of_the_network(tmp_path):
+    table = {"model.name": "lenet", "data.size": 28, "train.rounds": 1, "train.steps": 1, "probe.every": 1}
+    rest = {key: value for key, value in SETTINGS.items() if not key.startswith("model.")}
+    probes = fullrank.run({**rest, **table}, tmp_path / "run").probes
+    for found in (probes, fullrank.load_run(tmp_path / "run").probes):
+        assert list(found[0]["cka"]) == found[0]["layers"] == [*layers_of(assemble(Experiment.of(table)).network), "z"]
 
 
 def test_few_layers_are_compared_evenly_over_the_depth():

@@ -9,7 +9,19 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from . import __version__, benchcli, comparecli, datacli, display, exportcli, methodscli, modelscli, searchcli
+from . import (
+    __version__,
+    benchcli,
+    comparecli,
+    datacli,
+    display,
+    exportcli,
+    figurecli,
+    inspectcli,
+    methodscli,
+    modelscli,
+    searchcli,
+)
 from .assemble import federate
 from .cliparts import AsJson, File, Overrides, experiment_values, fail
 from .config import Experiment
@@ -98,6 +110,8 @@ def run(
 
 app.command("compare")(comparecli.compare_command)
 app.command("export")(exportcli.export_command)
+app.command("figure")(figurecli.figure_command)
+app.command("inspect")(inspectcli.inspect_command)
 app.command("models")(modelscli.list_models)
 app.command("search-scales")(searchcli.search_command)
 

@@ -230,7 +230,7 @@ def compare_runs(
 
     Runs of one method whose hyper-parameters differ are told apart by these. Whatever else differs is refused.
     """
-    found = list({_path(run): run for path in paths for run in _runs_in(Path(path))}.values())
+    found = list({_path(run): run for path in paths for run in runs_in(Path(path))}.values())
     for run in found:
         rounds = run.experiment.train.rounds
         if not RunDirectory(_path(run)).finished(rounds):
@@ -250,7 +250,7 @@ def compare_runs(
 # What is there
 
 
-def _runs_in(path: Path) -> list[Run]:
+def runs_in(path: Path) -> list[Run]:
     """The run in a directory, or all runs directly in a folder, by method (as they were compared there) and seed."""
     if RunDirectory(path).started or not path.is_dir():
         return [load_run(path)]

@@ -39,6 +39,8 @@ class Probe:
             place[name] = array
             if name == "confusion":
                 place["class_accuracy"] = recall(array)
+        if "cka" in found:
+            found["cka"] = {layer: found["cka"][layer] for layer in found["layers"]}  # from the first to the last
         return found
 
 

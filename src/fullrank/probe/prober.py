@@ -97,6 +97,7 @@ class Prober:
             between, found = _between(prototypes, classifiers)
             row |= between
             similar = looking.similarity(list(local.values()), layers_of(self.assembly.network))
+            row["layers"] = list(similar)
             arrays |= found | {f"cka/{layer}": table.astype(np.float32) for layer, table in similar.items()}
         return Probe(writable(row), arrays)
 

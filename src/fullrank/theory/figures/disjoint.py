@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fullrank.report.style import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILLION, drawing
+
 from ..bound import fedmr_bound
 from ..disjoint import CENTRES, OPTIMAL, PRINTED, RADIUS, disjoint_example
-from .style import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILLION, drawing
 
 
 def draw_disjoint(path: str | Path) -> None:

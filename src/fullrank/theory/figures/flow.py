@@ -8,9 +8,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fullrank.report.style import BLACK, BLUE, GREY, ORANGE, VERMILLION, drawing
+
 from ..growing import Growth
 from ..theorem import Rates
-from .style import BLACK, BLUE, GREY, ORANGE, VERMILLION, drawing
 
 
 def draw_theorem(found: Mapping[int, Sequence[Rates]], path: str | Path) -> None:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fullrank.report.style import class_style, drawing
+
 from ..panels import Sphere
 from ..sphere_study import UnitSphere
-from .style import class_style, drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,0 +1,99 @@
+"""Figures over rounds: accuracy, and the measures of neural collapse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fullrank.errors import Refusal
+from fullrank.result import Run
+
+from .labels import Series, labelled, legend_names
+from .probed import locals_of, mean, number, probes_of
+from .style import BLACK, GREY, LOCAL, draw_legend, drawing, legend_height, line, round_ticks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NC = {
+    "nc1": "NC1: within / between",
+    "nc2": "NC2: from a simplex",
+    "nc3": "NC3: from duality",
+    "nc4": "NC4: not nearest mean",
+}
+FULL: dict[str, Any] = {"marker": ".", "markersize": 4}
+DASHED: dict[str, Any] = {"marker": "o", "markersize": 2.5, "fillstyle": "none", "linestyle": LOCAL, "linewidth": 0.9}
+WIDE_RANGE = 8
+"""From this ratio of largest to smallest on, an axis is logarithmic."""
+
+
+def draw_accuracy(runs: Sequence[Run], path: str | Path) -> None:
+    """Test accuracy over rounds; clients' own where there is no global model."""
+    series = labelled(runs)
+    keys = [_accuracy_key(each.run) for each in series]
+    entries = _entries(series)
+    with drawing(path, 1.9 + legend_height(list(entries))) as figure:
+        axes = figure.subplots()
+        for each, key in zip(series, keys, strict=True):
+            found = {row["round"]: 100 * row[key] for row in each.run.metrics if row.get(key) is not None}
+            shown: dict[str, Any] = {"marker": "."} if len(found) < 3 else {}
+            axes.plot(list(found), list(found.values()), color=each.colour, **shown)
+        personal = set(keys) == {"personal_accuracy"}
+        axes.set(xlabel="round", ylabel="clients' accuracy (%)" if personal else "test accuracy (%)")
+        round_ticks(axes)
+        draw_legend(figure, entries)
+
+
+def _accuracy_key(run: Run) -> str:
+    for key in ("accuracy", "personal_accuracy"):
+        if any(row.get(key) is not None for row in run.metrics):
+            return key
+    raise Refusal(f'"{run.path}" has no accuracy in its metrics')
+
+
+def draw_collapse(runs: Sequence[Run], path: str | Path, *, clients: Sequence[int] = ()) -> None:
+    """NC1 to NC4 over rounds: the global model's in full lines, the mean of clients' dashed."""
+    series = labelled(runs)
+    entries = _entries(series) | {"global model": line(BLACK, **FULL)}
+    if any(locals_of(probe, clients) for each in series for probe in probes_of(each.run)):
+        entries["mean of clients' models"] = line(BLACK, **DASHED)
+    with drawing(path, 2.7 + legend_height(list(entries))) as figure:
+        panels = figure.subplots(2, 2, sharex=True)
+        for axes, (name, title) in zip(panels.flat, NC.items(), strict=True):
+            drawn: list[float] = []
+            for each in series:
+                probes = probes_of(each.run)
+                rounds = [probe["round"] for probe in probes]
+                whole = [number(probe.get("global", {}).get(name)) for probe in probes]
+                own = [mean([local.get(name) for local in locals_of(probe, clients)]) for probe in probes]
+                axes.plot(rounds, whole, color=each.colour, **FULL)
+                axes.plot(rounds, own, color=each.colour, **DASHED)
+                drawn += [value for value in (*whole, *own) if np.isfinite(value)]
+            axes.set_title(title, loc="left", fontsize=7)
+            _scale(axes, drawn)
+            round_ticks(axes)
+        figure.supxlabel("round", fontsize=8)
+        draw_legend(figure, entries)
+
+
+def _scale(axes: Axes, values: Sequence[float]) -> None:
+    """An axis on which the values can be told apart, with numbers that can be read."""
+    if not values:
+        axes.text(0.5, 0.5, "not defined", transform=axes.transAxes, ha="center", va="center", color=GREY)
+        axes.set_yticks([])
+    elif min(values) > 0 and max(values) > WIDE_RANGE * min(values):
+        from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+        axes.set_yscale("log")
+        decades = np.log10(max(values) / min(values))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if decades < 2 else (1.0,)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _entries(series: Sequence[Series]) -> dict[str, Any]:
+    colours = {each.label: each.colour for each in series}
+    return {name: line(colours[label]) for label, name in legend_names(series).items()}

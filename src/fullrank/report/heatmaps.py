@@ -1,0 +1,168 @@
+"""Figures that compare clients: norms and directions of their classifiers, and CKA layer by layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullrank.errors import Refusal
+from fullrank.probe.layers import evenly
+from fullrank.result import Run
+
+from .labels import labelled
+from .probed import Probe, between_clients, probe_at
+from .style import BLACK, COLUMN, LOCAL, draw_legend, drawing, legend_height, line, line_colours, round_ticks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MOST_ROWS, MOST_COLUMNS = 5, 4
+MOST_WRITTEN = 4
+"""Clients up to which every cell has room for its number."""
+MOST_NAMED = 7
+LINE = 13
+"""Letters for which there is room above a small map."""
+MOST_MARKED = 20
+"""Classes up to which each has a marker."""
+BESIDE_MAPS, ABOVE_A_MAP = 0.85, 0.38
+"""Inches for what stands around heat maps: scale and numbers of clients; title and numbers."""
+
+
+def draw_classifier(runs: Sequence[Run], path: str | Path, *, rounds: Sequence[int] = ()) -> None:
+    """Norms of the classifier's rows by class, and the cosine between clients' rows, mean over classes."""
+    series, round = labelled(_few(runs)), _one(rounds)
+    tables = [between_clients(each.run, round, "classifier_cosines") for each in series]
+    probes = [probe_at(each.run, round) for each in series]
+    entries = _entries(probes)
+    with drawing(path, 0.35 + 1.4 * len(series) + legend_height(list(entries))) as figure:
+        panels = figure.subplots(len(series), 2, width_ratios=[1.5, 1], squeeze=False)
+        for (left, right), each, probe, cosines in zip(panels, series, probes, tables, strict=True):
+            _draw_norms(left, probe)
+            low = float(np.nanmin(cosines))
+            _draw_cells(right, cosines, probe["clients"], min(low, 0.99), 2 if low < 0.99 else 3)
+            right.set_title(f"cosine, mean {probe['classifier_cosine']:.3f}", fontsize=7)
+            left.set_ylabel(r"norm $\|W_c\|$")
+            if len(series) > 1:
+                left.set_title(each.label, loc="left")
+        panels[-1, 0].set_xlabel("class $c$")
+        panels[-1, 1].set_xlabel("client")
+        draw_legend(figure, entries)
+
+
+def _entries(probes: Sequence[Probe]) -> dict[str, Any]:
+    """What the legend of norms says: clients by number where all panels show the same few, else by their place."""
+    entries: dict[str, Any] = {}
+    shown = {tuple(probe["clients"]) for probe in probes}
+    clients = probes[0]["clients"]
+    if len(shown) == 1 and len(clients) <= MOST_NAMED:
+        for client, colour in zip(clients, line_colours(len(clients)), strict=True):
+            entries[f"client {client}"] = line(colour, linestyle=LOCAL, linewidth=0.9)
+    else:
+        entries["clients"] = line(line_colours(1)[0], linestyle=LOCAL, linewidth=0.9)
+    if any("global" in probe for probe in probes):
+        entries["global model"] = line(BLACK)
+    return entries
+
+
+def _draw_norms(axes: Axes, probe: Probe) -> None:
+    curves: list[tuple[Probe, Any, Any, float]]
+    curves = [(local, colour, LOCAL, 0.9) for local, colour in zip(probe["locals"], _colours(probe), strict=True)]
+    if "global" in probe:
+        curves.append((probe["global"], BLACK, "-", 1.2))
+    for model, colour, style, width in curves:
+        norms = model["classifier_norms"]
+        marked: dict[str, Any] = {"marker": ".", "markersize": 3} if len(norms) <= MOST_MARKED else {}
+        axes.plot(range(len(norms)), norms, color=colour, linestyle=style, linewidth=width, **marked)
+    round_ticks(axes)
+
+
+def _colours(probe: Probe) -> list[Any]:
+    return line_colours(len(probe["clients"]))
+
+
+def draw_cka(runs: Sequence[Run], path: str | Path, *, rounds: Sequence[int] = ()) -> None:
+    """Linear CKA between clients, a heat map for each layer; with several runs, a row each."""
+    series, round = labelled(_few(runs)), _one(rounds)
+    tables = [between_clients(each.run, round, "cka") for each in series]
+    rows = [[*table.items()] for table in tables]
+    if len(series) == 1:
+        rows = [rows[0][start : start + MOST_COLUMNS] for start in range(0, len(rows[0]), MOST_COLUMNS)]
+    else:
+        rows = [[(layer, table[layer]) for layer in evenly(list(table), MOST_COLUMNS)] for table in tables]
+    columns = max(map(len, rows))
+    side = min(1.2, (COLUMN - BESIDE_MAPS - (0.3 if len(series) > 1 else 0)) / columns)
+    lines = max(_titled(layer).count("\n") for row in rows for layer, _ in row)
+    with drawing(path, 0.2 + (side + ABOVE_A_MAP + 0.1 * lines) * len(rows)) as figure:
+        panels = figure.subplots(len(rows), columns, squeeze=False)
+        for number, (places, row) in enumerate(zip(panels, rows, strict=True)):
+            each = series[number if len(series) > 1 else 0]
+            clients = probe_at(each.run, round)["clients"]
+            for axes in places[len(row) :]:
+                axes.set_visible(False)
+            for place, (axes, (layer, table)) in enumerate(zip(places, row, strict=False)):
+                image = _draw_cells(axes, table, clients, 0.0, 2)
+                axes.set_title(_titled(layer), fontsize=6, pad=3)
+                if place:
+                    axes.set_yticklabels([])
+            if len(series) > 1:
+                places[0].set_ylabel(each.label.replace(", ", "\n").replace("+", "\n+"), fontsize=7)
+        scale = figure.colorbar(image, ax=panels, aspect=25, pad=0.02)
+        scale.set_label("linear CKA")
+        scale.outline.set_linewidth(0.6)
+        figure.supxlabel("client", fontsize=8)
+
+
+def _draw_cells(axes: Axes, table: NDArray[np.float32], clients: Sequence[int], low: float, digits: int) -> Any:
+    image = axes.imshow(table, cmap="cividis", vmin=low, vmax=1)
+    shown = range(0, len(clients), -(-len(clients) // 6))
+    axes.set_xticks(shown, [str(clients[k]) for k in shown])
+    axes.set_yticks(shown, [str(clients[k]) for k in shown])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    if len(clients) <= MOST_WRITTEN:
+        for (k, m), value in np.ndenumerate(table):
+            light = (value - low) / max(1 - low, 1e-9) > 0.55
+            text = "1" if k == m else _written(float(value), digits)
+            axes.text(m, k, text, ha="center", va="center", fontsize=6, color="black" if light else "white")
+    return image
+
+
+def _written(value: float, digits: int) -> str:
+    """A number in the few letters that a cell has room for.
+
+    >>> _written(0.876, 2), _written(0.9996, 2)
+    ('.88', '1.0')
+    """
+    text = f"{value:.{digits}f}"
+    return text.replace("0.", ".", 1) if abs(float(text)) < 1 else text[: digits + 1]
+
+
+def _titled(layer: str) -> str:
+    r"""A layer's name above a small map: without what all have in common, a long one in two lines.
+
+    >>> _titled("backbone.layer1.1.conv2.0")
+    'layer1.1\nconv2.0'
+    """
+    name = layer.removeprefix("backbone.")
+    if len(name) <= LINE:
+        return name
+    dots = [place for place, letter in enumerate(name) if letter == "."] or [len(name)]
+    middle = min(dots, key=lambda place: abs(place - len(name) / 2))
+    lines = [line for line in (name[:middle], name[middle + 1 :]) if line]
+    return "\n".join(line if len(line) <= LINE else f"…{line[1 - LINE :]}" for line in lines)
+
+
+def _few(runs: Sequence[Run]) -> Sequence[Run]:
+    if len(runs) > MOST_ROWS:
+        raise Refusal(f"this figure has a row for each run, and room for {MOST_ROWS}, not for {len(runs)}")
+    return runs
+
+
+def _one(rounds: Sequence[int]) -> int | None:
+    if len(rounds) > 1:
+        raise Refusal(f"this figure shows one round, not {len(rounds)}")
+    return rounds[0] if rounds else None

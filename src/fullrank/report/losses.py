@@ -1,0 +1,131 @@
+"""The figure of loss terms over local epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fullrank.errors import Refusal, nearest
+from fullrank.result import Run
+
+from .labels import labelled
+from .probed import number
+from .style import BLUE, GREY, draw_legend, drawing, legend_height, line, line_colours, round_ticks
+
+NO_TERMS = ("grad_norm", "drift")
+"""What is measured over local epochs beside the terms of the loss."""
+MOST_ROWS = 5
+MOST_NAMED = 7
+"""Clients that have a colour and a name of their own."""
+
+
+def draw_losses(
+    runs: Sequence[Run], path: str | Path, *, term: str = "", rounds: Sequence[int] = (), clients: Sequence[int] = ()
+) -> None:
+    """A term of the loss over local epochs, one line a client, in the first round and in the last (ICLR Fig. 11).
+
+    Without `term`, the method's own, or the criterion where it has none. FedDecorr's is drawn without its factor β,
+    and, where a probe tells the number of features, with the least value that a batch of that size can have while no
+    feature is constant in it.
+    """
+    if len(runs) > MOST_ROWS:
+        raise Refusal(f"a figure of losses has a row for each run, and room for {MOST_ROWS}, not for {len(runs)}")
+    series = labelled(runs)
+    terms = [term or _own_term(run) for run in runs]
+    lines = [
+        {round: _values(run, round, own, clients) for round in _rounds(run, rounds)}
+        for run, own in zip(runs, terms, strict=True)
+    ]
+    everybody = sorted({client for columns in lines for values in columns.values() for client in values})
+    entries, colours = _clients(everybody)
+    floors = [_floor(run, own) for run, own in zip(runs, terms, strict=True)]
+    if any(floor is not None for floor in floors):
+        entries["floor if no feature is constant"] = line(GREY, linestyle=":", linewidth=0.9)
+    with drawing(path, 0.3 + 1.4 * len(runs) + legend_height(list(entries))) as figure:
+        panels = figure.subplots(len(runs), max(map(len, lines)), sharex=True, sharey="row", squeeze=False)
+        for places, each, own, columns, floor in zip(panels, series, terms, lines, floors, strict=True):
+            for axes in places[len(columns) :]:
+                axes.set_visible(False)
+            for axes, (round, values) in zip(places, columns.items(), strict=False):
+                for client, course in values.items():
+                    shown: dict[str, Any] = {"marker": ".", "markersize": 3, "linewidth": 0.9}
+                    axes.plot(range(1, len(course) + 1), course, color=colours[client], **shown)
+                if floor is not None:
+                    axes.axhline(floor, color=GREY, linewidth=0.9, linestyle=":")
+                axes.set_title(f"{each.label}\nround {round}" if len(runs) > 1 else f"round {round}")
+                round_ticks(axes)
+            places[0].set_ylabel(_title(own))
+        figure.supxlabel("local epoch", fontsize=8)
+        draw_legend(figure, entries)
+
+
+def decorrelation_floor(batch: int, width: int) -> float | None:
+    """The least value of the released code's decorrelation loss: few samples cannot be uncorrelated in many columns.
+
+    >>> round(decorrelation_floor(64, 1280), 6)
+    0.936657
+    """
+    if batch < 2 or batch - 1 >= width:
+        return None
+    return (width / (batch - 1) - 1) / (width - 1) * (batch - 1) ** 2 / batch
+
+
+def _rounds(run: Run, asked: Sequence[int]) -> list[int]:
+    known = [row["round"] for row in run.metrics]
+    if not known:
+        raise Refusal(f'"{run.path}" has played no round')
+    for round in asked:
+        if round not in known:
+            raise Refusal(f'"{run.path}" has no round {round}; it has 1 to {known[-1]}')
+    return list(asked) or sorted({known[0], known[-1]})
+
+
+def _own_term(run: Run) -> str:
+    return next((name for name in _names(run) if name != "criterion"), "criterion")
+
+
+def _names(run: Run) -> list[str]:
+    epochs = (epoch for row in run.metrics for client in row["clients"] for epoch in client.get("epochs", []))
+    return [name for name in {name: None for epoch in epochs for name in epoch} if name not in NO_TERMS]
+
+
+def _values(run: Run, round: int, term: str, clients: Sequence[int]) -> dict[int, list[float]]:
+    """A term's means over the local epochs of a round, by client."""
+    if term not in _names(run):
+        raise Refusal(f'"{run.path}" has no loss term "{term}"; {nearest(term, _names(run))}')
+    factor = _decorrelation(run, term).get("beta") or 1.0
+    row = next(row for row in run.metrics if row["round"] == round)
+    found = {
+        client["client"]: [number(epoch.get(term)) / factor for epoch in client["epochs"]]
+        for client in row["clients"]
+        if client.get("epochs")
+    }
+    for client in clients:
+        if client not in found:
+            raise Refusal(f"client {client} did not train in round {round}; {nearest('', map(str, found))}")
+    return {client: found[client] for client in sorted(clients or found)}
+
+
+def _floor(run: Run, term: str) -> float | None:
+    if _decorrelation(run, term).get("scale") != "code" or not run.probes:
+        return None
+    return decorrelation_floor(run.experiment.train.batch_size, run.probes[0]["features"])
+
+
+def _decorrelation(run: Run, term: str) -> dict[str, Any]:
+    """FedDecorr's hyper-parameters, where the term is its."""
+    found: dict[str, Any] = run.experiment.resolved().method.tables.get(term, {}) if term == "feddecorr" else {}
+    return found
+
+
+def _clients(clients: Sequence[int]) -> tuple[dict[str, Any], dict[int, Any]]:
+    """What the legend says of clients, and each one's colour."""
+    if len(clients) > MOST_NAMED:
+        return {"one line a client": line(BLUE, linewidth=0.9)}, dict.fromkeys(clients, BLUE)
+    colours = dict(zip(clients, line_colours(len(clients)), strict=True))
+    return {f"client {client}": line(colour, linewidth=0.9) for client, colour in colours.items()}, colours
+
+
+def _title(term: str) -> str:
+    return {"feddecorr": "decorrelation loss", "criterion": "criterion"}.get(term, f"{term}'s term")

@@ -1,0 +1,72 @@
+"""What figures take from runs' probes, with one sentence where a run has none of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from fullrank.errors import Refusal
+from fullrank.result import Run
+
+Probe = dict[str, Any]
+
+
+def probes_of(run: Run) -> list[Probe]:
+    """All probes of a run."""
+    if not run.probes:
+        raise Refusal(
+            f"{_name(run)} has no probes; run the experiment with --set probe.every=1, or with another number"
+        )
+    return run.probes
+
+
+def probe_at(run: Run, round: int | None = None) -> Probe:
+    """The probe after a round; without one, the last."""
+    found = {probe["round"]: probe for probe in probes_of(run)}
+    if round is None:
+        return found[max(found)]
+    if round not in found:
+        raise Refusal(f"{_name(run)} has no probe of round {round}; it has {_listed(list(found))}")
+    return found[round]
+
+
+def locals_of(probe: Probe, clients: Sequence[int] = ()) -> list[Probe]:
+    """The clients of a probe, or those that were asked for."""
+    found = {local["client"]: local for local in probe["locals"]}
+    for client in clients:
+        if client not in found:
+            raise Refusal(
+                f"the probe of round {probe['round']} does not show client {client}; it shows {_listed(list(found))}"
+            )
+    return [found[client] for client in clients or found]
+
+
+def between_clients(run: Run, round: int | None, name: str) -> Any:
+    """Something that compares clients in a probe."""
+    probe = probe_at(run, round)
+    if name not in probe:
+        shown = len(probe["clients"])
+        if shown < 2:
+            raise Refusal(f"{_name(run)} shows too few clients to compare: {shown}; set probe.clients = 2 or more")
+        raise Refusal(f"{_name(run)} has no rows of a classifier to compare: its classifier is not linear")
+    return probe[name]
+
+
+def _name(run: Run) -> str:
+    return f'"{run.path}"' if run.path is not None else "the run"
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers)) if numbers else "none"
+
+
+def number(value: float | None) -> float:
+    """A measure that is not defined has no place in a figure."""
+    return math.nan if value is None else value
+
+
+def mean(values: Sequence[float | None]) -> float:
+    """Of those that are defined; nan if none is."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return sum(known) / len(known) if known else math.nan
