@@ -15,7 +15,7 @@ from fullrank.assemble import assemble
 from fullrank.config import Experiment
 from fullrank.engine import open_engine
 from fullrank.errors import Refusal
-from fullrank.probe import Prober
+from fullrank.probe import Prober, look
 from fullrank.probe.layers import layers_of
 from fullrank.testing import _recorded
 from killing import Strike, assert_equal_outcomes, attempt, timeless
@@ -283,6 +283,13 @@ def test_every_measure_is_what_the_collapse_functions_say_of_the_models(tmp_path
                     np.testing.assert_allclose(probe["cka"][layer][k, m], collapse.cka(seen[k], seen[m]), rtol=1e-5)
 
 
+def test_features_that_are_too_many_to_keep_are_computed_again(tmp_path, monkeypatch):
+    table = {"probe.every": 1, "train.rounds": 1}
+    want = run(tmp_path / "kept", table).probes
+    monkeypatch.setattr(look, "KEPT_BYTES", 0)
+    assert_same_probes(run(tmp_path / "again", table).probes, want)
+
+
 def test_files_are_small_and_spectra_are_whole(probed):
     tensors = load_file(probed / "probes" / "000004.safetensors")
     assert tensors["global/spectrum"].dtype == torch.float32
@@ -344,6 +351,25 @@ def test_layers_come_in_the_order_of_the_network(tmp_path):
     probes = fullrank.run({**rest, **table}, tmp_path / "run").probes
     for found in (probes, fullrank.load_run(tmp_path / "run").probes):
         assert list(found[0]["cka"]) == found[0]["layers"] == [*layers_of(assemble(Experiment.of(table)).network), "z"]
+
+
+class Twice(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Linear(5, 6)
+        self.shared = torch.nn.Linear(6, 6)
+        self.never = torch.nn.Linear(6, 6)
+        self.head = torch.nn.Linear(6, 3)
+
+    def forward(self, x):
+        z = self.first(x).tanh()
+        return self.head(self.shared(self.shared(z).tanh()).tanh())
+
+
+def test_a_layer_that_is_called_twice_or_never_is_not_compared():
+    clients = blobs(dtype=torch.float32)
+    result = fullrank.fit(Twice(), clients, test=clients[0], rounds=1, set={"probe.every": 1})
+    assert result.probes[0]["layers"] == ["first", "z"]
 
 
 def test_few_layers_are_compared_evenly_over_the_depth():

@@ -27,6 +27,7 @@ from fullrank.data import DataSet, Pipeline, Split
 from fullrank.data.federation import Federation, given
 from fullrank.display import Silent
 from fullrank.engine import open_engine
+from fullrank.probe.prober import Prober
 from fullrank.run import _begin, _one_round
 from fullrank.rundir import RunDirectory, save_tensors
 from stateful import Variates
@@ -95,6 +96,7 @@ class Session:
         self.directory.open()
         self.rows = _begin(self.assembly, self.directory, {})
         self.engine = open_engine("serial", self.assembly.site)
+        self.prober = Prober(self.assembly, path)
         self.watcher = Silent()
         self.watcher.started(self.assembly.experiment, 0, TAKING_PART, path)
 
@@ -113,7 +115,7 @@ class Session:
         store.contacts, store.files = Closed(store.contacts), Closed(store.files)
 
     def round(self) -> None:
-        _one_round(self.assembly, self.engine, self.directory, self.rows, self.watcher)
+        _one_round(self.assembly, self.engine, self.directory, self.rows, self.watcher, self.prober)
 
 
 @contextmanager

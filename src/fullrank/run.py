@@ -18,7 +18,6 @@ from .engine.vectorised import suits
 from .errors import ClientFailed, Interrupted, Refusal
 from .models.net import Net
 from .probe import Prober
-from .probe.files import cut_probes, write_probe
 from .result import Run, load_run, threads
 from .rundir import RunDirectory, environment, read_json, save_tensors, writable, write_atomically, write_json
 from .server import Played
@@ -113,19 +112,19 @@ def _with_engine(experiment: Experiment, **values: str) -> Experiment:
 
 
 def _play(assembly: Assembly, directory: RunDirectory | None, watcher: Watcher, changes: Mapping[str, Any]) -> Run:
-    experiment, server, prober = assembly.experiment, assembly.server, Prober(assembly)
-    rows = _begin(assembly, directory, changes) if directory is not None else []
+    experiment, server = assembly.experiment, assembly.server
     path = directory.path if directory is not None else None
+    prober = Prober(assembly, path)
+    rows = _begin(assembly, directory, changes) if directory is not None else []
     if directory is not None and directory.finished(experiment.train.rounds):
         finished = load_run(directory.path)
         finished._assembly = assembly
         watcher.started(experiment, server.round, 0, path)
         watcher.ended(finished)
         return finished
-    probes: list[dict[str, Any]] = []
     if directory is not None:
         directory.discard_result()
-        probes = cut_probes(directory.path, lambda round: round <= server.round and prober.is_due(round))
+    prober.go_on(server.round)
     engine = open_engine(
         experiment.engine.name,
         assembly.site,
@@ -138,8 +137,8 @@ def _play(assembly: Assembly, directory: RunDirectory | None, watcher: Watcher, 
     try:
         watcher.started(experiment, server.round, len(server.sample(server.round)), path)
         while server.round < experiment.train.rounds:
-            _one_round(assembly, engine, directory, rows, watcher, prober, probes)
-        return _end(assembly, engine, directory, rows, watcher, probes)
+            _one_round(assembly, engine, directory, rows, watcher, prober)
+        return _end(assembly, engine, directory, rows, watcher, prober.found)
     except (Interrupted, ClientFailed) as stop:
         if directory is not None and directory.last_round() < server.round:
             directory.save(server, experiment.run.keep)
@@ -168,7 +167,6 @@ def _one_round(
     rows: list[dict[str, Any]],
     watcher: Watcher,
     prober: Prober,
-    probes: list[dict[str, Any]],
 ) -> None:
     experiment, server = assembly.experiment, assembly.server
     start = time.perf_counter()
@@ -186,10 +184,7 @@ def _one_round(
     rows.append(row)
     if due:
         # Before the row and the checkpoint: a round that a resume does not play again has its probe already.
-        probe = prober.look(played)
-        probes.append(probe.joined())
-        if directory is not None:
-            write_probe(directory.path, probe)
+        prober.note(played)
     if directory is not None:
         # The row comes first: on resume, rows beyond the newest checkpoint are dropped and played again.
         directory.append_row(row)

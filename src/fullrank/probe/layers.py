@@ -43,14 +43,14 @@ def evenly(names: Sequence[str], most: int) -> list[str]:
 
 
 @contextmanager
-def caught(network: Network, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+def caught(network: Network, names: Sequence[str]) -> Iterator[dict[str, list[Tensor]]]:
     """Inside, every forward leaves here what the named layers gave, maps averaged over their places."""
-    found: dict[str, Tensor] = {}
+    found: dict[str, list[Tensor]] = {}
 
     def keep(name: str) -> Any:
         def hook(_: nn.Module, args: tuple[Any, ...], result: Any) -> None:
             if isinstance(result, Tensor) and result.dim() >= 2:
-                found[name] = pooled(result)
+                found.setdefault(name, []).append(pooled(result))
 
         return hook
 

@@ -14,12 +14,17 @@ from ..assemble import Assembly
 from ..data import Split
 from ..evaluate import AT_ONCE, batches
 from ..models.net import Output
+from ..objectives import class_prototypes
 from ..trees import Tensors
 from .classifier import Classifier, classifier_of
 from .layers import REPRESENTATION, caught
 
 Numbers: TypeAlias = dict[str, Any]
 Arrays: TypeAlias = dict[str, np.ndarray]
+AT_ONCE_ON_CPU = 64
+"""Samples of a forward on a CPU: the maps of more do not stay in its caches, and take two to four times as long."""
+KEPT_BYTES = 2**26
+"""Features of all samples up to this size wait for their second look; larger ones are computed again."""
 
 
 class Looking:
@@ -40,9 +45,17 @@ class Looking:
         """Forwards of the model that is in the network, each batch with its labels."""
         for some, live in batches(len(y), AT_ONCE, y.device):
             with self.network.mode(train=False):
-                out = self.network(self.assembly.federation.pipeline(x[some], None, self.network.dtype))
+                out = self._forward(self.assembly.federation.pipeline(x[some], None, self.network.dtype))
             extras = {name: value[:live] for name, value in out.extras.items()}
             yield Output(out.logits[:live], out.z[:live], extras), y[some[:live]]
+
+    def _forward(self, x: Tensor) -> Output:
+        """The network on prepared inputs, on a CPU a few at a time."""
+        if x.device.type != "cpu":
+            return self.network(x)
+        outs = [self.network(part) for part in torch.split(x, AT_ONCE_ON_CPU)]
+        extras = {name: torch.cat([out.extras[name] for out in outs]) for name in outs[0].extras}
+        return Output(torch.cat([out.logits for out in outs]), torch.cat([out.z for out in outs]), extras)
 
     def measure(self, counts: np.ndarray | None = None) -> tuple[Numbers, Arrays]:
         """Everything about the model that is in the network: numbers, and what is more than a number.
@@ -55,12 +68,16 @@ class Looking:
         of_classifier = collapse.Moments(sizes) if classifier is not None and classifier.on else of_z
         table = np.zeros((self.classes, self.classes), np.int64)
         scores: list[Tensor] = []
+        kept: list[tuple[Tensor, Tensor]] = []
         for out, y in self.outputs(self.x, self.y):
             of_z.add(out.z, y)
+            features = out.z if classifier is None else classifier.features(out)
+            if of_classifier is not of_z:
+                of_classifier.add(features, y)
             if classifier is None:
                 scores.append(out.logits)
-            elif classifier.on:
-                of_classifier.add(classifier.features(out), y)
+            if len(self.y) * features.shape[1] * features.itemsize <= KEPT_BYTES:
+                kept.append((features, y))
             table += collapse.confusion(out.logits, y, self.classes)
         spectrum = collapse.spectrum(of_z)
         numbers: Numbers = {
@@ -68,7 +85,7 @@ class Looking:
             "effective_rank": collapse.effective_rank(spectrum),
             "significant": collapse.significant(spectrum),
             "singular_variance": collapse.singular_variance(of_z),
-            **self._neural(of_classifier, classifier, scores),
+            **self._neural(of_classifier, classifier, scores, kept),
         }
         arrays: Arrays = {"spectrum": spectrum.astype(np.float32), "confusion": table.astype(np.int32)}
         if classifier is not None:
@@ -78,10 +95,14 @@ class Looking:
         return numbers, arrays
 
     def _neural(
-        self, moments: collapse.Moments, classifier: Classifier | None, scores: list[Tensor]
+        self,
+        moments: collapse.Moments,
+        classifier: Classifier | None,
+        scores: list[Tensor],
+        kept: list[tuple[Tensor, Tensor]],
     ) -> dict[str, float]:
-        """NC1 to NC4; the last needs the class means first, so the samples pass a second time."""
-        again = (
+        """NC1 to NC4; the last needs the class means first, so every sample is looked at a second time."""
+        again = kept or (
             (out.z if classifier is None else classifier.features(out), y) for out, y in self.outputs(self.x, self.y)
         )
         if classifier is None:
@@ -97,7 +118,7 @@ class Looking:
         x, y = samples.x[samples.index], samples.y[samples.index]
         sums = torch.zeros(self.classes, self.network.feature_dim, dtype=torch.float64, device=y.device)
         for out, labels in self.outputs(x, y):
-            sums.index_add_(0, labels, out.z.double())
+            sums += class_prototypes(out.z.double(), labels, self.classes)[0]
         sizes = torch.bincount(y, minlength=self.classes)
         means: np.ndarray = (sums / sizes.clamp(min=1)[:, None]).cpu().numpy()
         return means
@@ -112,7 +133,9 @@ class Looking:
             for model in models:
                 self.put(model)
                 with self.network.mode(train=False), caught(self.network, layers) as found:
-                    z = self.network(x).z
-                seen.append({name: value[:live] for name, value in {**found, REPRESENTATION: z}.items()})
+                    z = self._forward(x).z
+                # without a layer that is called twice in a forward, or that does not give one row a sample
+                of_layers = {n: torch.cat(parts) for n, parts in found.items() if sum(map(len, parts)) == len(z)}
+                seen.append({name: value[:live] for name, value in {**of_layers, REPRESENTATION: z}.items()})
             similarity.add(seen)
         return similarity.matrices()

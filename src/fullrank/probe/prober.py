@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from ..rundir import writable
 from ..server import Played
 from ..trees import Tensors
 from .classifier import classifier_of
-from .files import Probe
+from .files import Probe, cut_probes, write_probe
 from .layers import layers_of
 from .look import Arrays, Looking, Numbers
 
@@ -24,8 +25,10 @@ from .look import Arrays, Looking, Numbers
 class Prober:
     """Looks at the models of a run's rounds, and leaves no trace in what the run computes."""
 
-    def __init__(self, assembly: Assembly):
-        self.assembly = assembly
+    def __init__(self, assembly: Assembly, path: Path | None = None):
+        self.assembly, self.path = assembly, path
+        self.found: list[dict[str, Any]] = []
+        """What was noted of the rounds so far."""
         table = assembly.experiment.probe
         self.every, self.number, self.rounds = table.every, table.clients, assembly.experiment.train.rounds
         if self.every and assembly.federation.data.test is None:
@@ -37,6 +40,11 @@ class Prober:
     def is_due(self, round: int) -> bool:
         """Whether the models are looked at after so many rounds: every so often, and after the last."""
         return bool(self.every) and (round % self.every == 0 or round == self.rounds)
+
+    def go_on(self, done: int) -> None:
+        """After so many rounds of a run that was stopped: what was noted of them stays, and nothing else."""
+        if self.path is not None:
+            self.found = cut_probes(self.path, lambda round: round <= done and self.is_due(round))
 
     def shown(self, taking_part: Sequence[int]) -> list[int]:
         """The clients of a round whose models are looked at.
@@ -60,6 +68,13 @@ class Prober:
         test = self.assembly.federation.data.test
         assert test is not None
         return Looking(self.assembly, test)
+
+    def note(self, played: Played) -> None:
+        """Look at what a round made, and keep it."""
+        probe = self.look(played)
+        self.found.append(probe.joined())
+        if self.path is not None:
+            write_probe(self.path, probe)
 
     def look(self, played: Played) -> Probe:
         """What a round made of the global model and of the clients that were shown."""
