@@ -12,8 +12,8 @@ from torch import Tensor
 from .data.augment import Pipeline
 from .measures import MEASURES
 
-AT_ONCE = 512
-"""Samples of a batch in evaluation."""
+ON_A_GPU, ELSEWHERE = 512, 128
+"""Samples of a batch in evaluation: a GPU wants many, a CPU as many as its caches hold."""
 
 Scores = Callable[[Tensor, Tensor], Tensor]
 """Scores (N, C) of a batch of prepared inputs; the labels are there for those who build a whole batch."""
@@ -28,18 +28,18 @@ def evaluate(
     dtype: torch.dtype,
     metrics: Sequence[str] = (),
     domain: Tensor | None = None,
-    batch_size: int = AT_ONCE,
+    batch_size: int = 0,
 ) -> dict[str, Any]:
     """Share of samples whose largest score is their class, and mean cross-entropy; no augmentation.
 
     `metrics` are further measures by the names of `evaluate.metrics`. Where samples come from domains, also the
-    accuracy in each, and its plain mean over them.
+    accuracy in each, and its plain mean over them. Without a batch size, the device's.
     """
     loss = torch.zeros((), dtype=torch.float64, device=y.device)
     right: list[Tensor] = []
     kept: list[Tensor] = []
     wanted = [name for name in metrics if name in MEASURES]
-    for some, live in batches(len(y), batch_size, y.device):
+    for some, live in batches(len(y), batch_size or at_once(y.device), y.device):
         given = scores(prepare(x[some], None, dtype), y[some])[:live]
         truth = y[some[:live]]
         right.append(given.argmax(1) == truth)
@@ -56,6 +56,11 @@ def evaluate(
         found["accuracy_by_domain"] = {str(k): int(hits[here].sum()) / int(here.sum()) for k, here in places}
         found["domain_accuracy"] = float(np.mean(list(found["accuracy_by_domain"].values())))
     return found
+
+
+def at_once(device: torch.device) -> int:
+    """How many samples are judged at once on a device."""
+    return ON_A_GPU if device.type == "cuda" else ELSEWHERE
 
 
 def batches(number: int, size: int, device: torch.device) -> Iterator[tuple[Tensor, int]]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Refusal
-from ..evaluate import AT_ONCE
+from ..evaluate import at_once
 from ..local.step import Bound, State, Step
 from ..models.net import Net, Output
 from ..models.network import Network
@@ -253,10 +253,11 @@ class RecordedForward:
 
     def __call__(self, x: Tensor) -> Output:
         """Scores and representation of prepared inputs."""
-        if self._network.module.training or len(x) > AT_ONCE:
+        width = at_once(x.device)
+        if self._network.module.training or len(x) > width:
             return self._network(x)
         if self._replay is None:
-            self._x = x.new_zeros(AT_ONCE, *x.shape[1:])
+            self._x = x.new_zeros(width, *x.shape[1:])
             try:
                 self._replay = self._record(self._step)
             except RuntimeError:  # a user's forward that cannot be captured

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Refusal, nearest
-from ..evaluate import AT_ONCE, batches
+from ..evaluate import at_once, batches
 from ..methods.compose import Composition
 from ..methods.method import Method
 from ..models.entries import Entries, select
@@ -222,11 +222,12 @@ class Client:
             self.course.append(self.judge())
 
     @torch.no_grad()
-    def features(self, batch_size: int = AT_ONCE) -> tuple[Tensor, Tensor]:
+    def features(self, batch_size: int = 0) -> tuple[Tensor, Tensor]:
         """z and y of all training samples under the current model: eval mode, no augmentation."""
         z, y = [], []
         with self.network.mode(train=False):
-            for some, live in batches(self.n, batch_size, self.samples.index.device):
+            device = self.samples.index.device
+            for some, live in batches(self.n, batch_size or at_once(device), device):
                 inputs, labels = self.samples.batch(some, None, self.network.dtype)
                 z.append(self._forward(inputs).z[:live])
                 y.append(labels[:live])

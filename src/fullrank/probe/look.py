@@ -12,7 +12,7 @@ from torch import Tensor
 from .. import collapse
 from ..assemble import Assembly
 from ..data import Split
-from ..evaluate import AT_ONCE, batches
+from ..evaluate import at_once, batches
 from ..models.net import Output
 from ..objectives import class_prototypes
 from ..trees import Tensors
@@ -21,8 +21,6 @@ from .layers import REPRESENTATION, caught
 
 Numbers: TypeAlias = dict[str, Any]
 Arrays: TypeAlias = dict[str, np.ndarray]
-AT_ONCE_ON_CPU = 64
-"""Samples of a forward on a CPU: the maps of more do not stay in its caches, and take two to four times as long."""
 KEPT_BYTES = 2**26
 """Features of all samples up to this size wait for their second look; larger ones are computed again."""
 
@@ -43,19 +41,11 @@ class Looking:
     @torch.no_grad()
     def outputs(self, x: Tensor, y: Tensor) -> Iterator[tuple[Output, Tensor]]:
         """Forwards of the model that is in the network, each batch with its labels."""
-        for some, live in batches(len(y), AT_ONCE, y.device):
+        for some, live in batches(len(y), at_once(y.device), y.device):
             with self.network.mode(train=False):
-                out = self._forward(self.assembly.federation.pipeline(x[some], None, self.network.dtype))
+                out = self.network(self.assembly.federation.pipeline(x[some], None, self.network.dtype))
             extras = {name: value[:live] for name, value in out.extras.items()}
             yield Output(out.logits[:live], out.z[:live], extras), y[some[:live]]
-
-    def _forward(self, x: Tensor) -> Output:
-        """The network on prepared inputs, on a CPU a few at a time."""
-        if x.device.type != "cpu":
-            return self.network(x)
-        outs = [self.network(part) for part in torch.split(x, AT_ONCE_ON_CPU)]
-        extras = {name: torch.cat([out.extras[name] for out in outs]) for name in outs[0].extras}
-        return Output(torch.cat([out.logits for out in outs]), torch.cat([out.z for out in outs]), extras)
 
     def measure(self, counts: np.ndarray | None = None) -> tuple[Numbers, Arrays]:
         """Everything about the model that is in the network: numbers, and what is more than a number.
@@ -127,13 +117,13 @@ class Looking:
     def similarity(self, models: Sequence[Tensors], layers: Sequence[str]) -> dict[str, np.ndarray]:
         """Linear CKA of every pair of models, by layer and of z: all see one batch before the next comes."""
         similarity = collapse.Similarity()
-        for some, live in batches(len(self.y), AT_ONCE, self.y.device):
+        for some, live in batches(len(self.y), at_once(self.y.device), self.y.device):
             x = self.assembly.federation.pipeline(self.x[some], None, self.network.dtype)
             seen: list[Tensors] = []
             for model in models:
                 self.put(model)
                 with self.network.mode(train=False), caught(self.network, layers) as found:
-                    z = self._forward(x).z
+                    z = self.network(x).z
                 # without a layer that is called twice in a forward, or that does not give one row a sample
                 of_layers = {n: torch.cat(parts) for n, parts in found.items() if sum(map(len, parts)) == len(z)}
                 seen.append({name: value[:live] for name, value in {**of_layers, REPRESENTATION: z}.items()})
