@@ -149,6 +149,11 @@ def test_the_file_is_what_the_network_learned_and_what_an_experiment_takes(tmp_p
         (NAME, {**SMALL, "model": {**SMALL["model"], "mode": "tr"}}, {}, "leave model.mode and method.name alone"),
         (NAME, SMALL, {"client": 1}, "there is no client 1; clients are 0 to 0"),
         (NAME, SMALL, {"client": 0, "per_class": 3}, "not both"),
+        (NAME, SMALL, {"per_class": -1}, "must be a number from 1 on"),
+        (NAME, {**SMALL, "data": {"name": "digits", "size": 16}}, {}, "data.size"),
+        (NAME, {**SMALL, "data": {"name": "digits", "holdout": 0.5}}, {}, "data.holdout"),
+        (NAME, {**SMALL, "data": {"name": "digits", "clients": 4, "unseen": 0.5}}, {}, "data.unseen"),
+        (NAME, {**SMALL, "train": {"rounds": -1}}, {}, "^train.rounds = -1: must be at least 1$"),
         (NAME, SMALL, {"per_class": 1000}, "1000 samples of each class are wanted, and class 0 has"),
     ],
 )

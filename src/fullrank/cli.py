@@ -121,7 +121,7 @@ def partition(
     file: File = None,
     overrides: Overrides = None,
     png: Annotated[
-        str | None, typer.Option("--png", metavar="FILE", help="Draw it as a picture too (fullrank[report]).")
+        str | None, typer.Option("--png", metavar="FILE", help="Draw it as a picture too, with Matplotlib.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

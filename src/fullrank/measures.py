@@ -21,9 +21,12 @@ def confusion(scores: Tensor, y: Tensor) -> Tensor:
     >>> confusion(torch.tensor([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]]), torch.tensor([0, 1, 1])).tolist()
     [[1, 0], [1, 1]]
     """
-    classes = scores.shape[1]
-    pairs = y * classes + scores.argmax(1)
-    return torch.bincount(pairs, minlength=classes * classes).view(classes, classes)
+    return counted_pairs(y, scores.argmax(1), scores.shape[1])
+
+
+def counted_pairs(rows: Tensor, columns: Tensor, classes: int) -> Tensor:
+    """How often each pair of classes occurs."""
+    return torch.bincount(rows * classes + columns, minlength=classes * classes).view(classes, classes)
 
 
 def recalls(scores: Tensor, y: Tensor) -> list[float | None]:

@@ -63,7 +63,11 @@ def show(
     console.print(f"{known['name']}  {known['paper']}\n", style="bold", markup=False)
     console.print(known["explanation"], markup=False)
     console.print(f"\nLeaves a site, after every round in which it takes part: {known['sends']}.", markup=False)
-    down = ["the shared weights and statistics", *(f"its {entry}" for entry in known["broadcast"])]
+    down = [
+        "the shared weights and statistics",
+        "what is frozen at its first contact and when it changes",
+        *(f"its {entry}" for entry in known["broadcast"]),
+    ]
     console.print(f"Comes to a site: {', '.join(down)}.", markup=False)
     console.print(f"A client keeps between rounds: {known['keeps']}.", markup=False)
     if known["personal"]:

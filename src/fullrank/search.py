@@ -100,8 +100,12 @@ def searched(model: str, values: Mapping[str, Any]) -> Experiment:
     settled = merged(start, values)
     if settled["model"].get("mode") != "hs" or settled["method"]["name"] != "fedavg":
         raise Refusal('a search trains a network in mode "hs" by fedavg; leave model.mode and method.name alone')
+    for key in ("size", "holdout", "unseen"):
+        if settled["data"].get(key):
+            raise Refusal(f"data.{key}: a search learns 32×32 images of all its samples; leave it out")
     settled["train"] = {**settled["train"], "epochs": 1, "participation": 1.0}
-    settled["train"]["warmup"] = min(settled["train"]["warmup"], settled["train"]["rounds"] // 2)
+    experiment = Experiment(**settled)  # refuses what is no number before anything is computed with it
+    settled["train"]["warmup"] = min(experiment.train.warmup, experiment.train.rounds // 2)
     return Experiment(**settled)
 
 
@@ -132,6 +136,8 @@ def for_search(data: DataSet) -> DataSet:
 
 def _chosen(federation: Federation, per_class: int, client: int | None, seed: int) -> Federation:
     """One client, with the samples that the search learns."""
+    if per_class < 0:
+        raise Refusal(f"{per_class} samples of each class are wanted; it must be a number from 1 on, or 0 for all")
     if client is not None and per_class:
         raise Refusal("a search takes so many samples of each class, or one client's, not both")
     if client is None:

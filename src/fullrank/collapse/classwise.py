@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fullrank.errors import Refusal
+from fullrank.measures import counted_pairs
 
 from .arrays import Array, Numbers, no_samples, raw, whole_numbers
 
@@ -31,8 +31,8 @@ def confusion(predicted: Array, labels: Array, num_classes: int | None = None) -
     classes = num_classes or max(seen, given.shape[1] if given.dim() == 2 else 0)
     if seen > classes:
         raise Refusal(f"there are {classes} classes, counted from 0, but class {seen - 1} occurs")
-    table: NDArray[np.int64] = torch.bincount(y * classes + taken, minlength=classes**2).cpu().numpy()
-    return table.reshape(classes, classes)
+    table: NDArray[np.int64] = counted_pairs(y, taken, classes).cpu().numpy()
+    return table
 
 
 def class_accuracy(predicted: Array, labels: Array, num_classes: int | None = None) -> Numbers:
