@@ -283,6 +283,17 @@ def test_every_measure_is_what_the_collapse_functions_say_of_the_models(tmp_path
                     np.testing.assert_allclose(probe["cka"][layer][k, m], collapse.cka(seen[k], seen[m]), rtol=1e-5)
 
 
+def test_a_look_is_not_rounded_where_the_run_computes_in_a_shorter_dtype(tmp_path):
+    table = {"probe.every": 1, "train.rounds": 1, "engine.precision": "bfloat16"}
+    result = run(tmp_path / "run", table)
+    (probe,) = result.probes
+    parts = assemble(Experiment.of({**SETTINGS, **table}))
+    assert parts.network.half is torch.bfloat16
+    test, counts = parts.federation.data.test, parts.federation.class_counts
+    x = parts.federation.pipeline(test.x, None, torch.float32)
+    assert_measures(probe["global"], measures(result.model(), x, test.y, counts.sum(0)))
+
+
 def test_features_that_are_too_many_to_keep_are_computed_again(tmp_path, monkeypatch):
     table = {"probe.every": 1, "train.rounds": 1}
     want = run(tmp_path / "kept", table).probes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,6 +15,7 @@ from ..assemble import Assembly
 from ..data import Split
 from ..evaluate import at_once, batches
 from ..models.net import Output
+from ..models.network import Network
 from ..objectives import class_prototypes
 from ..trees import Tensors
 from .classifier import Classifier, classifier_of
@@ -25,8 +27,23 @@ KEPT_BYTES = 2**26
 """Features of all samples up to this size wait for their second look; larger ones are computed again."""
 
 
+@contextmanager
+def unrounded(network: Network) -> Iterator[None]:
+    """Inside, forwards compute in the model's own dtype throughout, also where the run trains in a shorter one.
+
+    Rounding to 8 bits adds noise of one size to all directions, under which the tail of a spectrum would vanish.
+    """
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = network.half, cudnn.allow_tf32, matmul.allow_tf32
+    network.half, cudnn.allow_tf32, matmul.allow_tf32 = None, False, False
+    try:
+        yield
+    finally:
+        network.half, cudnn.allow_tf32, matmul.allow_tf32 = before
+
+
 class Looking:
-    """Looks at models through a run's network: in eval mode, without augmentation, on the run's device."""
+    """Looks at models through a run's network: in eval mode, unrounded, not augmented, on the run's device."""
 
     def __init__(self, assembly: Assembly, split: Split):
         self.assembly, self.network = assembly, assembly.network
@@ -42,7 +59,7 @@ class Looking:
     def outputs(self, x: Tensor, y: Tensor) -> Iterator[tuple[Output, Tensor]]:
         """Forwards of the model that is in the network, each batch with its labels."""
         for some, live in batches(len(y), at_once(y.device), y.device):
-            with self.network.mode(train=False):
+            with self.network.mode(train=False), unrounded(self.network):
                 out = self.network(self.assembly.federation.pipeline(x[some], None, self.network.dtype))
             extras = {name: value[:live] for name, value in out.extras.items()}
             yield Output(out.logits[:live], out.z[:live], extras), y[some[:live]]
@@ -122,7 +139,7 @@ class Looking:
             seen: list[Tensors] = []
             for model in models:
                 self.put(model)
-                with self.network.mode(train=False), caught(self.network, layers) as found:
+                with self.network.mode(train=False), unrounded(self.network), caught(self.network, layers) as found:
                     z = self.network(x).z
                 # without a layer that is called twice in a forward, or that does not give one row a sample
                 of_layers = {n: torch.cat(parts) for n, parts in found.items() if sum(map(len, parts)) == len(z)}
