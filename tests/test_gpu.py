@@ -89,13 +89,14 @@ def test_the_captured_step_keeps_optimisers_schedules_and_terms(optimizer, tmp_p
                 assert again == pytest.approx(epoch, rel=1e-5)
 
 
-def test_every_method_of_the_library_is_captured():
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_every_method_of_the_library_is_captured(precision):
     """Also the test methods of the core: client state, an extra forward, two fits, a side fit."""
     from hook_methods import __name__ as own
 
     methods = [*fullrank.methods.available(), *(f"{own}:{name}" for name in ("Variates", "Previous", "Sharpness"))]
     for name in [*methods, f"{own}:HeadThenBody", f"{own}:SideModel"]:
-        values = {**on_its_network(BASE, name), "engine.device": "cuda", "engine.precision": "float32"}
+        values = {**on_its_network(BASE, name), "engine.device": "cuda", "engine.precision": precision}
         engine = played(values)
         assert engine.reasons == [], name
         assert recordings(engine), name

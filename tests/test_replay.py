@@ -83,6 +83,30 @@ def test_every_method_trains_as_in_serial(method):
     assert None not in recordings(engine)
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fedrep", "hook_methods:HeadThenBody"])
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_weights_in_channels_last_form_train_as_in_serial(method, norm, monkeypatch):
+    """As on a GPU, where half of a network may train while the other half lies in between."""
+
+    def channels_last(network, table, device):
+        network.half, network.channels_last = torch.bfloat16, True
+        network.module.to(memory_format=torch.channels_last)
+
+    def on_a_gpu(weights, slopes, velocities, **options):
+        for alike in zip(weights, slopes, velocities, strict=True):
+            assert len({tensor.stride() for tensor in alike}) == 1  # a GPU refuses others, a CPU mixes them up
+        update(weights, slopes, velocities, **options)
+
+    update = torch._fused_sgd_
+    monkeypatch.setattr(torch, "_fused_sgd_", on_a_gpu)
+    monkeypatch.setattr("fullrank.assemble._set_precision", channels_last)
+    model = {"name": "cnn", "norm": norm, "width": 4}
+    table = {**BASE, "engine.precision": "float32", "model": model, "method.name": method, "train.epochs": 1}
+    start = assemble(Experiment.of(table)).server.model
+    one, other = (play(table, engine, rounds=1)[0].server.model for engine in (Serial, cuda()))
+    assert distance(one, other) <= 0.1 * distance(one, start)  # bfloat16 has 8 bits
+
+
 @pytest.mark.parametrize("method", ["fedavg", "stateful:Variates+fedprox", "hook_methods:Sharpness"])
 def test_a_compiled_forward_changes_nothing(method, monkeypatch):
     monkeypatch.setattr("fullrank.engine.cuda.Forward", lambda network, stats: Forward(network, stats, "aot_eager"))

@@ -10,6 +10,7 @@ import doctest
 import importlib
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -23,11 +24,11 @@ from fullrank.engine.serial import Serial
 from fullrank.errors import Refusal
 from fullrank.local.client import decayed
 from fullrank.local.settings import Settings
-from fullrank.methods.fedrepopt import FedRepOpt, mapped_kernels, times_m
+from fullrank.methods.fedrepopt import FedRepOpt, mapped_kernels
 from fullrank.models.fuse import to_deploy, to_plain, to_repopt
 from fullrank.models.net import Net
 from fullrank.models.network import Network
-from fullrank.models.reparam import RepConv, Scale, operators
+from fullrank.models.reparam import SCALES, RepConv, Scale, operators
 from fullrank.models.repghost import repghost
 from fullrank.models.repvgg import repvgg
 from fullrank.models.scales import read_scales, scales_of, write_scales
@@ -483,6 +484,14 @@ def mask(shape, alpha3, alpha1=None, identity=False):
             m[o, i, y, x] += alpha1[o] ** 2 if alpha1 is not None else 0
             m[o, i, y, x] += 1 if identity and (o == i or shape[1] == 1) else 0
     return m
+
+
+def times_m(slope, kernel, pointwise, identity):
+    """A kernel's gradient as the method changes it."""
+    scales = f"part.{SCALES[identity]}"
+    model = {f"{scales}.kernel": kernel} | ({f"{scales}.pointwise": pointwise} if pointwise is not None else {})
+    (changed,) = FedRepOpt().grad({"part.kernel.conv.weight": slope}, SimpleNamespace(model=model)).values()
+    return changed
 
 
 def test_known_multipliers():

@@ -293,3 +293,50 @@ def test_the_steps_of_adam_trace():
     for name in trained:  # no closer: where a gradient is 0 but for rounding, Adam makes a full step of the rounding
         torch.testing.assert_close(traced[name], alone.trained[name], rtol=1e-8, atol=1e-8)
         torch.testing.assert_close(twice[name][1], alone.trained[name], rtol=1e-8, atol=1e-8)
+
+
+def test_a_step_of_numbers_that_lie_in_another_order_is_the_same_step():
+    """Gradients of convolutions may come in channels-last form where weights are not, or the other way round."""
+    from fullrank.local.optimiser import descend_, memory
+
+    settings = Settings(lr=0.1, momentum=0.9, weight_decay=0.01)
+    weight = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
+    slope = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(1))
+    reference = nn.Parameter(weight.clone())
+    optimiser = torch.optim.SGD([reference], lr=0.1, momentum=0.9, weight_decay=0.01)
+    w = {"w": weight.clone()}
+    kept = memory(w, settings)
+    for _ in range(3):
+        reference.grad = slope.clone()
+        optimiser.step()
+        descend_(
+            w, {"w": slope.contiguous(memory_format=torch.channels_last)}, kept, settings, ["w"], torch.tensor(0.1)
+        )
+    torch.testing.assert_close(w["w"], reference.detach())
+
+
+def test_the_memory_of_two_fits_is_one_and_each_fit_has_its_part_in_one_piece():
+    """A head first and the rest after it: neither loses its velocity, and neither is stepped entry by entry."""
+    from fullrank.local.optimiser import memory
+    from fullrank.trees import Flat, Layout
+
+    settings, entries = Settings(momentum=0.9), {name: torch.ones(2) for name in "abcd"}
+    whole = Flat.copied(entries, Layout.of(entries))
+    known: dict = {}
+    first = memory(whole.part("cd"), settings, known)["velocity"]
+    first.base.fill_(5)
+    rest = memory(whole.part("ab"), settings, known)["velocity"]
+    rest.base.fill_(7)
+    assert isinstance(first, Flat)
+    assert isinstance(rest, Flat)
+    assert {name: value.tolist() for name, value in known["velocity"].items()} == {
+        "a": [7, 7],
+        "b": [7, 7],
+        "c": [5, 5],
+        "d": [5, 5],
+    }
+    again = memory(whole.part("bc"), settings, known)["velocity"]
+    assert again.base.tolist() == [7, 7, 5, 5]
+    again.base.fill_(1)
+    assert known["velocity"]["c"].tolist() == [1, 1]
+    assert memory(whole, settings, known)["velocity"].base.tolist() == [7, 7, 1, 1, 1, 1, 5, 5]

@@ -21,7 +21,7 @@ from ..local.loop import Eager, Samples, Stepper
 from ..local.optimiser import flat_decay
 from ..local.step import Bound, Context, State, Step
 from ..methods.method import Method
-from ..trees import Flat, Tree, clone, copy_, flatten, laid_out
+from ..trees import Flat, Tree, clone, copy_, flatten, laid_out, pointwise
 
 AHEAD = 128
 """Batches whose rows are put into place at once."""
@@ -94,7 +94,8 @@ class Arena:
     ):
         self.recorder = recorder
         self.step, self.samples, self.dtype = step, samples, dtype
-        self.state = State(state.trained, state.rest, state.buffers, clone(state.memory))
+        # numbers in the order in which the entries hold theirs, as one kernel wants them
+        self.state = State(state.trained, state.rest, state.buffers, pointwise(state.memory, torch.clone))
         self.context = _static(context, state, step)
         self.seen: dict[int, int] = {}
         self.recordings: dict[int, Recording | None] = {}

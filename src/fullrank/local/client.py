@@ -363,7 +363,8 @@ class Client:
     def answered(self, fit: Fit, state: State, report: Report) -> None:
         """Take what came of it: the state's tensors are this client's from now on."""
         self.home.move({**state.rest, **state.trained, **state.buffers})
-        self._memory.update(state.memory)
+        for slot, new in state.memory.items():
+            self._memory[slot] = {**self._memory.get(slot, {}), **new}
         self._travel(tuple(state.trained), report.steps, fit.step.settings, fresh=False)
         self.reports.append(report)
 

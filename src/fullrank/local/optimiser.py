@@ -10,7 +10,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from ..trees import Flat, Tensors, Tree, flats, pointwise
+from ..trees import Flat, Tensors, Tree, copy_, flats, pointwise
 from .settings import Settings
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
@@ -18,17 +18,29 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 
 def memory(trained: Tensors, settings: Settings, before: Tree | None = None) -> Tree:
-    """What the optimiser remembers of these entries: zeros at first, what was remembered before otherwise."""
-    memory: Tree = before if before is not None else {}
+    """What the optimiser remembers of these entries: zeros at first, what was remembered before otherwise.
+
+    `before` may hold other entries as well, and holds these from then on: both see what a step changes. Flat entries
+    have a flat memory, whatever form it had before.
+    """
+    known: Tree = before if before is not None else {}
+    mine: Tree = {}
     for slot in _slots(settings):
-        kept = memory.get(slot, {})
-        if not kept and isinstance(trained, Flat) and slot != "count":
-            memory[slot] = Flat(torch.zeros_like(trained.base), trained.layout)
-        elif new := {name: _empty(slot, weight.detach()) for name, weight in trained.items() if name not in kept}:
-            memory[slot] = {**kept, **new}
+        kept = known.get(slot, {})
+        if slot == "count" or not isinstance(trained, Flat):
+            part: Tensors = {
+                name: laid_out_like(weight, kept[name]) if name in kept else _empty(slot, weight.detach())
+                for name, weight in trained.items()
+            }
+        elif flats(trained, kept):
+            part = kept
         else:
-            memory[slot] = kept
-    return memory
+            part = Flat(torch.zeros_like(trained.base), trained.layout)
+            again = [name for name in part if name in kept]
+            copy_({name: part[name] for name in again}, {name: kept[name] for name in again})
+        mine[slot] = part
+        known[slot] = part if kept.keys() <= part.keys() else {**kept, **part}
+    return mine
 
 
 def _slots(settings: Settings) -> tuple[str, ...]:
@@ -66,12 +78,30 @@ def descend_(
     """
     if settings.optimizer == "sgd" and (alike := flats(w, g, *([memory["velocity"]] if settings.momentum else []))):
         uniform = settings.weight_decay if any(name in decayed for name in w) else 0.0
-        bases = [flat.base for flat in alike]
-        _sgd_(*bases, settings=settings, decay=uniform if decay is None else decay, lr=lr)
+        weight, slope, *velocity = ({"": flat.base} for flat in alike)
+        _sgd_(weight, slope, *velocity, settings=settings, decay=uniform if decay is None else decay, lr=lr)
         return
-    step = _sgd_named_ if settings.optimizer == "sgd" else _adam_
-    for name, weight in w.items():
-        step(name, weight, g[name], memory, settings, settings.weight_decay if name in decayed else 0.0, lr)
+    for names, rate in _by_decay(w, settings, decayed):
+        some = {name: w[name] for name in names}
+        if settings.optimizer == "sgd":
+            _sgd_(some, g, memory.get("velocity"), settings=settings, decay=rate, lr=lr)
+        else:
+            _adam_(some, g, memory, settings, rate, lr)
+
+
+def _by_decay(w: Tensors, settings: Settings, decayed: Collection[str]) -> list[tuple[list[str], float]]:
+    """The entries that decay and those that do not, each with their rate."""
+    chosen = [name for name in w if name in decayed]
+    return [(chosen, settings.weight_decay), ([name for name in w if name not in decayed], 0.0)]
+
+
+def laid_out_like(weight: Tensor, values: Tensor) -> Tensor:
+    """A tensor's values in the order in which memory holds a weight's; itself where it has that order."""
+    return (
+        values
+        if values.shape != weight.shape or values.stride() == weight.stride()
+        else torch.empty_like(weight).copy_(values)
+    )
 
 
 def flat_decay(w: Tensors, settings: Settings, decayed: Collection[str]) -> Tensor | None:
@@ -84,46 +114,46 @@ def flat_decay(w: Tensors, settings: Settings, decayed: Collection[str]) -> Tens
     return rates.base
 
 
-def _sgd_named_(
-    name: str, weight: Tensor, slope: Tensor, memory: Tree, settings: Settings, decay: float, lr: Tensor | None
-) -> None:
-    velocity = memory["velocity"][name] if settings.momentum else None
-    _sgd_(weight, slope, velocity, settings=settings, decay=decay, lr=lr)
-
-
 def _sgd_(
-    weight: Tensor,
-    slope: Tensor,
-    velocity: Tensor | None = None,
+    w: Tensors,
+    g: Tensors,
+    velocity: Tensors | None = None,
     *,
     settings: Settings,
     decay: float | Tensor,
     lr: Tensor | None,
 ) -> None:
     """g + λw, v ← ρv + g, w ← w − ηv (Nesterov: w − η(g + ρv))."""
-    if lr is not None and velocity is not None and isinstance(decay, float) and weight.dtype == torch.float32:
-        # The same in one kernel, which takes the rate as a float32 tensor.
-        torch._fused_sgd_(
-            [weight],
-            [slope],
-            [velocity],
-            weight_decay=decay,
-            momentum=settings.momentum,
-            lr=lr,
-            dampening=0.0,
-            nesterov=settings.nesterov,
-            maximize=False,
-            is_first_step=False,
-        )
+    if lr is not None and velocity is not None and isinstance(decay, float) and _all_float32(w):
+        # The same in one kernel for all, which takes the rate as a float32 tensor, and numbers in the same order.
+        if w:
+            torch._fused_sgd_(
+                list(w.values()),
+                [laid_out_like(weight, g[name]) for name, weight in w.items()],
+                [velocity[name] for name in w],
+                weight_decay=decay,
+                momentum=settings.momentum,
+                lr=lr,
+                dampening=0.0,
+                nesterov=settings.nesterov,
+                maximize=False,
+                is_first_step=False,
+            )
         return
-    if isinstance(decay, Tensor):
-        slope = torch.addcmul(slope, decay, weight)
-    elif decay:
-        slope = slope + decay * weight
-    if velocity is not None:
-        velocity.mul_(settings.momentum).add_(slope)
-        slope = slope + settings.momentum * velocity if settings.nesterov else velocity
-    _subtract_(weight, slope, settings.lr if lr is None else lr)
+    for name, weight in w.items():
+        slope = g[name]
+        if isinstance(decay, Tensor):
+            slope = torch.addcmul(slope, decay, weight)
+        elif decay:
+            slope = slope + decay * weight
+        if velocity is not None:
+            speed = velocity[name].mul_(settings.momentum).add_(slope)
+            slope = slope + settings.momentum * speed if settings.nesterov else speed
+        _subtract_(weight, slope, settings.lr if lr is None else lr)
+
+
+def _all_float32(tensors: Tensors) -> bool:
+    return all(tensor.dtype == torch.float32 for tensor in tensors.values())
 
 
 def _subtract_(weight: Tensor, slope: Tensor, lr: float | Tensor) -> None:
@@ -133,23 +163,17 @@ def _subtract_(weight: Tensor, slope: Tensor, lr: float | Tensor) -> None:
         weight.sub_(slope, alpha=lr)
 
 
-def _adam_(
-    name: str,
-    weight: Tensor,
-    slope: Tensor,
-    memory: Tree,
-    settings: Settings,
-    decay: float,
-    rate: Tensor | None,
-) -> None:
+def _adam_(w: Tensors, g: Tensors, memory: Tree, settings: Settings, decay: float, rate: Tensor | None) -> None:
     """Adam with the decay in the gradient, AdamW with the decay beside it."""
     lr = settings.lr if rate is None else rate
-    if decay and settings.optimizer == "adamw":
-        weight.mul_(1 - lr * decay)
-    elif decay:
-        slope = slope + decay * weight
-    count = memory["count"][name].add_(1)
-    mean = memory["mean"][name].mul_(BETA1).add_(slope, alpha=1 - BETA1)
-    square = memory["square"][name].mul_(BETA2).add_(slope * slope, alpha=1 - BETA2)
-    unbiased, unbiased_square = (1 - BETA1**count).to(weight.dtype), (1 - BETA2**count).to(weight.dtype)
-    _subtract_(weight, mean / unbiased / ((square / unbiased_square).sqrt() + EPSILON), lr)
+    for name, weight in w.items():
+        slope = g[name]
+        if decay and settings.optimizer == "adamw":
+            weight.mul_(1 - lr * decay)
+        elif decay:
+            slope = slope + decay * weight
+        count = memory["count"][name].add_(1)
+        mean = memory["mean"][name].mul_(BETA1).add_(slope, alpha=1 - BETA1)
+        square = memory["square"][name].mul_(BETA2).add_(slope * slope, alpha=1 - BETA2)
+        unbiased, unbiased_square = (1 - BETA1**count).to(weight.dtype), (1 - BETA2**count).to(weight.dtype)
+        _subtract_(weight, mean / unbiased / ((square / unbiased_square).sqrt() + EPSILON), lr)

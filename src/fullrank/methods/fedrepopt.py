@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import Refusal
 from ..local.batch import Batch
 from ..models.reparam import SCALES, centre_diagonal
-from ..trees import Flat, Tree, copy_
+from ..trees import Flat, Layout, Tensors, Tree, copy_
 from .method import Method
 
 if TYPE_CHECKING:
@@ -49,18 +49,22 @@ class FedRepOpt(Method):
     def grad(self, g: Tree, b: Batch) -> Tree:
         """M⊙g for every kernel that stands for branches."""
         kernels = [kernel for kernel in mapped_kernels(tuple(b.model)) if kernel.name in g]
-        # A flat gradient is written where it belongs in a new vector: large kernels are read and written once.
-        flat = Flat(torch.empty_like(g.base), g.layout) if isinstance(g, Flat) else None
-        multiplied = {
-            name: times_m(
-                g[name], b.model[scale], b.model.get(pointwise), identity, flat[name] if flat is not None else None
-            )
-            for name, scale, pointwise, identity in kernels
-        }
-        if flat is None:
+        masks = masks_of(kernels, b.model)
+        beside_identity = tuple(kernel.name for kernel in kernels if kernel.identity)
+        if not isinstance(g, Flat):
+            multiplied = {name: g[name] * mask for name, mask in masks.items()}
+            for name in beside_identity:
+                centre_diagonal(multiplied[name]).add_(centre_diagonal(g[name]))
             return {**g, **multiplied}
-        rest = [name for name in g if name not in multiplied]
+        # Written where it belongs in a new vector: large kernels are read and written once.
+        flat = Flat(torch.empty_like(g.base), g.layout)
+        for name, mask in masks.items():
+            torch.mul(g[name], mask, out=flat[name])
+        rest = [name for name in g if name not in masks]
         copy_({name: flat[name] for name in rest}, {name: g[name] for name in rest})
+        if beside_identity:
+            own = own_middles(g.layout, beside_identity, g.base.device)
+            flat.base.index_add_(0, own, g.base[own])
         return flat
 
     def caution(self, settings: Settings) -> str:
@@ -74,23 +78,6 @@ class FedRepOpt(Method):
         return f"{cause}: under it fedrepopt does not train the plain network as the one with branches would be trained"
 
 
-def times_m(
-    slope: Tensor, kernel: Tensor, pointwise: Tensor | None, identity: bool, into: Tensor | None = None
-) -> Tensor:
-    """The gradient of a plain kernel times M, from the scales of its branches.
-
-    M is the same for all inputs of an output channel but where a channel meets itself, so it is laid out for one of
-    them, and one pass over the gradient does all but the identity's part.
-    """
-    m = kernel.square().view(-1, 1, 1, 1).repeat(1, 1, 3, 3)
-    if pointwise is not None:
-        m[:, 0, 1, 1].add_(pointwise.square())
-    out = torch.mul(slope, m, out=into)
-    if identity:
-        centre_diagonal(out).add_(centre_diagonal(slope))
-    return out
-
-
 class MappedKernel(NamedTuple):
     """A kernel that stands for branches, by the names of its entries."""
 
@@ -100,6 +87,30 @@ class MappedKernel(NamedTuple):
     pointwise: str
     """Of the 1×1 branch, if there is one."""
     identity: bool
+
+
+def masks_of(kernels: Sequence[MappedKernel], model: Tensors) -> Tensors:
+    """M of each kernel without the identity's part: the same for all inputs of an output channel, so (o, 1, 3, 3).
+
+    All are parts of one table: a network has many small kernels, and each operation of its own would cost a launch.
+    """
+    if not kernels:
+        return {}
+    ordered = sorted(kernels, key=lambda kernel: kernel.pointwise not in model)
+    alpha = torch.cat([model[kernel.scale] for kernel in ordered])[:, None]
+    table = alpha * alpha.expand(-1, 9)
+    if pointwise := [model[kernel.pointwise] for kernel in ordered if kernel.pointwise in model]:
+        beside = torch.cat(pointwise)
+        table[: len(beside), 4].add_(beside * beside)
+    parts = torch.split(table, [len(model[kernel.scale]) for kernel in ordered])
+    return {kernel.name: part.view(-1, 1, 3, 3) for kernel, part in zip(ordered, parts, strict=True)}
+
+
+@lru_cache(maxsize=16)
+def own_middles(layout: Layout, names: tuple[str, ...], device: torch.device) -> Tensor:
+    """Where in a flat tree's vector those numbers lie that multiply a channel's own middle pixel, of these kernels."""
+    places = Flat(torch.arange(layout.offsets[""]), layout)
+    return torch.cat([centre_diagonal(places[name]) for name in names]).to(device)
 
 
 @lru_cache(maxsize=64)
