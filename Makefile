@@ -4,7 +4,10 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 DEMO ?= runs/demo
 
-.PHONY: demo test check test-slow test-gpu clean
+COLLAPSE ?= runs/collapse
+SET ?=
+
+.PHONY: demo collapse test check test-slow test-gpu clean
 
 # The stamp is newer than what it was installed from, or the installation runs again.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -16,6 +19,15 @@ $(VENV)/installed: pyproject.toml constraints.txt
 demo: $(VENV)/installed
 	$(BIN)/fullrank compare examples/demo.toml --methods fedavg,fedavg+feddecorr --seeds 0,1,2 --out $(DEMO)
 	@echo "Three seeds on 1,437 small images show how the tool works, not which method is better."
+
+# FedDecorr's claim on Fashion-MNIST, its figures and numbers, as in docs/collapse.md; experiments/collapse.toml says
+# how to call it with a GPU and, for a look, without one.
+collapse: $(VENV)/installed
+	for alpha in 0.05 0.25 inf; do $(BIN)/fullrank compare experiments/collapse.toml --seeds 0 \
+	  --methods fedavg,fedavg+feddecorr --set data.alpha=$$alpha $(SET) --out $(COLLAPSE)/alpha-$$alpha || exit 1; done
+	$(BIN)/fullrank figure spectrum $(COLLAPSE)/alpha-*/fedavg-seed0 --out $(COLLAPSE)/spectrum-over-alpha.png
+	$(BIN)/fullrank figure spectrum $(COLLAPSE)/alpha-0.05 --out $(COLLAPSE)/spectrum-feddecorr.png
+	$(BIN)/fullrank probes $(COLLAPSE)
 
 test: $(VENV)/installed check
 	$(BIN)/python -m pytest -n 2 tests src/fullrank --doctest-modules

@@ -284,6 +284,16 @@ def test_runs_in_the_folder_of_a_comparison_keep_its_order(tmp_path):
     assert compare_runs(["out"]).methods == ("fedprox", "fedavg", "feddecorr")
 
 
+def test_a_folder_of_folders_stands_for_the_runs_in_all_of_them(tmp_path):
+    for place in ("b", "a"):
+        pretend(tmp_path / "out" / place / "run", f"fedprox{'+feddecorr' if place == 'b' else ''}")
+    (tmp_path / "out" / "notes.txt").write_text("not a folder")
+    assert [run.path.parent.name for run in comparison.runs_in(tmp_path / "out")] == ["a", "b"]
+    (tmp_path / "empty" / "deeper").mkdir(parents=True)
+    with pytest.raises(Refusal, match=r'empty" is not a run directory and holds none'):
+        comparison.runs_in(tmp_path / "empty")
+
+
 def test_mixed_splits_are_refused_before_anything_is_run(tmp_path):
     pretend(tmp_path / "out" / "fedavg-seed0", "fedavg", accuracy=[0.5] * 2)
     pretend(tmp_path / "out" / "fedprox-seed0", "fedprox", accuracy=[0.5] * 2, division="another")

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import fullrank
+from commands import fullrank as command
 from fullrank import collapse
 from fullrank.assemble import assemble
 from fullrank.config import Experiment
@@ -410,3 +411,46 @@ def test_a_probe_file_that_is_missing_is_named(tmp_path):
     (tmp_path / "run" / "probes" / "000001.safetensors").unlink()
     with pytest.raises(Refusal, match=r"000001\.safetensors.*is missing"):
         _ = fullrank.load_run(tmp_path / "run").probes
+
+
+# As a table
+
+
+def probes(*arguments, capsys):
+    return command("probes", *arguments, capsys=capsys)
+
+
+def test_the_table_says_what_the_last_probe_found(probed, capsys):
+    status, out, err = probes(probed, capsys=capsys)
+    assert (status, err) == (0, "")
+    last = fullrank.load_run(probed).probes[-1]
+    shown = [float(np.mean([local[name] for local in last["locals"]])) for name in ("accuracy", "significant")]
+    want = f"{100 * last['global']['accuracy']:.1f} / {100 * shown[0]:.1f}"
+    header, row, note = out.splitlines()
+    assert row.split("fedavg+feddecorr")[1].split()[:4] == ["4", *want.split()]
+    assert f"{last['global']['significant']} / {shown[1]:.1f}" in row
+    assert header.split()[0] == "run"
+    assert note.startswith("global model /")
+
+
+def test_every_probe_in_numbers_for_programs(probed, capsys):
+    _, out, _ = probes(probed, "--every", "--json", capsys=capsys)
+    rows = json.loads(out)
+    assert [row["round"] for row in rows] == [3, 4]
+    for row, probe in zip(rows, fullrank.load_run(probed).probes, strict=True):
+        assert row["global"]["effective_rank"] == probe["global"]["effective_rank"]
+        assert row["clients"]["number"] == len(probe["locals"])
+        assert row["gap"] == pytest.approx(np.mean([local["gap"] for local in probe["locals"]]))
+
+
+def test_a_run_without_a_global_model_has_strokes_in_its_place(tmp_path, capsys):
+    run(tmp_path / "run", {"method.name": "fedbn", "probe.every": 1, "train.rounds": 1})
+    _, out, _ = probes(tmp_path / "run", capsys=capsys)
+    assert out.splitlines()[1].split()[-1] == "–"  # no R
+    assert json.loads(probes(tmp_path / "run", "--json", capsys=capsys)[1])[0]["global"]["accuracy"] is None
+
+
+def test_a_run_without_probes_is_told_how_to_have_them(without, capsys):
+    status, _, err = probes(without, capsys=capsys)
+    assert status == 2
+    assert "has no probes; run the experiment with --set probe.every=1" in err

@@ -20,6 +20,7 @@ from . import (
     inspectcli,
     methodscli,
     modelscli,
+    probescli,
     searchcli,
 )
 from .assemble import federate
@@ -113,6 +114,7 @@ app.command("export")(exportcli.export_command)
 app.command("figure")(figurecli.figure_command)
 app.command("inspect")(inspectcli.inspect_command)
 app.command("models")(modelscli.list_models)
+app.command("probes")(probescli.probes_command)
 app.command("search-scales")(searchcli.search_command)
 
 

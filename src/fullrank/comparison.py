@@ -251,12 +251,20 @@ def compare_runs(
 
 
 def runs_in(path: Path) -> list[Run]:
-    """The run in a directory, or all runs directly in a folder, by method (as they were compared there) and seed."""
+    """The run in a directory, or all runs in a folder, by method (as they were compared there) and seed.
+
+    A folder of such folders stands for the runs in all of them, in the order of their names.
+    """
     if RunDirectory(path).started or not path.is_dir():
         return [load_run(path)]
-    inside = [load_run(inner) for inner in path.iterdir() if RunDirectory(inner).started]
-    if not inside:
+    found = _runs_directly_in(path) or [run for inner in sorted(path.iterdir()) for run in _runs_directly_in(inner)]
+    if not found:
         raise Refusal(f'"{path}" is not a run directory and holds none')
+    return found
+
+
+def _runs_directly_in(path: Path) -> list[Run]:
+    inside = [load_run(inner) for inner in path.iterdir() if RunDirectory(inner).started] if path.is_dir() else []
     names = [run.experiment.method.name for run in inside]
     record = path / "comparison.json"
     order = [*(read_json(record)["methods"] if record.exists() else []), *sorted(names)]
