@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import copy
 import doctest
+import hashlib
 import importlib
+import json
 import math
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -31,7 +33,7 @@ from fullrank.models.network import Network
 from fullrank.models.reparam import SCALES, RepConv, Scale, operators
 from fullrank.models.repghost import repghost
 from fullrank.models.repvgg import repvgg
-from fullrank.models.scales import read_scales, scales_of, write_scales
+from fullrank.models.scales import read_scales, scales_of, shipped, write_scales
 from fullrank.testing import check
 from small import assert_close, assert_same_bits, averaged, put_together, trained_alone
 
@@ -715,6 +717,32 @@ def test_a_file_gives_the_same_multipliers_to_the_bit(family, tmp_path):
             ones = torch.ones_like(entries[kernel.name])
             masks.append(times_m(ones, entries[kernel.scale], entries.get(kernel.pointwise), kernel.identity))
         assert torch.equal(*masks)
+
+
+@pytest.mark.parametrize("name", ["repvgg-a0", "repghost-0.5"])
+def test_scales_that_come_with_the_package_are_those_that_their_facts_describe(name):
+    path = shipped("cifar100", name)
+    facts = json.loads(path.with_suffix(".json").read_text())
+    assert facts["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert (facts["model"], facts["data"]["name"], facts["data"]["samples"]) == (name, "cifar100", 50_000)
+    given = read_scales("cifar100", name)
+    assert_same_bits(given, read_scales(path, name))
+    start = scales_of(models.build(name, 10, mode="hs"))
+    assert all(not torch.equal(given[key], value) for key, value in start.items())  # every one was learned
+    entries = models.build(name, 10, mode="repopt", scales="cifar100").state_dict()
+    for kernel in mapped_kernels(tuple(entries)):
+        operator = kernel.scale.rpartition(f".{SCALES[kernel.identity]}")[0]
+        searched = given[f"{operator}.alpha3" if name == "repvgg-a0" else f"{operator}.alpha"]
+        assert torch.equal(entries[kernel.scale], searched)
+
+
+def test_scales_that_do_not_come_with_the_package_are_refused_by_name():
+    with pytest.raises(Refusal, match=r'no file "cifar10" \(with the package come cifar100 for repvgg-a0\)'):
+        models.build("repvgg-a0", 10, mode="repopt", scales="cifar10")
+    with pytest.raises(
+        Refusal, match=r"none of repvgg-b1 come with us\); make one by fullrank search-scales repvgg-b1"
+    ):
+        models.build("repvgg-b1", 10, mode="repopt", scales="cifar100")
 
 
 def test_scales_that_do_not_fit_are_refused(tmp_path):

@@ -1,7 +1,8 @@
 """Scales of re-parameterisable networks: what a search finds, in a file, and how a network takes them.
 
 A file holds for every convolution, under its name in the network, the scales behind its branches: `alpha3`, `alpha1`
-and, where there is one, `identity` (RepVGG), or `alpha` and `fusion` (RepGhost).
+and, where there is one, `identity` (RepVGG), or `alpha` and `fusion` (RepGhost). Some files come with the package, in
+`searched`, each beside a JSON file that says how it was found.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from ..errors import Refusal
 from .reparam import RepConv, operators
 
 Scales: TypeAlias = dict[str, InstanceOf[Tensor]] | str | None
-"""What a file holds, its path, or nothing: the values with which a search starts."""
+"""What a file holds, its path, the data set of a search whose scales come with the package, or nothing: the values
+with which a search starts."""
+SEARCHED = Path(__file__).parent / "searched"
 
 _WITH_POINTWISE = {"kernel": "alpha3", "pointwise": "alpha1", "identity": "identity"}
 _DEPTHWISE = {"kernel": "alpha", "identity": "fusion"}
@@ -44,9 +47,13 @@ def write_scales(path: str | Path, net: nn.Module, model: str) -> None:
 
 
 def read_scales(path: str | Path, model: str) -> dict[str, Tensor]:
-    """Read a file of scales for the network that `build` calls `model`."""
+    """Read a file of scales for the network that `build` calls `model`; a bare name means those that come with us.
+
+    >>> sorted(read_scales("cifar100", "repvgg-a0"))[:2]
+    ['backbone.layer1.0.alpha1', 'backbone.layer1.0.alpha3']
+    """
     if not Path(path).is_file():
-        raise Refusal(f'model.scales: there is no file "{path}"')
+        path = shipped(str(path), model)
     try:
         with safe_open(path, framework="pt") as file:
             made_for = (file.metadata() or {}).get("model", model)
@@ -56,6 +63,16 @@ def read_scales(path: str | Path, model: str) -> dict[str, Tensor]:
     if made_for != model:
         raise Refusal(f'model.scales: "{path}" holds scales of {made_for}, not of {model}')
     return found
+
+
+def shipped(name: str, model: str) -> Path:
+    """The file that comes with the package of a network's search on a data set."""
+    path = SEARCHED / f"{model}-{name}.safetensors"
+    if not Path(name).suffix and Path(name).name == name and path.is_file():
+        return path
+    there = sorted(file.stem.removeprefix(f"{model}-") for file in SEARCHED.glob(f"{model}-*.safetensors"))
+    known = f"with the package come {', '.join(there) or 'none'} for {model}"
+    raise Refusal(f'model.scales: there is no file "{name}" ({known}); make one by fullrank search-scales {model}')
 
 
 @torch.no_grad()
