@@ -1,19 +1,26 @@
-"""`fullrank figure`: every kind writes a valid file, names lines after what differs, refuses in one sentence."""
+"""`fullrank figure`: every kind writes a valid file and draws the runs' numbers, lines are named after what differs,
+and what cannot be drawn is refused in one sentence."""
 
 from __future__ import annotations
 
 import builtins
 import math
+import shutil
 
+import numpy as np
 import pytest
+from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.figure import Figure
 
 import fullrank
 from commands import fullrank as command
+from fullrank.collapse.spectra import RELATIVE_ZERO
 from fullrank.errors import Refusal
 from fullrank.report.figures import KINDS, draw_figure
-from fullrank.report.labels import labelled, legend_names, names_of
+from fullrank.report.labels import grouped, names_of, titles_of
 from fullrank.report.losses import decorrelation_floor
-from fullrank.report.style import COLUMN, draw_legend, drawing, legend_height, line
+from fullrank.report.seeds import over_seeds
+from fullrank.report.style import COLUMN, LINE_COLOURS, draw_legend, drawing, legend_height, line
 
 SETTINGS = {
     "data.clients": 3,
@@ -41,6 +48,12 @@ def runs(tmp_path_factory):
         "alone": {"probe.clients": 1, "probe.every": 2},
         "own": {"method.name": "fedproto", "data.holdout": 0.2, "evaluate.personal": "every"},
         "sphere": {"method.name": "fednh"},
+        "decorrelated-again": {"method.name": "fedavg+feddecorr", "seed": 1},
+        "own-again": {"method.name": "fedproto", "data.holdout": 0.2, "evaluate.personal": "every", "seed": 1},
+        "alone-again": {"probe.clients": 1, "probe.every": 2, "seed": 1},
+        "near": {"method.name": "fedprox", "method.fedprox.mu": 0.1},
+        "nearer": {"method.name": "fedprox", "method.fedprox.mu": 1.0, "seed": 1},
+        "crowd": {"data.clients": 6, "probe.clients": 6},
     }
     for name, table in changes.items():
         fullrank.run({**SETTINGS, **table}, folder / name)
@@ -142,10 +155,31 @@ def test_lines_are_named_after_what_differs(runs):
 
 
 def test_runs_that_differ_in_their_seeds_share_a_colour(runs):
-    series = labelled(loaded(runs, "plain", "again", "decorrelated"))
-    assert [each.label for each in series] == ["fedavg", "fedavg", "fedavg+feddecorr"]
-    assert series[0].colour == series[1].colour != series[2].colour
-    assert legend_names(series) == {"fedavg": "fedavg (2 seeds)", "fedavg+feddecorr": "fedavg+feddecorr"}
+    some = loaded(runs, "plain", "decorrelated", "again")
+    groups = grouped(some)
+    assert [group.runs for group in groups] == [(some[0], some[2]), (some[1],)]
+    assert groups[0].colour != groups[1].colour
+    assert [group.name for group in groups] == ["fedavg (2 seeds)", "fedavg+feddecorr"]
+    assert [group.name for group in grouped(some[::2])] == ["fedavg (2 seeds)"]
+
+
+def test_a_run_that_is_given_twice_is_not_two_seeds(runs, tmp_path):
+    shutil.copytree(runs / "plain", tmp_path / "plain")
+    elsewhere = fullrank.load_run(tmp_path / "plain")
+    names = names_of([*loaded(runs, "plain"), elsewhere])
+    assert names == [f"{runs.name}/plain", f"{tmp_path.name}/plain"]
+    assert len(set(names_of(loaded(runs, "plain", "even", "plain")))) == 3
+    assert len(grouped(loaded(runs, "plain", "plain"))) == 2
+
+
+def test_runs_of_one_method_that_differ_in_more_than_the_seed_are_not_seeds(runs):
+    some = loaded(runs, "plain", "near", "nearer")  # the first has no mu, by which the others could be named
+    assert [group.label for group in grouped(some)] == ["plain", "near", "nearer"]
+
+
+def test_panels_of_runs_that_share_a_name_are_told_apart_by_the_seed(runs):
+    assert titles_of(loaded(runs, "plain", "again", "even")) == ["α = 0.1, seed 0", "α = 0.1, seed 1", "α = ∞"]
+    assert titles_of(loaded(runs, "plain", "again")) == ["seed 0", "seed 1"]
 
 
 @pytest.mark.parametrize("letters", [3, 12, 20, 40])
@@ -167,6 +201,240 @@ def test_the_floor_of_the_decorrelation_loss():
     assert decorrelation_floor(64, 256) == pytest.approx(0.745037, abs=1e-6)
     assert decorrelation_floor(64, 63) is None
     assert decorrelation_floor(1, 8) is None
+
+
+# What is drawn
+
+
+@pytest.fixture
+def draw(runs, tmp_path, monkeypatch):
+    """Draws a figure of runs, given by name or loaded, and hands over what would be written."""
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+
+    def drawn(kind, *some, **options):
+        draw_figure(
+            kind, [runs / each if isinstance(each, str) else each for each in some], tmp_path / "f.png", **options
+        )
+        return figures[-1]
+
+    return drawn
+
+
+def legend_of(figure):
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def full_lines(axes):
+    """By colour the (n, 2) points of full lines, without the one that marks zero."""
+    lines = [each for each in axes.lines if each.get_linestyle() == "-" and each.get_zorder() > 0]
+    assert len({each.get_color() for each in lines}) == len(lines)
+    return {each.get_color(): each.get_xydata() for each in lines}
+
+
+def dashed_lines(axes):
+    return [each for each in axes.lines if each.get_linestyle() == "--"]
+
+
+def bands(axes):
+    """By place the least and the greatest of each band that can be seen, in the order drawn."""
+    found = []
+    assert all(isinstance(band, PolyCollection) for band in axes.collections)
+    for band in [band for band in axes.collections if band.get_paths()]:
+        points = np.concatenate([path.vertices for path in band.get_paths()])
+        places = sorted({*points[:, 0]})
+        found.append({place: (min(own := points[points[:, 0] == place, 1]), max(own)) for place in places})
+    return found
+
+
+def assert_spread(line, band, values):
+    """The line is the mean of values (runs, rounds), the band goes from their least to their greatest."""
+    values = np.array(values)
+    np.testing.assert_allclose(line[:, 1], values.mean(0))
+    assert list(band) == line[:, 0].tolist()
+    np.testing.assert_allclose(list(band.values()), np.stack([values.min(0), values.max(0)], 1))
+    assert (values.max(0) > values.min(0)).any()
+
+
+def accuracies(run):
+    return [100 * row["accuracy"] for row in run.metrics]
+
+
+def gaps(run):
+    return [np.mean([local["gap"] for local in probe["locals"]]) for probe in run.probes]
+
+
+def test_seeds_are_a_mean_and_a_band_of_accuracy(runs, draw):
+    plain, again, other = loaded(runs, "plain", "again", "decorrelated")
+    figure = draw("accuracy", plain, other, again)
+    lines = full_lines(figure.axes[0])
+    assert list(lines) == list(LINE_COLOURS[:2])
+    (band,) = bands(figure.axes[0])
+    assert_spread(lines[LINE_COLOURS[0]], band, [accuracies(plain), accuracies(again)])
+    np.testing.assert_allclose(lines[LINE_COLOURS[1]], [[1, accuracies(other)[0]], [2, accuracies(other)[1]]])
+    assert legend_of(figure) == ["fedavg (2 seeds)", "fedavg+feddecorr", "range over seeds"]
+
+
+def test_a_band_has_the_colour_of_its_line_and_lets_others_through(draw):
+    axes = draw("accuracy", "plain", "decorrelated", "again", "decorrelated-again").axes[0]
+    for band, colour in zip(axes.collections, LINE_COLOURS, strict=False):
+        *rgb, opacity = band.get_facecolor()[0]
+        assert tuple(rgb) == pytest.approx([int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)])
+        assert opacity < 0.5
+        assert band.get_zorder() < min(line.get_zorder() for line in axes.lines)
+    assert len(axes.collections) == 2
+
+
+@pytest.mark.parametrize("kind", ["accuracy", "gap", "collapse", "spectrum"])
+def test_without_several_seeds_there_is_no_band(draw, kind):
+    figure = draw(kind, "plain", "decorrelated")
+    assert not any(axes.collections for axes in figure.axes)
+    assert "range over seeds" not in legend_of(figure)
+
+
+def test_a_seed_that_is_not_done_leaves_the_rounds_that_all_have(runs, draw):
+    plain, again = loaded(runs, "plain", "again")
+    begun = fullrank.Run(again.experiment, again.metrics[:1], probes=again.probes[:1])
+    axes = draw("accuracy", plain, begun).axes[0]
+    line = full_lines(axes)[LINE_COLOURS[0]]
+    np.testing.assert_allclose(line, [[1, (accuracies(plain)[0] + accuracies(again)[0]) / 2]])
+    (post,) = axes.collections
+    assert isinstance(post, LineCollection)  # a band over one round would not be seen
+    ends = sorted([accuracies(plain)[0], accuracies(again)[0]])
+    np.testing.assert_allclose(post.get_segments()[0], [[1, ends[0]], [1, ends[1]]])
+    spectrum = full_lines(draw("spectrum", plain, begun).axes[0])[LINE_COLOURS[0]]
+    both = [np.log(run.probes[0]["global"]["spectrum"][0].astype(float)) for run in (plain, again)]
+    assert spectrum[0, 1] == pytest.approx(np.mean(both))
+
+
+@pytest.mark.parametrize("kind", ["accuracy", "gap", "collapse", "spectrum"])
+def test_seeds_without_a_round_in_common_are_refused(runs, draw, kind):
+    plain, again = loaded(runs, "plain", "again")
+    first = fullrank.Run(plain.experiment, plain.metrics[:1], probes=plain.probes[:1])
+    second = fullrank.Run(again.experiment, again.metrics[1:], probes=again.probes[1:])
+    with pytest.raises(Refusal, match='the 2 runs of "fedavg" have no round in common'):
+        draw(kind, first, second)
+
+
+def test_the_gap_of_up_to_two_runs_shows_each_client(runs, draw):
+    plain, other = loaded(runs, "plain", "decorrelated")
+    figure = draw("gap", plain, other)
+    axes = figure.axes[0]
+    assert len(dashed_lines(axes)) == len(plain.probes[0]["clients"]) + len(other.probes[0]["clients"])
+    assert "each client" in legend_of(figure)
+    first = [[probe["locals"][0]["gap"] for probe in run.probes] for run in (plain, other)]
+    drawn = [each.get_ydata() for each in dashed_lines(axes)]
+    assert all(any(np.allclose(values, each) for each in drawn) for values in first)
+    for run, points in zip((plain, other), full_lines(axes).values(), strict=True):
+        np.testing.assert_allclose(points[:, 1], gaps(run))
+
+
+def test_the_gap_of_more_runs_shows_means_alone(runs, draw):
+    some = loaded(runs, "plain", "decorrelated", "even")
+    figure = draw("gap", *some)
+    assert not dashed_lines(figure.axes[0])
+    assert legend_of(figure)[3:] == ["mean over clients"]
+    for run, points in zip(some, full_lines(figure.axes[0]).values(), strict=True):
+        np.testing.assert_allclose(points[:, 1], gaps(run))
+
+
+def test_seeds_are_a_mean_and_a_band_of_the_gap(runs, draw):
+    plain, again, other = loaded(runs, "plain", "again", "decorrelated")
+    figure = draw("gap", plain, again, other)
+    (band,) = bands(figure.axes[0])
+    assert_spread(full_lines(figure.axes[0])[LINE_COLOURS[0]], band, [gaps(plain), gaps(again)])
+    assert not dashed_lines(figure.axes[0])
+    assert legend_of(figure)[2:] == ["mean over clients", "range over seeds"]
+
+
+def test_seeds_with_one_probe_each_share_a_place(runs, draw):
+    alone, again = loaded(runs, "alone", "alone-again")
+    axes = draw("gap", alone, again).axes[0]
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["fedavg\n(2 seeds)"]
+    _, circles, bar = axes.lines
+    assert circles.get_ydata().tolist() == [*gaps(alone), *gaps(again)]
+    assert bar.get_ydata()[0] == pytest.approx(np.mean([*gaps(alone), *gaps(again)]))
+
+
+def test_seeds_are_a_mean_and_a_band_of_neural_collapse(runs, draw):
+    some = loaded(runs, "plain", "again")
+    panels = draw("collapse", *some).axes
+    for axes, name in zip(panels, ["nc1", "nc2", "nc3", "nc4"], strict=True):
+        (band,) = bands(axes)
+        values = [[probe["global"][name] for probe in run.probes] for run in some]
+        assert_spread(full_lines(axes)[LINE_COLOURS[0]], band, values)
+        own = [[np.mean([local[name] for local in probe["locals"]]) for probe in run.probes] for run in some]
+        (dashed,) = dashed_lines(axes)
+        np.testing.assert_allclose(dashed.get_ydata(), np.mean(own, 0))
+
+
+def test_without_a_global_model_the_band_is_the_clients(runs, draw):
+    some = loaded(runs, "own", "own-again")
+    figure = draw("collapse", *some)
+    (dashed,) = dashed_lines(figure.axes[1])
+    (band,) = bands(figure.axes[1])
+    own = [[np.mean([local["nc2"] for local in probe["locals"]]) for probe in run.probes] for run in some]
+    assert_spread(dashed.get_xydata(), band, own)
+    assert "global model" not in legend_of(figure)
+    assert legend_of(draw("spectrum", *some)) == ["fedproto (2 seeds)", "clients' models"]
+
+
+def test_seeds_are_a_mean_and_a_band_of_the_logarithms_of_a_spectrum(runs, draw):
+    some = loaded(runs, "plain", "again")
+    figure = draw("spectrum", *some, top=12)
+    spectra = [run.probes[-1]["global"]["spectrum"][:12].astype(float) for run in some]
+    lasting = min(int((values > RELATIVE_ZERO * values[0]).sum()) for values in spectra)
+    line = full_lines(figure.axes[0])[LINE_COLOURS[0]]
+    assert len(line) == lasting > 2
+    (band,) = bands(figure.axes[0])
+    assert_spread(line, band, [np.log(values[: len(line)]) for values in spectra])
+    mean_gap = np.mean([gaps(run)[-1] for run in some])
+    assert legend_of(figure)[0] == f"fedavg (2 seeds): R = {mean_gap:+.2f}".replace("-", "−")
+    assert len(dashed_lines(figure.axes[0])) == sum(len(run.probes[-1]["clients"]) for run in some)
+
+
+def test_places_that_not_all_seeds_have_are_left_out():
+    spread = over_seeds([{1: 1.0, 2: 5.0, 4: 0.0}, {4: 2.0, 1: 4.0, 3: 9.0}])
+    assert spread.places == [1, 4]
+    assert (spread.mean.tolist(), spread.least.tolist(), spread.greatest.tolist()) == ([2.5, 1], [1, 0], [4, 2])
+    assert over_seeds([{1: 1.0}, {2: 1.0}]).places == []
+    undefined = over_seeds([{1: math.nan, 2: 1.0}, {1: 3.0, 2: 3.0}])
+    np.testing.assert_array_equal(undefined.mean, [math.nan, 2])
+
+
+def test_cosines_of_several_runs_have_one_range_of_colours(runs, draw):
+    some = loaded(runs, "plain", "even")
+    least = [float(run.probes[-1]["classifier_cosines"].min()) for run in some]
+    assert least[0] != least[1]
+    images = [image for axes in draw("classifier", *some).axes for image in axes.images]
+    assert [image.get_clim() for image in images] == [(pytest.approx(min(*least, 0.99)), 1)] * 2
+    for run, image in zip(some, images, strict=True):
+        np.testing.assert_array_equal(image.get_array(), run.probes[-1]["classifier_cosines"])
+
+
+def test_cosines_without_numbers_have_a_scale(draw):
+    assert len(draw("classifier", "crowd").axes) == 3
+    assert len(draw("classifier", "plain").axes) == 2
+
+
+@pytest.mark.parametrize("kind", ["classifier", "losses"])
+def test_long_titles_do_not_run_into_others(draw, kind):
+    figure = draw(kind, "decorrelated", "decorrelated-again", "even")
+    figure.draw_without_rendering()
+    titles = [title for axes in figure.axes for title in (axes.title, axes._left_title) if title.get_text().strip()]
+    assert "fedavg+feddecorr, α = 0.1, seed 1" in [title.get_text().strip() for title in titles]
+    boxes = [inked(title) for title in titles]
+    for place, box in enumerate(boxes):
+        assert box.x1 <= COLUMN * figure.dpi
+        assert not any(box.overlaps(other) for other in boxes[:place])
+
+
+def inked(title):
+    """The box of a title without the empty line under it."""
+    box = title.get_window_extent()
+    if title.get_text().endswith("\n"):
+        box.y0 = (box.y0 + box.y1) / 2
+    return box
 
 
 # Refusals

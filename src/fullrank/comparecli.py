@@ -340,7 +340,8 @@ def _is_share(measure: str) -> bool:
 def _numbers(found: Comparison) -> Show:
     """Shares in percent; the rest with digits that fit its size."""
     if _is_share(found.measure):
-        return lambda value, signed: f"{100 * value:{'+' if signed else ''}.2f}"
+        # + 0.0: what rounds to nothing has no sign
+        return lambda value, signed: f"{round(100 * value, 2) + 0.0:{'+' if signed else ''}.2f}"
     large = any(abs(value) >= 1000 for row in found.rows() for value in row.values.values())
     digits = 0 if large else 4
-    return lambda value, signed: f"{value:{'+' if signed else ''},.{digits}f}"
+    return lambda value, signed: f"{round(value, digits) + 0.0:{'+' if signed else ''},.{digits}f}"

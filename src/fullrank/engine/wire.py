@@ -78,7 +78,9 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, thing: Any) -> Any:
         if type(thing) is Tensor and thing.device.type == "cpu" and not thing.requires_grad:
             raw: Any = thing.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-            layout = None if thing.is_contiguous() or not _dense(thing) else tuple(thing.stride())
+            # by its strides: one channel is in both orders, and convolutions go by what the strides say
+            standard = torch.empty(thing.shape, device="meta").stride()
+            layout = None if thing.stride() == standard or not _dense(thing) else tuple(thing.stride())
             return _tensor, (pickle.PickleBuffer(raw), thing.dtype, tuple(thing.shape), layout)
         return super().reducer_override(thing)
 

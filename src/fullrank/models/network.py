@@ -310,7 +310,7 @@ def _in_dtype(out: Output, dtype: torch.dtype) -> Output:
 
 def takes_channels_last(network: Network) -> bool:
     """Whether images may be handed over with their channels last: a user's `view` of a feature map forbids it."""
-    return isinstance(network.module, Net)
+    return isinstance(network.module, Net) and any(isinstance(part, nn.Conv2d) for part in network.module.modules())
 
 
 def _dense(tensor: Tensor) -> Tensor:

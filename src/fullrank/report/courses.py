@@ -11,8 +11,9 @@ import numpy as np
 from fullrank.errors import Refusal
 from fullrank.result import Run
 
-from .labels import Series, labelled, legend_names
+from .labels import Group, grouped
 from .probed import locals_of, mean, number, probes_of
+from .seeds import band_entry, draw_rounds
 from .style import BLACK, GREY, LOCAL, draw_legend, drawing, legend_height, line, round_ticks
 
 if TYPE_CHECKING:
@@ -31,20 +32,28 @@ WIDE_RANGE = 8
 
 
 def draw_accuracy(runs: Sequence[Run], path: str | Path) -> None:
-    """Test accuracy over rounds; clients' own where there is no global model."""
-    series = labelled(runs)
-    keys = [_accuracy_key(each.run) for each in series]
-    entries = _entries(series)
+    """Test accuracy over rounds; clients' own where there is no global model.
+
+    Of runs that differ in the seed alone the mean, and a band from the least to the greatest.
+    """
+    groups = grouped(runs)
+    keys = {_accuracy_key(run) for run in runs}
+    entries = _entries(groups) | band_entry(groups)
     with drawing(path, 1.9 + legend_height(list(entries))) as figure:
         axes = figure.subplots()
-        for each, key in zip(series, keys, strict=True):
-            found = {row["round"]: 100 * row[key] for row in each.run.metrics if row.get(key) is not None}
-            shown: dict[str, Any] = {"marker": "."} if len(found) < 3 else {}
-            axes.plot(list(found), list(found.values()), color=each.colour, **shown)
-        personal = set(keys) == {"personal_accuracy"}
+        for group in groups:
+            courses = [_accuracies(run) for run in group.runs]
+            few = min(map(len, courses)) < 3
+            draw_rounds(axes, group, courses, marker="." if few else "")
+        personal = keys == {"personal_accuracy"}
         axes.set(xlabel="round", ylabel="clients' accuracy (%)" if personal else "test accuracy (%)")
         round_ticks(axes)
         draw_legend(figure, entries)
+
+
+def _accuracies(run: Run) -> dict[int, float]:
+    key = _accuracy_key(run)
+    return {row["round"]: 100 * row[key] for row in run.metrics if row.get(key) is not None}
 
 
 def _accuracy_key(run: Run) -> str:
@@ -55,28 +64,41 @@ def _accuracy_key(run: Run) -> str:
 
 
 def draw_collapse(runs: Sequence[Run], path: str | Path, *, clients: Sequence[int] = ()) -> None:
-    """NC1 to NC4 over rounds: the global model's in full lines, the mean of clients' dashed."""
-    series = labelled(runs)
-    entries = _entries(series) | {"global model": line(BLACK, **FULL)}
-    if any(locals_of(probe, clients) for each in series for probe in probes_of(each.run)):
-        entries["mean of clients' models"] = line(BLACK, **DASHED)
+    """NC1 to NC4 over rounds: the global model's in full lines, the mean of clients' dashed.
+
+    Of runs that differ in the seed alone the means, and a band from the least to the greatest global model; around the
+    clients' where there is none, lest two bands of a colour overlap.
+    """
+    groups = grouped(runs)
+    entries = _entries(groups)
+    probes = [probe for run in runs for probe in probes_of(run)]
+    if any("global" in probe for probe in probes):
+        entries["global model"] = line(BLACK, **FULL)
+    if any(locals_of(probe, clients) for probe in probes):
+        entries["mean of clients"] = line(BLACK, **DASHED)
+    entries |= band_entry(groups)
     with drawing(path, 2.7 + legend_height(list(entries))) as figure:
         panels = figure.subplots(2, 2, sharex=True)
         for axes, (name, title) in zip(panels.flat, NC.items(), strict=True):
             drawn: list[float] = []
-            for each in series:
-                probes = probes_of(each.run)
-                rounds = [probe["round"] for probe in probes]
-                whole = [number(probe.get("global", {}).get(name)) for probe in probes]
-                own = [mean([local.get(name) for local in locals_of(probe, clients)]) for probe in probes]
-                axes.plot(rounds, whole, color=each.colour, **FULL)
-                axes.plot(rounds, own, color=each.colour, **DASHED)
-                drawn += [value for value in (*whole, *own) if np.isfinite(value)]
+            for group in groups:
+                whole = draw_rounds(axes, group, [_of_global(run, name) for run in group.runs], **FULL)
+                of_clients = [_of_clients(run, name, clients) for run in group.runs]
+                own = draw_rounds(axes, group, of_clients, band=not whole, **DASHED)
+                drawn += whole + own
             axes.set_title(title, loc="left", fontsize=7)
             _scale(axes, drawn)
             round_ticks(axes)
         figure.supxlabel("round", fontsize=8)
         draw_legend(figure, entries)
+
+
+def _of_global(run: Run, name: str) -> dict[int, float]:
+    return {probe["round"]: number(probe.get("global", {}).get(name)) for probe in probes_of(run)}
+
+
+def _of_clients(run: Run, name: str, clients: Sequence[int]) -> dict[int, float]:
+    return {probe["round"]: mean([local.get(name) for local in locals_of(probe, clients)]) for probe in probes_of(run)}
 
 
 def _scale(axes: Axes, values: Sequence[float]) -> None:
@@ -94,6 +116,5 @@ def _scale(axes: Axes, values: Sequence[float]) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _entries(series: Sequence[Series]) -> dict[str, Any]:
-    colours = {each.label: each.colour for each in series}
-    return {name: line(colours[label]) for label, name in legend_names(series).items()}
+def _entries(groups: Sequence[Group]) -> dict[str, Any]:
+    return {group.name: line(group.colour) for group in groups}

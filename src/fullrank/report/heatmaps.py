@@ -13,7 +13,7 @@ from fullrank.errors import Refusal
 from fullrank.probe.layers import evenly
 from fullrank.result import Run
 
-from .labels import labelled
+from .labels import titles_of
 from .probed import Probe, between_clients, probe_at
 from .style import BLACK, COLUMN, LOCAL, draw_legend, drawing, legend_height, line, line_colours, round_ticks
 
@@ -28,29 +28,42 @@ LINE = 13
 """Letters for which there is room above a small map."""
 MOST_MARKED = 20
 """Classes up to which each has a marker."""
-BESIDE_MAPS, ABOVE_A_MAP = 0.85, 0.38
-"""Inches for what stands around heat maps: scale and numbers of clients; title and numbers."""
+BESIDE_MAPS, ABOVE_A_MAP, BELOW_A_MAP = 0.85, 0.38, 0.35
+"""Inches for what stands around heat maps: scale and numbers of clients; title and numbers; a scale that lies."""
 
 
 def draw_classifier(runs: Sequence[Run], path: str | Path, *, rounds: Sequence[int] = ()) -> None:
-    """Norms of the classifier's rows by class, and the cosine between clients' rows, mean over classes."""
-    series, round = labelled(_few(runs)), _one(rounds)
-    tables = [between_clients(each.run, round, "classifier_cosines") for each in series]
-    probes = [probe_at(each.run, round) for each in series]
+    """Norms of the classifier's rows by class, and the cosine between clients' rows, mean over classes.
+
+    With several runs, a row each; the colours of cosines mean the same in all of them.
+    """
+    titles, round = titles_of(_few(runs)), _one(rounds)
+    tables = [between_clients(run, round, "classifier_cosines") for run in runs]
+    probes = [probe_at(run, round) for run in runs]
     entries = _entries(probes)
-    with drawing(path, 0.35 + 1.4 * len(series) + legend_height(list(entries))) as figure:
-        panels = figure.subplots(len(series), 2, width_ratios=[1.5, 1], squeeze=False)
-        for (left, right), each, probe, cosines in zip(panels, series, probes, tables, strict=True):
+    low = float(min(np.nanmin(table) for table in tables))
+    scaled = any(len(probe["clients"]) > MOST_WRITTEN for probe in probes)
+    height = (1.5 if len(runs) > 1 else 1.4) * len(runs) + (BELOW_A_MAP if scaled else 0)
+    with drawing(path, 0.35 + height + legend_height(list(entries))) as figure:
+        panels = figure.subplots(len(runs), 2, width_ratios=[1.5, 1], squeeze=False)
+        for (left, right), title, probe, cosines in zip(panels, titles, probes, tables, strict=True):
             _draw_norms(left, probe)
-            low = float(np.nanmin(cosines))
-            _draw_cells(right, cosines, probe["clients"], min(low, 0.99), 2 if low < 0.99 else 3)
+            image = _draw_cells(right, cosines, probe["clients"], min(low, 0.99), 2 if low < 0.99 else 3)
             right.set_title(f"cosine, mean {probe['classifier_cosine']:.3f}", fontsize=7)
             left.set_ylabel(r"norm $\|W_c\|$")
-            if len(series) > 1:
-                left.set_title(each.label, loc="left")
+            if len(runs) > 1:
+                left.set_title(f"{title}\n", loc="left")  # above the other panel's: a long name reaches over it
         panels[-1, 0].set_xlabel("class $c$")
         panels[-1, 1].set_xlabel("client")
+        if scaled:
+            _draw_scale(figure, image, panels[-1, 1], location="bottom", aspect=12)
         draw_legend(figure, entries)
+
+
+def _draw_scale(figure: Any, image: Any, beside: Any, **where: Any) -> None:
+    """What the colours of heat maps mean."""
+    scale = figure.colorbar(image, ax=beside, pad=0.02, **where)
+    scale.outline.set_linewidth(0.6)
 
 
 def _entries(probes: Sequence[Probe]) -> dict[str, Any]:
@@ -86,21 +99,20 @@ def _colours(probe: Probe) -> list[Any]:
 
 def draw_cka(runs: Sequence[Run], path: str | Path, *, rounds: Sequence[int] = ()) -> None:
     """Linear CKA between clients, a heat map for each layer; with several runs, a row each."""
-    series, round = labelled(_few(runs)), _one(rounds)
-    tables = [between_clients(each.run, round, "cka") for each in series]
+    titles, round = titles_of(_few(runs)), _one(rounds)
+    tables = [between_clients(run, round, "cka") for run in runs]
     rows = [[*table.items()] for table in tables]
-    if len(series) == 1:
+    if len(runs) == 1:
         rows = [rows[0][start : start + MOST_COLUMNS] for start in range(0, len(rows[0]), MOST_COLUMNS)]
     else:
         rows = [[(layer, table[layer]) for layer in evenly(list(table), MOST_COLUMNS)] for table in tables]
     columns = max(map(len, rows))
-    side = min(1.2, (COLUMN - BESIDE_MAPS - (0.3 if len(series) > 1 else 0)) / columns)
+    side = min(1.2, (COLUMN - BESIDE_MAPS - (0.3 if len(runs) > 1 else 0)) / columns)
     lines = max(_titled(layer).count("\n") for row in rows for layer, _ in row)
     with drawing(path, 0.2 + (side + ABOVE_A_MAP + 0.1 * lines) * len(rows)) as figure:
         panels = figure.subplots(len(rows), columns, squeeze=False)
         for number, (places, row) in enumerate(zip(panels, rows, strict=True)):
-            each = series[number if len(series) > 1 else 0]
-            clients = probe_at(each.run, round)["clients"]
+            clients = probe_at(runs[number if len(runs) > 1 else 0], round)["clients"]
             for axes in places[len(row) :]:
                 axes.set_visible(False)
             for place, (axes, (layer, table)) in enumerate(zip(places, row, strict=False)):
@@ -108,11 +120,9 @@ def draw_cka(runs: Sequence[Run], path: str | Path, *, rounds: Sequence[int] = (
                 axes.set_title(_titled(layer), fontsize=6, pad=3)
                 if place:
                     axes.set_yticklabels([])
-            if len(series) > 1:
-                places[0].set_ylabel(each.label.replace(", ", "\n").replace("+", "\n+"), fontsize=7)
-        scale = figure.colorbar(image, ax=panels, aspect=25, pad=0.02)
-        scale.set_label("linear CKA")
-        scale.outline.set_linewidth(0.6)
+            if len(runs) > 1:
+                places[0].set_ylabel(titles[number].replace(", ", "\n").replace("+", "\n+"), fontsize=7)
+        _draw_scale(figure, image, panels, label="linear CKA", aspect=25)
         figure.supxlabel("client", fontsize=8)
 
 

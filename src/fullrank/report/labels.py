@@ -1,5 +1,4 @@
-"""What a figure calls the runs that it shows: by what they differ in, and one colour for runs that differ in the seed
-alone."""
+"""What a figure calls the runs that it shows: by what they differ in, and one name for all seeds of a line."""
 
 from __future__ import annotations
 
@@ -17,6 +16,8 @@ NO_MATTER = ("run.", "engine.", "probe.", "evaluate.", "data.root")
 """Keys that say where and how a run was made, not what it is."""
 LONGEST = 40
 """Letters of a label for which a legend has room."""
+DEEPEST = 3
+"""Parts of a directory's path that are tried as a name."""
 FIRST, LAST = ("method.name", "data.alpha"), ("seed",)
 WORDS = {
     "method.name": "{}",
@@ -31,38 +32,69 @@ WORDS = {
 
 
 @dataclass(frozen=True)
-class Series:
-    """A run as a figure shows it."""
+class Group:
+    """Runs that differ in the seed alone: a figure shows them in one colour, under one name."""
 
-    run: Run
     label: str
-    """In the legend, once for all runs that share it."""
     colour: Any
+    runs: tuple[Run, ...]
+
+    @property
+    def name(self) -> str:
+        """What a legend says: with the number of runs where there are several."""
+        return f"{self.label} ({len(self.runs)} seeds)" if len(self.runs) > 1 else self.label
 
 
-def labelled(runs: Sequence[Run]) -> list[Series]:
-    """Each run with its label and colour, in the order given."""
+def grouped(runs: Sequence[Run]) -> list[Group]:
+    """The lines of a figure, each with its runs, in the order in which their first ones were given."""
+    found: dict[str, list[Run]] = {}
+    for run, name in zip(runs, names_of(runs, by_seed=False), strict=True):
+        found.setdefault(name, []).append(run)
+    colours = line_colours(len(found))
+    return [Group(name, colour, tuple(own)) for (name, own), colour in zip(found.items(), colours, strict=True)]
+
+
+def titles_of(runs: Sequence[Run]) -> list[str]:
+    """Names for panels, of which each shows one run: with the seed where runs share a name otherwise."""
     names = names_of(runs)
-    known = list(dict.fromkeys(names))
-    colours = dict(zip(known, line_colours(len(known)), strict=True))
-    return [Series(run, name, colours[name]) for run, name in zip(runs, names, strict=True)]
+    return [
+        f"{name}, seed {run.experiment.seed}" if names.count(name) > 1 else name
+        for run, name in zip(runs, names, strict=True)
+    ]
 
 
-def names_of(runs: Sequence[Run]) -> list[str]:
-    """By method, α and whatever else differs; by the seed only where nothing else does; else by the directory."""
+def names_of(runs: Sequence[Run], *, by_seed: bool = True) -> list[str]:
+    """By method, α and whatever else differs; by the seed only where nothing else does; else by the directory.
+
+    Without `by_seed`, runs that differ in nothing but the seed have one name, the method's.
+    """
     tables = [run.experiment.resolved().flat() for run in runs]
     shared = [key for key in tables[0] if all(key in table for table in tables) and not key.startswith(NO_MATTER)]
     varied = [key for key in shared if any(not same(table[key], tables[0][key]) for table in tables)]
-    telling = [key for key in varied if key not in LAST] or varied
+    telling = [key for key in varied if key not in LAST]
     telling.sort(key=lambda key: (FIRST.index(key) if key in FIRST else len(FIRST), key))
-    if not telling:
+    if not varied:
         return [_words("method.name", tables[0]["method.name"])] if len(runs) == 1 else _places(runs)
-    names = _joined(tables, telling)
+    names = _joined(tables, telling or (varied if by_seed else FIRST[:1]))
     if max(map(len, names)) > LONGEST:
         names = _joined(tables, [key for key in telling if key in FIRST])
-    seen = [(name, table["seed"]) for name, table in zip(names, tables, strict=True)]
-    # runs of one name should differ in their seed alone, but may in something that not all of them have
-    return names if len(set(seen)) == len(seen) and all(names) else _places(runs)
+    return names if all(names) and _differ_in_seeds(names, tables) else _places(runs)
+
+
+def _differ_in_seeds(names: Sequence[str], tables: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether runs of one name differ in the seed alone: a name leaves out what not all runs have, or much at once."""
+    first: dict[str, Mapping[str, Any]] = {}
+    seen = set()
+    for name, table in zip(names, tables, strict=True):
+        seen.add((name, table["seed"]))
+        if not _alike(first.setdefault(name, table), table):
+            return False
+    return len(seen) == len(names)
+
+
+def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    keys = {key for key in (*one, *other) if key not in LAST and not key.startswith(NO_MATTER)}
+    return all(key in one and key in other and same(one[key], other[key]) for key in keys)
 
 
 def _joined(tables: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
@@ -70,14 +102,18 @@ def _joined(tables: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[st
 
 
 def _places(runs: Sequence[Run]) -> list[str]:
-    names = [run.path.name if run.path is not None else f"run {number}" for number, run in enumerate(runs)]
-    return [name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}" for name in names]
+    """Of directories as much as tells them apart; numbered where a run is given twice."""
+    names: list[str] = []
+    for depth in range(1, DEEPEST + 1):
+        names = [_place(run, number, depth) for number, run in enumerate(runs)]
+        if len(set(names)) == len(names):
+            return names
+    return [f"{name} #{number}" if names.count(name) > 1 else name for number, name in enumerate(names, 1)]
 
 
-def legend_names(series: Sequence[Series]) -> dict[str, str]:
-    """By label what a legend says: with the number of runs where several share it."""
-    labels = [each.label for each in series]
-    return {label: f"{label} ({n} seeds)" if (n := labels.count(label)) > 1 else label for label in labels}
+def _place(run: Run, number: int, depth: int) -> str:
+    name = "/".join(run.path.absolute().parts[-depth:]) if run.path is not None else f"run {number}"
+    return name if len(name) <= LONGEST else f"…{name[1 - LONGEST :]}"
 
 
 def _words(key: str, value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from fullrank.errors import Refusal, nearest
 from fullrank.result import Run
 
-from .labels import labelled
+from .labels import titles_of
 from .probed import number
 from .style import BLUE, GREY, draw_legend, drawing, legend_height, line, line_colours, round_ticks
 
@@ -31,7 +31,7 @@ def draw_losses(
     """
     if len(runs) > MOST_ROWS:
         raise Refusal(f"a figure of losses has a row for each run, and room for {MOST_ROWS}, not for {len(runs)}")
-    series = labelled(runs)
+    titles = titles_of(runs)
     terms = [term or _own_term(run) for run in runs]
     lines = [
         {round: _values(run, round, own, clients) for round in _rounds(run, rounds)}
@@ -44,7 +44,7 @@ def draw_losses(
         entries["floor if no feature is constant"] = line(GREY, linestyle=":", linewidth=0.9)
     with drawing(path, 0.3 + 1.4 * len(runs) + legend_height(list(entries))) as figure:
         panels = figure.subplots(len(runs), max(map(len, lines)), sharex=True, sharey="row", squeeze=False)
-        for places, each, own, columns, floor in zip(panels, series, terms, lines, floors, strict=True):
+        for places, title, own, columns, floor in zip(panels, titles, terms, lines, floors, strict=True):
             for axes in places[len(columns) :]:
                 axes.set_visible(False)
             for axes, (round, values) in zip(places, columns.items(), strict=False):
@@ -53,8 +53,11 @@ def draw_losses(
                     axes.plot(range(1, len(course) + 1), course, color=colours[client], **shown)
                 if floor is not None:
                     axes.axhline(floor, color=GREY, linewidth=0.9, linestyle=":")
-                axes.set_title(f"{each.label}\nround {round}" if len(runs) > 1 else f"round {round}")
+                axes.set_title(f"round {round}", fontsize=7)
                 round_ticks(axes)
+            if len(runs) > 1:
+                # over all panels of the row: a long name has no room above one of them
+                places[0].set_title(f"{title}\n", loc="left")
             places[0].set_ylabel(_title(own))
         figure.supxlabel("local epoch", fontsize=8)
         draw_legend(figure, entries)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +15,28 @@ from fullrank.collapse.spectra import RELATIVE_ZERO, THRESHOLD
 from fullrank.errors import Refusal
 from fullrank.result import Run
 
-from .labels import labelled, legend_names
+from .labels import Group, grouped
 from .probed import Probe, locals_of, mean, number, probe_at, probes_of
+from .seeds import band_entry, draw_rounds, draw_spread, over_seeds, probes_at
 from .style import BLACK, GREY, LOCAL, draw_legend, drawing, legend_height, line, line_colours, round_ticks
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 TOP = 100
 """Leading singular values that are drawn, as in the papers."""
 GLOBAL, CLIENTS = "global model", "clients' models"
+MOST_WITH_CLIENTS = 2
+"""Lines of means up to which each client's own can be followed beside them."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What has a colour of its own in a figure of spectra: one round of a run, or of runs of several seeds."""
+
+    name: str
+    colour: Any
+    probes: tuple[Probe, ...]
 
 
 def draw_spectrum(
@@ -33,104 +49,127 @@ def draw_spectrum(
 ) -> None:
     """log λ_k of the test set's representation: the global model's in full lines, clients' dashed.
 
-    A colour for each run after its last round, or for each of several rounds of one run. R is the mean over the clients
-    that are shown (TPAMI Eq. 1).
+    A colour for each run after its last round, or for each of several rounds of one run. Of runs that differ in the
+    seed alone, the mean of the global models' log λ_k and a band from the least to the greatest, as far as none has
+    vanished. R is the mean over the clients that are shown (TPAMI Eq. 1).
     """
-    shown = _shown(runs, rounds)
-    names = _with_gap(shown, clients)
-    entries = {name: line(colour) for name, (_, colour) in names.items()} | {GLOBAL: line(BLACK)}
-    if any(locals_of(probe, clients) for _, probe, _ in shown):
-        entries[CLIENTS] = line(BLACK, linestyle=LOCAL, linewidth=0.9)
+    groups = grouped(runs)
+    shown = _shown(groups, rounds)
+    thin = 0.9 if len(groups) == len(runs) else 0.45  # the clients of all seeds would hide the band
+    entries = {_with_gap(each, clients): line(each.colour) for each in shown}
+    probes = [probe for each in shown for probe in each.probes]
+    if has_global := any("global" in probe for probe in probes):
+        entries[GLOBAL] = line(BLACK)
+    if any(locals_of(probe, clients) for probe in probes):
+        entries[CLIENTS] = line(BLACK, linestyle=LOCAL, linewidth=thin)
+    if has_global:
+        entries |= band_entry(groups)
     with drawing(path, 1.95 + legend_height(list(entries))) as figure:
         axes = figure.subplots()
-        for _, probe, colour in shown:
-            for local in locals_of(probe, clients):
-                axes.plot(*_curve(local["spectrum"], top), color=colour, linestyle=LOCAL, linewidth=0.9)
-        for _, probe, colour in shown:
-            if "global" in probe:
-                axes.plot(*_curve(probe["global"]["spectrum"], top), color=colour)
+        for each in shown:
+            for local in [local for probe in each.probes for local in locals_of(probe, clients)]:
+                axes.plot(*_curve(local["spectrum"], top), color=each.colour, linestyle=LOCAL, linewidth=thin)
+        for each in shown:
+            _draw_global(axes, each, top)
         axes.set(xlabel="index $k$ of the singular value", ylabel=r"$\log\,\lambda_k$")
         axes.set_xlim(left=0)
         draw_legend(figure, entries)
 
 
-def _shown(runs: Sequence[Run], rounds: Sequence[int]) -> list[tuple[str, Probe, Any]]:
-    """What has a colour of its own: its name, the probe, the colour."""
+def _draw_global(axes: Axes, shown: Shown, top: int) -> None:
+    spectra = [probe["global"]["spectrum"] for probe in shown.probes if "global" in probe]
+    if spectra:
+        curves = [[part.tolist() for part in _curve(spectrum, top)] for spectrum in spectra]
+        spread = over_seeds([dict(zip(places, values, strict=True)) for places, values in curves])
+        draw_spread(axes, spread, shown.colour, band=len(spectra) > 1)
+
+
+def _shown(groups: Sequence[Group], rounds: Sequence[int]) -> list[Shown]:
+    runs = [run for group in groups for run in group.runs]
     if len(runs) > 1 and len(rounds) > 1:
         raise Refusal("several rounds can be drawn of one run, or one round of several runs; not both")
     if len(rounds) > 1:
         colours = line_colours(len(rounds))
-        return [(f"round {r}", probe_at(runs[0], r), colour) for r, colour in zip(rounds, colours, strict=True)]
-    series = labelled(runs)
-    names = legend_names(series)
-    return [(names[s.label], probe_at(s.run, rounds[0] if rounds else None), s.colour) for s in series]
+        return [Shown(f"round {r}", colour, (probe_at(runs[0], r),)) for r, colour in zip(rounds, colours, strict=True)]
+    round = rounds[0] if rounds else None
+    return [Shown(each.name, each.colour, probes_at(each, round)) for each in groups]
 
 
-def _with_gap(shown: Sequence[tuple[str, Probe, Any]], clients: Sequence[int]) -> dict[str, tuple[float, Any]]:
-    """By name in the legend, which has the mean gap in it: that gap, and the colour."""
-    found: dict[str, tuple[float, Any]] = {}
-    for name in dict.fromkeys(name for name, _, _ in shown):
-        own = [(probe, colour) for other, probe, colour in shown if other == name]
-        gap = mean([local.get("gap") for probe, _ in own for local in locals_of(probe, clients)])
-        label = f"{name}: R = {gap:+.2f}".replace("-0.00", "+0.00").replace("-", "−") if np.isfinite(gap) else name
-        found[label] = gap, own[0][1]
-    return found
+def _with_gap(shown: Shown, clients: Sequence[int]) -> str:
+    """The name in the legend, with the mean gap in it where there is one."""
+    gap = mean([_mean_gap(probe, clients) for probe in shown.probes])
+    if not np.isfinite(gap):
+        return shown.name
+    return f"{shown.name}: R = {gap:+.2f}".replace("-0.00", "+0.00").replace("-", "−")
+
+
+def _mean_gap(probe: Probe, clients: Sequence[int]) -> float:
+    return mean([local.get("gap") for local in locals_of(probe, clients)])
 
 
 def draw_gap(runs: Sequence[Run], path: str | Path, *, clients: Sequence[int] = ()) -> None:
-    """R of clients' spectra against the global model's: over rounds, or run by run where each has one probe."""
-    series = labelled(runs)
-    for each in series:
-        if not any(local.get("gap") is not None for probe in probes_of(each.run) for local in probe["locals"]):
-            raise Refusal(
-                f'"{each.run.path}" has no gap: it needs a global model and clients beside it (probe.clients)'
-            )
-    if all(len(probes_of(each.run)) == 1 for each in series):
-        _draw_last_gaps(series, path, clients)
+    """R of clients' spectra against the global model's: over rounds, or run by run where each has one probe.
+
+    Over rounds, the mean over clients in full lines, and each client's own dashed where at most two lines of one seed
+    each are drawn: more would hide the means. Of runs that differ in the seed alone the mean of these means, and a band
+    from the least to the greatest.
+    """
+    groups = grouped(runs)
+    for run in runs:
+        if not any(local.get("gap") is not None for probe in probes_of(run) for local in probe["locals"]):
+            raise Refusal(f'"{run.path}" has no gap: it needs a global model and clients beside it (probe.clients)')
+    if all(len(probes_of(run)) == 1 for run in runs):
+        _draw_last_gaps(groups, path, clients)
         return
-    entries = {name: line(_colour(series, label)) for label, name in legend_names(series).items()}
+    each_client = len(runs) == len(groups) <= MOST_WITH_CLIENTS
+    entries = {group.name: line(group.colour) for group in groups}
     entries["mean over clients"] = line(BLACK, marker=".", markersize=4)
-    entries["each client"] = line(BLACK, linestyle=LOCAL, linewidth=0.6)
+    if each_client:
+        entries["each client"] = line(BLACK, linestyle=LOCAL, linewidth=0.6)
+    entries |= band_entry(groups)
     with drawing(path, 1.8 + legend_height(list(entries))) as figure:
         axes = figure.subplots()
         axes.axhline(0, color=BLACK, linewidth=0.6, zorder=0)
-        for each in series:
-            course: dict[int, dict[int, float]] = {}
-            for probe in probes_of(each.run):
-                for local in locals_of(probe, clients):
-                    course.setdefault(local["client"], {})[probe["round"]] = number(local.get("gap"))
-            for values in course.values():
-                axes.plot(list(values), list(values.values()), color=each.colour, linestyle=LOCAL, linewidth=0.6)
-            rounds = sorted({round for values in course.values() for round in values})
-            means = [mean([values.get(round) for values in course.values()]) for round in rounds]
-            axes.plot(rounds, means, color=each.colour, marker=".", markersize=4)
+        for group in groups:
+            if each_client:
+                _draw_clients(axes, group, clients)
+            courses = [{probe["round"]: _mean_gap(probe, clients) for probe in probes_of(run)} for run in group.runs]
+            draw_rounds(axes, group, courses, marker=".", markersize=4)
         axes.set(xlabel="round", ylabel="gap $R$ to the global model")
         round_ticks(axes)
         draw_legend(figure, entries)
 
 
-def _draw_last_gaps(series: Sequence[Any], path: str | Path, clients: Sequence[int]) -> None:
+def _draw_clients(axes: Axes, group: Group, clients: Sequence[int]) -> None:
+    """A thin dashed line for each client of a run, over the rounds in which it was looked at."""
+    course: dict[int, dict[int, float]] = {}
+    for probe in probes_of(group.runs[0]):
+        for local in locals_of(probe, clients):
+            course.setdefault(local["client"], {})[probe["round"]] = number(local.get("gap"))
+    for values in course.values():
+        axes.plot(list(values), list(values.values()), color=group.colour, linestyle=LOCAL, linewidth=0.6)
+
+
+def _draw_last_gaps(groups: Sequence[Group], path: str | Path, clients: Sequence[int]) -> None:
     with drawing(path, 2.1) as figure:
         axes = figure.subplots()
         axes.axhline(0, color=BLACK, linewidth=0.6, zorder=0)
-        for place, each in enumerate(series):
-            gaps = [number(local.get("gap")) for local in locals_of(probe_at(each.run), clients)]
-            axes.plot([place] * len(gaps), gaps, "o", color=each.colour, markersize=4, fillstyle="none")
-            axes.plot([place], [mean(gaps)], "_", color=each.colour, markersize=14)
+        for place, group in enumerate(groups):
+            probes = probes_at(group)
+            gaps = [number(local.get("gap")) for probe in probes for local in locals_of(probe, clients)]
+            axes.plot([place] * len(gaps), gaps, "o", color=group.colour, markersize=4, fillstyle="none")
+            middle = mean([_mean_gap(probe, clients) for probe in probes])
+            axes.plot([place], [middle], "_", color=group.colour, markersize=14)
         axes.set_ylabel("gap $R$ to the global model")
-        axes.set_xlim(-0.6, len(series) - 0.4)
-        upright = len(series) > 4 or any(len(part) > 44 / len(series) for s in series for part in _lines(s.label))
-        names = ["\n".join(_lines(each.label)) for each in series]
-        axes.set_xticks(range(len(series)), names, rotation=90 if upright else 0)
+        axes.set_xlim(-0.6, len(groups) - 0.4)
+        names = [_lines(group.name) for group in groups]
+        upright = len(groups) > 4 or any(len(part) > 44 / len(groups) for parts in names for part in parts)
+        axes.set_xticks(range(len(groups)), ["\n".join(parts) for parts in names], rotation=90 if upright else 0)
         axes.set_title("circles: clients, bars: their mean", loc="left", fontsize=7)
 
 
-def _lines(label: str) -> list[str]:
-    return label.replace("+", ", +").split(", ")
-
-
-def _colour(series: Sequence[Any], label: str) -> Any:
-    return next(each.colour for each in series if each.label == label)
+def _lines(name: str) -> list[str]:
+    return name.replace("+", ", +").replace(" (", ", (").split(", ")
 
 
 def _curve(spectrum: NDArray[np.float32], top: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

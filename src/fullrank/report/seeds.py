@@ -1,0 +1,88 @@
+"""Runs that differ in the seed alone as one line: their mean, and the band from the least of them to the greatest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullrank.errors import Refusal
+
+from .labels import Group
+from .probed import Probe, probe_at, probes_of
+from .style import GREY, line
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Course = Mapping[int, float]
+"""A value of one run by round, or by index."""
+BAND: dict[str, Any] = {"alpha": 0.2, "linewidth": 0, "zorder": 1}
+POST: dict[str, Any] = {"alpha": 0.3, "linewidth": 4, "zorder": 1}
+"""A band over a single round, which has no width of its own."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A value of several runs by round, or by index."""
+
+    places: list[int]
+    mean: NDArray[np.float64]
+    least: NDArray[np.float64]
+    greatest: NDArray[np.float64]
+
+
+def over_seeds(courses: Sequence[Course]) -> Spread:
+    """Mean, least and greatest where all runs have a value: with fewer of them a line would jump.
+
+    >>> spread = over_seeds([{1: 2.0, 2: 3.0}, {1: 4.0}])
+    >>> spread.places, spread.mean.tolist(), spread.greatest.tolist()
+    ([1], [3.0], [4.0])
+    """
+    places = [place for place in courses[0] if all(place in other for other in courses)]
+    table = np.array([[course[place] for course in courses] for place in places], np.float64)
+    table = table.reshape(len(places), len(courses))
+    return Spread(places, table.mean(1), table.min(1), table.max(1))
+
+
+def draw_rounds(axes: Axes, group: Group, courses: Sequence[Course], *, band: bool = True, **style: Any) -> list[float]:
+    """A group's line over rounds, from a course for each of its runs; all numbers that it and its band reach."""
+    spread = over_seeds(courses)
+    if not spread.places:
+        raise _nothing_shared(group)
+    banded = band and len(courses) > 1
+    draw_spread(axes, spread, group.colour, band=banded, **style)
+    reached = (*spread.mean, *spread.least, *spread.greatest) if banded else spread.mean
+    return [float(value) for value in reached if np.isfinite(value)]
+
+
+def draw_spread(axes: Axes, spread: Spread, colour: Any, *, band: bool, **style: Any) -> None:
+    """The line of the mean, and behind it the band."""
+    axes.plot(spread.places, spread.mean, color=colour, **style)
+    if band and len(spread.places) == 1:
+        axes.vlines(spread.places, spread.least, spread.greatest, color=colour, **POST)
+    elif band:
+        axes.fill_between(spread.places, spread.least, spread.greatest, color=colour, **BAND)
+
+
+def probes_at(group: Group, round: int | None = None) -> tuple[Probe, ...]:
+    """The probe of each run after a round; without one, after the last that all of them were looked at."""
+    if round is None:
+        rounds = set.intersection(*({probe["round"] for probe in probes_of(run)} for run in group.runs))
+        if not rounds:
+            raise _nothing_shared(group)
+        round = max(rounds)
+    return tuple(probe_at(run, round) for run in group.runs)
+
+
+def _nothing_shared(group: Group) -> Refusal:
+    return Refusal(f'the {len(group.runs)} runs of "{group.label}" have no round in common that could be drawn')
+
+
+def band_entry(groups: Sequence[Group]) -> dict[str, Any]:
+    """What a legend says of bands; nothing where no line has several runs."""
+    several = any(len(group.runs) > 1 for group in groups)
+    return {"range over seeds": line(GREY, linewidth=5, alpha=0.4, solid_capstyle="butt")} if several else {}
