@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 import fullrank
 from commands import fullrank as command
+from fullrank.collapse import classifier_map
 from fullrank.collapse.spectra import RELATIVE_ZERO
 from fullrank.errors import Refusal
 from fullrank.report.figures import KINDS, draw_figure
@@ -417,6 +418,21 @@ def test_cosines_without_numbers_have_a_scale(draw):
     assert len(draw("classifier", "plain").axes) == 2
 
 
+def test_a_map_has_a_point_for_each_client_and_class(draw, runs):
+    rows = fullrank.load_run(runs / "crowd").probes[-1]["classifier_directions"]
+    points, classes = classifier_map(rows)
+    (axes,) = draw("tsne", "crowd").axes
+    drawn = axes.collections
+    assert len(drawn) == 10
+    for c, group in enumerate(drawn):
+        np.testing.assert_allclose(group.get_offsets(), points[classes == c], rtol=1e-6)
+        assert len(group.get_offsets()) == 6
+    assert len({(tuple(g.get_facecolor()[0]), len(g.get_paths()[0].vertices)) for g in drawn}) == 10
+    assert axes.get_title().endswith("6 clients")
+    two = draw("tsne", "plain", "decorrelated").axes
+    assert [panel.get_title() for panel in two] == ["fedavg\n2 clients", "fedavg+feddecorr\n2 clients"]
+
+
 @pytest.mark.parametrize("kind", ["classifier", "losses"])
 def test_long_titles_do_not_run_into_others(draw, kind):
     figure = draw(kind, "decorrelated", "decorrelated-again", "even")
@@ -444,7 +460,7 @@ def test_an_unknown_kind_is_refused_with_a_suggestion(runs, capsys):
     assert 'did you mean "spectrum"?' in refused("spectrums", runs / "plain", capsys=capsys)
 
 
-@pytest.mark.parametrize("kind", ["spectrum", "gap", "collapse", "classifier", "cka"])
+@pytest.mark.parametrize("kind", ["spectrum", "gap", "collapse", "classifier", "tsne", "cka"])
 def test_a_run_without_probes_is_told_how_to_get_them(tmp_path, runs, capsys, kind):
     err = refused(kind, runs / "unprobed", "--out", tmp_path / "figure.pdf", capsys=capsys)
     assert "has no probes" in err
@@ -468,6 +484,8 @@ def test_a_run_without_probes_is_told_how_to_get_them(tmp_path, runs, capsys, ki
         (["cka", "alone"], ["too few clients", "probe.clients = 2"]),
         (["classifier", "sphere"], ["not linear"]),
         (["classifier", "plain", "--rounds", "1,2"], ["one round, not 2"]),
+        (["tsne", "sphere"], ["not linear"]),
+        (["tsne", "alone"], ["too few clients", "probe.clients = 2"]),
         (["gap", "own"], ["has no gap"]),
         (["cka", *["plain"] * 6], ["room for 5"]),
         (["spectrum", "nowhere"], ["not a run directory"]),

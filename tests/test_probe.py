@@ -16,7 +16,7 @@ from fullrank.assemble import assemble
 from fullrank.config import Experiment
 from fullrank.engine import open_engine
 from fullrank.errors import Refusal
-from fullrank.probe import Prober, look
+from fullrank.probe import Prober, look, prober
 from fullrank.probe.layers import layers_of
 from fullrank.testing import _recorded
 from killing import Strike, assert_equal_outcomes, attempt, timeless
@@ -293,6 +293,20 @@ def test_a_look_is_not_rounded_where_the_run_computes_in_a_shorter_dtype(tmp_pat
     test, counts = parts.federation.data.test, parts.federation.class_counts
     x = parts.federation.pipeline(test.x, None, torch.float32)
     assert_measures(probe["global"], measures(result.model(), x, test.y, counts.sum(0)))
+
+
+def test_clients_classifiers_are_kept_as_directions_unless_they_are_large(tmp_path, monkeypatch):
+    table = {"probe.every": 1, "train.rounds": 1}
+    (probe,) = run(tmp_path / "kept", table).probes
+    directions = probe["classifier_directions"]
+    assert (directions.dtype, directions.shape) == (np.float16, (2, 10, 8))
+    rows = directions.astype(np.float64)
+    np.testing.assert_allclose(np.linalg.norm(rows, axis=2), 1, atol=2e-3)
+    np.testing.assert_allclose((rows[0] * rows[1]).sum(1).mean(), probe["classifier_cosines"][0, 1], atol=2e-3)
+    monkeypatch.setattr(prober, "MOST_KEPT", 159)
+    (probe,) = run(tmp_path / "not", table).probes
+    assert "classifier_directions" not in probe
+    assert "classifier_cosines" in probe
 
 
 def test_features_that_are_too_many_to_keep_are_computed_again(tmp_path, monkeypatch):

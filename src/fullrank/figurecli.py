@@ -38,10 +38,11 @@ def figure_command(
     """Draw a figure of one run or several, as wide as a column of a paper.
 
     spectrum: singular values of the representation, clients' dashed beside the global model's. gap: R between them.
-    collapse: NC1 to NC4 over rounds. classifier: norms of its rows, and cosines between clients. cka: how alike clients
-    are, layer by layer. losses: a loss term over local epochs. accuracy: over rounds. All but the last two need probes:
-    run with --set probe.every=N. Lines are named after what differs between the runs. Runs that differ in the seed
-    alone are one line, their mean, in a band from the least to the greatest.
+    collapse: NC1 to NC4 over rounds. classifier: norms of its rows, and cosines between clients. tsne: a map of these
+    rows (needs scikit-learn). cka: how alike clients are, layer by layer. losses: a loss term over local epochs.
+    accuracy: over rounds. All but the last two need probes: run with --set probe.every=N. Lines are named after what
+    differs between the runs. Runs that differ in the seed alone are one line, their mean, in a band from the least to
+    the greatest.
 
     Example: fullrank figure spectrum runs/a runs/b --out spectrum.pdf
     """

@@ -97,7 +97,7 @@ def classifier_map(classifiers: Array, seed: int = 0) -> tuple[Numbers, Numbers]
     try:
         from sklearn.manifold import TSNE
     except ImportError as error:
-        raise Refusal("a map of classifiers needs scikit-learn: pip install scikit-learn") from error
+        raise Refusal("a map of classifiers needs scikit-learn: pip install 'fullrank[report]'") from error
     rows, known = _directions(classifiers, "classifiers")
     points = rows.reshape(-1, rows.shape[-1])
     classes = np.tile(np.arange(known.shape[1], dtype=np.float64), known.shape[0])

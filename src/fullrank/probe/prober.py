@@ -21,6 +21,9 @@ from .files import Probe, cut_probes, write_probe
 from .layers import layers_of
 from .look import Arrays, Looking, Numbers
 
+MOST_KEPT = 2**18
+"""Weights of all shown clients' classifiers that a probe keeps, as directions in half precision: half a MiB."""
+
 
 class Prober:
     """Looks at the models of a run's rounds, and leaves no trace in what the run computes."""
@@ -135,4 +138,8 @@ def _between(prototypes: list[np.ndarray], classifiers: list[np.ndarray]) -> tup
         numbers["classifier_cosine"] = alike["mean"]
         arrays["classifier_cosines"] = alike["matrix"].astype(np.float32)
         arrays["classifier_cosine_by_class"] = alike["by_class"].astype(np.float32)
+        rows = np.stack(classifiers)
+        if rows.size <= MOST_KEPT:
+            lengths = np.linalg.norm(rows, axis=2, keepdims=True)
+            arrays["classifier_directions"] = (rows / np.where(lengths > 0, lengths, 1)).astype(np.float16)
     return numbers, arrays

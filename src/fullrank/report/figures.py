@@ -11,6 +11,7 @@ from fullrank.errors import Refusal, nearest
 from fullrank.result import Run, load_run
 
 from .courses import draw_accuracy, draw_collapse
+from .directions import draw_tsne
 from .heatmaps import draw_cka, draw_classifier
 from .losses import draw_losses
 from .spectra import draw_gap, draw_spectrum
@@ -20,6 +21,7 @@ KINDS: dict[str, Callable[..., None]] = {
     "gap": draw_gap,
     "collapse": draw_collapse,
     "classifier": draw_classifier,
+    "tsne": draw_tsne,
     "cka": draw_cka,
     "losses": draw_losses,
     "accuracy": draw_accuracy,

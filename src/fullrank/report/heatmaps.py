@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fullrank.errors import Refusal
 from fullrank.probe.layers import evenly
 from fullrank.result import Run
 
 from .labels import titles_of
-from .probed import Probe, between_clients, probe_at
+from .probed import Probe, between_clients, few, one, probe_at
 from .style import BLACK, COLUMN, LOCAL, draw_legend, drawing, legend_height, line, line_colours, round_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_ROWS, MOST_COLUMNS = 5, 4
+MOST_COLUMNS = 4
 MOST_WRITTEN = 4
 """Clients up to which every cell has room for its number."""
 MOST_NAMED = 7
@@ -37,7 +36,7 @@ def draw_classifier(runs: Sequence[Run], path: str | Path, *, rounds: Sequence[i
 
     With several runs, a row each; the colours of cosines mean the same in all of them.
     """
-    titles, round = titles_of(_few(runs)), _one(rounds)
+    titles, round = titles_of(few(runs)), one(rounds)
     tables = [between_clients(run, round, "classifier_cosines") for run in runs]
     probes = [probe_at(run, round) for run in runs]
     entries = _entries(probes)
@@ -99,7 +98,7 @@ def _colours(probe: Probe) -> list[Any]:
 
 def draw_cka(runs: Sequence[Run], path: str | Path, *, rounds: Sequence[int] = ()) -> None:
     """Linear CKA between clients, a heat map for each layer; with several runs, a row each."""
-    titles, round = titles_of(_few(runs)), _one(rounds)
+    titles, round = titles_of(few(runs)), one(rounds)
     tables = [between_clients(run, round, "cka") for run in runs]
     rows = [[*table.items()] for table in tables]
     if len(runs) == 1:
@@ -164,15 +163,3 @@ def _titled(layer: str) -> str:
     middle = min(dots, key=lambda place: abs(place - len(name) / 2))
     lines = [line for line in (name[:middle], name[middle + 1 :]) if line]
     return "\n".join(line if len(line) <= LINE else f"…{line[1 - LINE :]}" for line in lines)
-
-
-def _few(runs: Sequence[Run]) -> Sequence[Run]:
-    if len(runs) > MOST_ROWS:
-        raise Refusal(f"this figure has a row for each run, and room for {MOST_ROWS}, not for {len(runs)}")
-    return runs
-
-
-def _one(rounds: Sequence[int]) -> int | None:
-    if len(rounds) > 1:
-        raise Refusal(f"this figure shows one round, not {len(rounds)}")
-    return rounds[0] if rounds else None

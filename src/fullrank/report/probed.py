@@ -7,9 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from fullrank.errors import Refusal
+from fullrank.probe.prober import MOST_KEPT
 from fullrank.result import Run
 
 Probe = dict[str, Any]
+MOST_RUNS = 5
+"""Beside each other, each in a row or panel of its own."""
 
 
 def probes_of(run: Run) -> list[Probe]:
@@ -51,6 +54,32 @@ def between_clients(run: Run, round: int | None, name: str) -> Any:
             raise Refusal(f"{_name(run)} shows too few clients to compare: {shown}; set probe.clients = 2 or more")
         raise Refusal(f"{_name(run)} has no rows of a classifier to compare: its classifier is not linear")
     return probe[name]
+
+
+def few(runs: Sequence[Run]) -> Sequence[Run]:
+    """The runs, if there is room for a row of each."""
+    if len(runs) > MOST_RUNS:
+        raise Refusal(f"this figure has a row for each run, and room for {MOST_RUNS}, not for {len(runs)}")
+    return runs
+
+
+def one(rounds: Sequence[int]) -> int | None:
+    """The only round of a figure; None: the last."""
+    if len(rounds) > 1:
+        raise Refusal(f"this figure shows one round, not {len(rounds)}")
+    return rounds[0] if rounds else None
+
+
+def directions_of(run: Run, round: int | None) -> Any:
+    """Unit rows of clients' classifiers (clients, C, d) in a probe."""
+    between_clients(run, round, "classifier_cosines")
+    probe = probe_at(run, round)
+    if "classifier_directions" not in probe:
+        raise Refusal(
+            f"{_name(run)} kept no directions of its clients' classifiers: together they have more than {MOST_KEPT:,} "
+            "weights, or the run is older than that; show fewer clients (probe.clients)"
+        )
+    return probe["classifier_directions"]
 
 
 def _name(run: Run) -> str:

@@ -1,0 +1,53 @@
+"""Where clients' classifiers point, class by class, on a map."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fullrank.collapse import classifier_map
+from fullrank.result import Run
+
+from .labels import titles_of
+from .probed import directions_of, few, one, probe_at
+from .style import class_style, draw_legend, drawing, legend_height
+
+MOST_NAMED = 20
+"""Classes up to which a legend names each."""
+
+
+def draw_tsne(runs: Sequence[Run], path: str | Path, *, rounds: Sequence[int] = ()) -> None:
+    """t-SNE of all clients' classifier rows, each divided by its norm: a point for each client and class.
+
+    As in FedETF's talk (Fig. 1, fourth column): where clients agree, the points of a class lie together. Two runs a
+    row; distances mean nothing between panels. Needs scikit-learn.
+    """
+    titles, round = titles_of(few(runs)), one(rounds)
+    maps = [classifier_map(directions_of(run, round)) for run in runs]
+    classes = max(int(labels.max()) for _, labels in maps) + 1
+    entries = {f"class {c}": _marker(c) for c in range(classes if classes <= MOST_NAMED else 0)}
+    columns = min(2, len(runs))
+    rows = -(-len(runs) // columns)
+    height = rows * (2.3 if columns == 1 else 1.75)
+    with drawing(path, height + (legend_height(list(entries)) if entries else 0)) as figure:
+        panels = figure.subplots(rows, columns, squeeze=False).flatten()
+        for axes in panels[len(runs) :]:
+            axes.set_visible(False)
+        for axes, title, run, (points, labels) in zip(panels, titles, runs, maps, strict=False):
+            for c in np.unique(labels).astype(int):
+                colour, marker = class_style(c)
+                own = points[labels == c]
+                axes.scatter(own[:, 0], own[:, 1], s=9, color=colour, marker=marker, linewidths=0)
+            number = len(probe_at(run, round)["clients"])
+            axes.set_title(f"{title}\n{number} clients", fontsize=7)
+            axes.set(xticks=[], yticks=[], aspect="equal", adjustable="datalim")
+            axes.spines[["top", "right"]].set_visible(True)
+        if entries:
+            draw_legend(figure, entries)
+
+
+def _marker(c: int) -> dict[str, object]:
+    colour, marker = class_style(c)
+    return {"color": colour, "marker": marker, "markersize": 3, "linestyle": "none"}
