@@ -24,10 +24,10 @@ from . import (
     searchcli,
 )
 from .assemble import federate
-from .cliparts import AsJson, File, Overrides, experiment_values, fail
+from .cliparts import AsJson, File, Overrides, answer, experiment_values, fail
 from .config import Experiment
 from .data.heterogeneity import draw_text
-from .errors import ClientFailed, Interrupted, Refusal, RunFailed
+from .errors import Interrupted
 from .run import run as run_experiment
 
 app = typer.Typer(
@@ -169,19 +169,7 @@ def _experiment(file: str | None, overrides: list[str] | None) -> Experiment:
 
 
 def main() -> None:
-    """The entry point: one clear sentence and a non-zero status for everything that a user can get wrong."""
+    """The entry point."""
     if "" not in sys.path:
         sys.path.insert(0, "")  # a method, model or data set in the current directory can be named
-    try:
-        app()
-    except Refusal as problem:
-        fail(str(problem), 2)
-    except ClientFailed as failure:
-        print(failure.traceback(), end="", file=sys.stderr)
-        fail(f"{failure}; nothing of this round was kept", 1)
-    except RunFailed as failure:
-        print(failure.traceback, end="", file=sys.stderr)
-        fail(str(failure), 1)
-    except BrokenPipeError:
-        sys.stderr.close()  # whoever read us has read enough
-        sys.exit(1)
+    answer(app)

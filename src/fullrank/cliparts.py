@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from .config import merged, parse_overrides, read_toml
+from .errors import ClientFailed, Refusal, RunFailed
 
 File = Annotated[
     str | None,
@@ -26,6 +28,23 @@ def experiment_values(file: str | None, overrides: list[str] | None) -> dict[str
     """A file's values, if there is one, with the overrides on top; not yet checked."""
     values = read_toml(file) if file is not None else {}
     return merged(values, parse_overrides(overrides or []))
+
+
+def answer(command: Callable[[], Any]) -> None:
+    """Run a command line: one clear sentence and a non-zero status for everything that a user can get wrong."""
+    try:
+        command()
+    except Refusal as problem:
+        fail(str(problem), 2)
+    except ClientFailed as failure:
+        print(failure.traceback(), end="", file=sys.stderr)
+        fail(f"{failure}; nothing of this round was kept", 1)
+    except RunFailed as failure:
+        print(failure.traceback, end="", file=sys.stderr)
+        fail(str(failure), 1)
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read us has read enough
+        sys.exit(1)
 
 
 def fail(sentence: str, status: int) -> NoReturn:

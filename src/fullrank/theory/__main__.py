@@ -8,7 +8,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from fullrank.cliparts import fail
+from fullrank.cliparts import answer
 from fullrank.errors import Refusal
 
 from . import figures
@@ -25,6 +25,7 @@ app = typer.Typer(
     help="Draw what the papers' theory says, and print it in numbers.",
     no_args_is_help=True,
     add_completion=False,
+    pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -176,11 +177,8 @@ def _written(path: str) -> None:
 
 
 def main() -> None:
-    """Run a command; what is refused is one sentence and status 2."""
-    try:
-        app(prog_name="python -m fullrank.theory")
-    except Refusal as refused:
-        fail(str(refused), 2)
+    """The entry point."""
+    answer(lambda: app(prog_name="python -m fullrank.theory"))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ SIZES: dict[str, dict[str, Any]] = {
     },
     "small": {
         "data": {"name": "fashion-mnist"},
-        "model": {"base": "cnn"},
+        "model": {"base": "cnn", "norm": "batch"},
         "train": {"rounds": 20, "epochs": 1, "lr": 0.01},
     },
     "tiny": {
