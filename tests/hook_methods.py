@@ -149,6 +149,15 @@ class SideModel(Method):
 
 
 @dataclass(frozen=True)
+class OwnTerm(Method):
+    """A fit with a term that holds a tensor of its own: it is another function in every round."""
+
+    def train(self, client):
+        factor = torch.tensor(0.1, dtype=client.network.dtype)
+        client.fit(loss=lambda b: factor * b.base)
+
+
+@dataclass(frozen=True)
 class Memory(Method):
     """A fit whose further loss and criterion look at the method's own state and broadcast."""
 

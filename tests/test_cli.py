@@ -268,3 +268,12 @@ def test_live_display_counts_rounds_and_clients():
 def test_clock_and_sizes():
     assert display.clock(3725.4) == "1:02:05"
     assert [display.size(n) for n in (999, 1000, 12_345_678)] == ["999 B", "1.0 kB", "12.3 MB"]
+
+
+def test_the_engine_for_gpus_is_refused_on_a_cpu_before_anything_is_written(tmp_path, capsys):
+    for device in ("", "cpu"):
+        keys = ["--set", "engine.name=cuda", "--set", f'engine.device="{device}"']
+        status, _, err = fullrank("run", *keys, "--out", tmp_path / "run", capsys=capsys)
+        assert status == 2
+        assert 'engine.name = "cuda" needs engine.device = "cuda", not "cpu"' in err
+    assert not (tmp_path / "run").exists()

@@ -289,6 +289,8 @@ def test_a_folder_of_folders_stands_for_the_runs_in_all_of_them(tmp_path):
         pretend(tmp_path / "out" / place / "run", f"fedprox{'+feddecorr' if place == 'b' else ''}")
     (tmp_path / "out" / "notes.txt").write_text("not a folder")
     assert [run.path.parent.name for run in comparison.runs_in(tmp_path / "out")] == ["a", "b"]
+    pretend(tmp_path / "out" / "z", "fedavg")
+    assert [run.path.name for run in comparison.runs_in(tmp_path / "out")] == ["z", "run", "run"]
     (tmp_path / "empty" / "deeper").mkdir(parents=True)
     with pytest.raises(Refusal, match=r'empty" is not a run directory and holds none'):
         comparison.runs_in(tmp_path / "empty")

@@ -339,6 +339,22 @@ def test_an_unfinished_run_is_refused(copied, capsys):
         export_run(load_run(copied))
 
 
+def test_a_run_whose_model_was_not_kept_is_told_from_one_that_can_go_on(copied, capsys):
+    (copied / "model.safetensors").unlink()
+    shutil.copytree(copied, copied.with_name("bare"))
+    shutil.rmtree(copied.with_name("bare") / "checkpoints")
+    for path in (copied, copied.with_name("bare")):
+        status, _, err = fullrank("export", path, capsys=capsys)
+        assert (status, err.count("\n")) == (2, 1)
+        assert "has all its rounds (1), but no model.safetensors: it was not kept" in err
+        assert "finished" not in err
+    (copied / "summary.json").unlink()
+    status, _, err = fullrank("export", copied, capsys=capsys)
+    assert status == 2
+    assert "was stopped between its last round and its end" in err
+    assert "goes on with it" in err
+
+
 def test_a_missing_extra_is_named_before_anything_is_done(copied, capsys, monkeypatch):
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name.startswith("onnx") else find(name))

@@ -18,9 +18,12 @@ from fullrank.collapse import classifier_map
 from fullrank.collapse.spectra import RELATIVE_ZERO
 from fullrank.errors import Refusal
 from fullrank.report.figures import KINDS, draw_figure
+from fullrank.report.heatmaps import NARROWEST
 from fullrank.report.labels import grouped, names_of, titles_of
 from fullrank.report.losses import decorrelation_floor
+from fullrank.report.partition import draw_partition
 from fullrank.report.seeds import over_seeds
+from fullrank.report.spectra import draw_one_spectrum
 from fullrank.report.style import COLUMN, LINE_COLOURS, draw_legend, drawing, legend_height, line
 
 SETTINGS = {
@@ -55,6 +58,9 @@ def runs(tmp_path_factory):
         "near": {"method.name": "fedprox", "method.fedprox.mu": 0.1},
         "nearer": {"method.name": "fedprox", "method.fedprox.mu": 1.0, "seed": 1},
         "crowd": {"data.clients": 6, "probe.clients": 6},
+        "short": {"train.epochs": 1, "probe.every": 0},
+        "short-crowd": {"train.epochs": 1, "probe.every": 0, "data.clients": 9},
+        "near-decorrelated": {"method.name": "fedprox+feddecorr", "probe.every": 0},
     }
     for name, table in changes.items():
         fullrank.run({**SETTINGS, **table}, folder / name)
@@ -408,9 +414,19 @@ def test_cosines_of_several_runs_have_one_range_of_colours(runs, draw):
     least = [float(run.probes[-1]["classifier_cosines"].min()) for run in some]
     assert least[0] != least[1]
     images = [image for axes in draw("classifier", *some).axes for image in axes.images]
-    assert [image.get_clim() for image in images] == [(pytest.approx(min(*least, 0.99)), 1)] * 2
+    assert [image.get_clim() for image in images] == [(pytest.approx(min(*least, 1 - NARROWEST)), 1)] * 2
     for run, image in zip(some, images, strict=True):
         np.testing.assert_array_equal(image.get_array(), run.probes[-1]["classifier_cosines"])
+
+
+def test_nearly_equal_cosines_look_nearly_equal(runs, draw):
+    (run,) = loaded(runs, "plain")
+    close = np.array([[1, 0.9981], [0.9981, 1]], np.float32)
+    probes = [{**probe, "classifier_cosines": close} for probe in run.probes]
+    axes = draw("classifier", fullrank.Run(run.experiment, run.metrics, probes=probes)).axes[1]
+    assert axes.images[0].get_clim() == (pytest.approx(1 - NARROWEST), 1)
+    assert NARROWEST >= 0.1
+    assert [text.get_text() for text in axes.texts] == ["1", ".998", ".998", "1"]
 
 
 def test_cosines_without_numbers_have_a_scale(draw):
@@ -431,6 +447,53 @@ def test_a_map_has_a_point_for_each_client_and_class(draw, runs):
     assert axes.get_title().endswith("6 clients")
     two = draw("tsne", "plain", "decorrelated").axes
     assert [panel.get_title() for panel in two] == ["fedavg\n2 clients", "fedavg+feddecorr\n2 clients"]
+
+
+@pytest.mark.parametrize("top", [3, 12, 20])
+def test_the_indices_of_a_spectrum_are_whole(draw, tmp_path, top):
+    figure = draw("spectrum", "plain", top=top)
+    assert_whole(figure.axes[0].get_xticks())
+
+
+def test_the_indices_of_one_spectrum_are_whole(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    values = np.linspace(1, 0.1, 19, dtype=np.float32)
+    draw_one_spectrum(values, {"effective_rank": 3.0, "significant": 19}, tmp_path / "f.png")
+    assert_whole(figures[0].axes[0].get_xticks())
+
+
+def assert_whole(ticks):
+    assert len(ticks) > 1
+    assert all(float(tick).is_integer() for tick in ticks)
+
+
+def test_layers_that_are_called_by_a_number_are_called_layers(runs, draw):
+    (run,) = loaded(runs, "plain")
+    table = run.probes[-1]["cka"]["z"]
+    probes = [{**probe, "cka": dict.fromkeys(["0", "backbone.4", "fc1", "z"], table)} for probe in run.probes]
+    figure = draw("cka", fullrank.Run(run.experiment, run.metrics, probes=probes))
+    assert [axes.get_title() for axes in figure.axes[:4]] == ["layer 0", "layer 4", "fc1", "features $z$"]
+
+
+def test_rows_of_losses_show_one_term(runs, draw):
+    plain, other = loaded(runs, "plain", "decorrelated")
+    figure = draw("losses", plain, other)
+    assert [axes.get_ylabel() for axes in figure.axes] == ["criterion", "", "criterion", ""]
+    first = next(client for client in other.metrics[0]["clients"] if client["client"] == 0)
+    values = [epoch["criterion"] for epoch in first["epochs"]]
+    np.testing.assert_allclose(figure.axes[2].lines[0].get_ydata(), values)
+    both = draw("losses", "decorrelated", "near-decorrelated")
+    assert [axes.get_ylabel() for axes in both.axes[::2]] == ["decorrelation loss"] * 2
+    assert draw("losses", "decorrelated").axes[0].get_ylabel() == "decorrelation loss"
+
+
+def test_the_legend_of_losses_shows_what_is_drawn(draw):
+    for name, line_style in (("plain", "-"), ("short", "None"), ("short-crowd", "None")):
+        figure = draw("losses", name)
+        samples, drawn = figure.legends[0].get_lines(), figure.axes[0].lines
+        assert {(each.get_linestyle(), each.get_marker()) for each in (*samples, *drawn)} == {(line_style, ".")}
+    assert legend_of(figure) == ["one dot a client"]
 
 
 @pytest.mark.parametrize("kind", ["classifier", "losses"])
@@ -487,7 +550,10 @@ def test_a_run_without_probes_is_told_how_to_get_them(tmp_path, runs, capsys, ki
         (["tsne", "sphere"], ["not linear"]),
         (["tsne", "alone"], ["too few clients", "probe.clients = 2"]),
         (["gap", "own"], ["has no gap"]),
-        (["cka", *["plain"] * 6], ["room for 5"]),
+        (["cka", *["plain"] * 6], ["room for 5, not for 6", "give fewer runs"]),
+        (["classifier", *["plain"] * 6], ["room for 5, not for 6", "give fewer runs"]),
+        (["tsne", *["plain"] * 6], ["room for 5, not for 6", "give fewer runs"]),
+        (["losses", *["plain"] * 6], ["room for 5, not for 6", "give fewer runs"]),
         (["spectrum", "nowhere"], ["not a run directory"]),
     ],
 )
@@ -503,6 +569,38 @@ def test_what_cannot_be_drawn_is_refused_in_one_sentence(tmp_path, runs, capsys,
     for word in words:
         assert word in err
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_file_that_cannot_be_written_is_refused_before_drawing(tmp_path, runs, capsys, monkeypatch, kind):
+    monkeypatch.setattr(Figure, "savefig", lambda *_, **__: pytest.fail("drawn in vain"))
+    (tmp_path / "file").touch()
+    (tmp_path / "folder.png").mkdir()
+    for target, why in (("file/x.png", "Not a directory"), ("folder.png", "Is a directory")):
+        err = refused(kind, runs / "plain", "--out", tmp_path / target, capsys=capsys)
+        assert err == f'fullrank: "{tmp_path / target}" cannot be written: {why}\n'
+
+
+@pytest.mark.parametrize(
+    "draw_one",
+    [
+        lambda path: draw_partition(np.ones((2, 2), dtype=np.int64), path),
+        lambda path: draw_one_spectrum(np.ones(3, dtype=np.float32), {"effective_rank": 3.0, "significant": 3}, path),
+    ],
+)
+def test_other_pictures_that_cannot_be_written_are_refused(tmp_path, monkeypatch, draw_one):
+    (tmp_path / "file").touch()
+    with pytest.raises(Refusal, match=r'file/deep/x.png" cannot be written: Not a directory'):
+        draw_one(tmp_path / "file" / "deep" / "x.png")
+    with pytest.raises(Refusal, match="cannot be written: File name too long"):
+        draw_one(tmp_path / f"{'x' * 300}.png")
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", full)
+    with pytest.raises(Refusal, match=r'x.png" cannot be written: No space left on device'):
+        draw_one(tmp_path / "x.png")
 
 
 def test_without_matplotlib_one_sentence_says_what_to_install(tmp_path, runs, monkeypatch):

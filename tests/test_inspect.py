@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -77,6 +78,34 @@ def test_a_person_reads_the_same_numbers(run, capsys):
         assert words in out
 
 
+@pytest.fixture
+def copied(run, tmp_path):
+    """The same run in a directory of the test's own."""
+    return shutil.copytree(run.path, tmp_path / "run")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
+def test_a_run_of_a_gpu_is_inspected_where_there_is_none(copied, run, capsys):
+    text = (copied / "experiment.toml").read_text()
+    for key, here, there in (("name", "serial", "cuda"), ("device", "", "cuda"), ("precision", "auto", "bfloat16")):
+        assert f'{key} = "{here}"' in text
+        text = text.replace(f'{key} = "{here}"', f'{key} = "{there}"')
+    (copied / "experiment.toml").write_text(text)
+    assert_measured(found(copied, capsys=capsys), run.model(), *prepared())
+
+
+def test_a_network_that_never_trained_does_not_stand_in_for_a_model_that_is_gone(copied, run, capsys):
+    (copied / "model.safetensors").unlink()
+    assert "has all its rounds (1), but no model.safetensors" in refused(copied, capsys=capsys)
+    (copied / "summary.json").unlink()  # stopped before its end: the checkpoint has the model
+    assert_measured(found(copied, capsys=capsys), run.model(), *prepared())
+    for part in (copied / "checkpoints").iterdir():
+        part.unlink()
+    assert "it was not kept" in refused(copied, capsys=capsys)
+    (copied / "metrics.jsonl").unlink()
+    assert "no round of the run" in refused(copied, capsys=capsys)
+
+
 def test_a_clients_own_model(tmp_path, run, capsys):
     facts = found(run.path, "--client", 1, capsys=capsys)
     assert "the global one" in facts["note"]
@@ -94,7 +123,10 @@ def test_a_file_of_weights_with_the_networks_name(tmp_path, run, capsys):
     file = run.path / "model.safetensors"
     facts = found(file, "digits", "--model", "cnn", *options, capsys=capsys)
     assert_measured(facts, run.model(), *prepared())
-    assert "does not fit the model" in refused(file, "digits", "--model", "cnn", capsys=capsys)
+    unfit = refused(file, "digits", "--model", "cnn", capsys=capsys)
+    assert unfit.startswith(f'fullrank: "{file}" does not fit the model: ')
+    missing = refused(tmp_path / "none.safetensors", "digits", "--model", "cnn", capsys=capsys)
+    assert missing == f'fullrank: there is no file "{tmp_path / "none.safetensors"}"\n'
     assert "--model cnn" in refused(file, "digits", capsys=capsys)
     assert "on which data set" in refused(file, "--model", "cnn", capsys=capsys)
     assert 'did you mean "cnn"?' in refused(file, "digits", "--model", "cmn", capsys=capsys)

@@ -617,3 +617,35 @@ def test_a_round_with_two_clients(name, tmp_path):
         return
     assert int(state["backbone.stem.0.1.num_batches_tracked"]) == 2
     assert not torch.equal(state["backbone.stem.0.1.running_mean"], torch.zeros_like(state["backbone.stem.0.1.bias"]))
+
+
+# --- Channels last ------------------------------------------------------------------------------------
+
+
+class Flattens(nn.Module):
+    """A backbone that looks at a feature map with `view`, which only takes numbers in their standard order."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.dense = nn.Conv2d(3, 4, 3, padding=1), nn.Linear(4 * 64, 5)
+
+    def forward(self, x):
+        maps = self.conv(x).relu()
+        return self.dense(maps.view(len(maps), -1)).relu()
+
+
+def coloured(clients=2):
+    g = torch.Generator().manual_seed(0)
+    return [(torch.randn(12, 3, 8, 8, generator=g), torch.arange(12) % 4) for _ in range(clients)]
+
+
+def test_a_users_view_of_a_feature_map_is_allowed_in_one_of_our_networks():
+    run = fullrank.fit(Net(Flattens(), 5, 4), coloured(), "fedavg", rounds=1)
+    assert not run._assembled().network.channels_last
+
+
+def test_our_networks_see_channels_last_and_hand_out_weights_in_standard_order():
+    run = fullrank.fit(models.build("cnn", 4), coloured(), "fedavg", rounds=1)
+    assert run._assembled().network.channels_last
+    torch.nn.utils.parameters_to_vector(run.model().parameters())
+    assert all(value.is_contiguous() for value in run.model().state_dict().values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -309,6 +310,16 @@ def test_clients_classifiers_are_kept_as_directions_unless_they_are_large(tmp_pa
     assert "classifier_cosines" in probe
 
 
+def test_switches_of_a_gpu_are_left_alone_without_one(tmp_path, monkeypatch):
+    """To read torch's older switches after its newer ones were set is an error in some releases."""
+
+    def touched():
+        raise AssertionError("they were touched")
+
+    monkeypatch.setattr(look, "_without_tf32", touched)
+    assert run(tmp_path / "run", {"probe.every": 1, "train.rounds": 1}).probes
+
+
 def test_features_that_are_too_many_to_keep_are_computed_again(tmp_path, monkeypatch):
     table = {"probe.every": 1, "train.rounds": 1}
     want = run(tmp_path / "kept", table).probes
@@ -455,6 +466,22 @@ def test_every_probe_in_numbers_for_programs(probed, capsys):
         assert row["global"]["effective_rank"] == probe["global"]["effective_rank"]
         assert row["clients"]["number"] == len(probe["locals"])
         assert row["gap"] == pytest.approx(np.mean([local["gap"] for local in probe["locals"]]))
+
+
+def test_runs_that_share_a_name_are_told_apart_by_their_seed(tmp_path, capsys):
+    for method, seed in (("fedavg", 0), ("fedavg", 1), ("fedprox", 0)):
+        keys = {"method.name": method, "seed": seed, "probe.every": 1, "train.rounds": 1}
+        run(tmp_path / "all" / f"{method}-{seed}", keys)
+    rows = json.loads(probes(tmp_path / "all", "--json", capsys=capsys)[1])
+    assert [row["run"] for row in rows] == ["fedavg, seed 0", "fedavg, seed 1", "fedprox"]
+
+
+def test_runs_of_a_folder_without_probes_are_left_out_aloud(tmp_path, probed, without, capsys):
+    shutil.copytree(probed, tmp_path / "all" / "with")
+    shutil.copytree(without, tmp_path / "all" / "without")
+    status, out, err = probes(tmp_path / "all", tmp_path / "all" / "with", capsys=capsys)
+    assert (status, len(out.splitlines())) == (0, 3)
+    assert err == "fullrank: left out 1 of 2 runs, without probes\n"
 
 
 def test_a_run_without_a_global_model_has_strokes_in_its_place(tmp_path, capsys):

@@ -91,6 +91,10 @@ def test_weights_in_channels_last_form_train_as_in_serial(method, norm, monkeypa
     def shortened(network, table, device):
         network.half = torch.bfloat16
 
+    def channels_last(network, table, device):
+        network.channels_last = True
+        network.module.to(memory_format=torch.channels_last)
+
     def on_a_gpu(weights, slopes, velocities, **options):
         for alike in zip(weights, slopes, velocities, strict=True):
             assert len({tensor.stride() for tensor in alike}) == 1  # a GPU refuses others, a CPU mixes them up
@@ -99,11 +103,19 @@ def test_weights_in_channels_last_form_train_as_in_serial(method, norm, monkeypa
     update = torch._fused_sgd_
     monkeypatch.setattr(torch, "_fused_sgd_", on_a_gpu)
     monkeypatch.setattr("fullrank.assemble._set_precision", shortened)
+    monkeypatch.setattr("fullrank.assemble._set_layout", channels_last)
     model = {"name": "cnn", "norm": norm, "width": 4}
     table = {**BASE, "engine.precision": "float32", "model": model, "method.name": method, "train.epochs": 1}
     start = assemble(Experiment.of(table)).server.model
     one, other = (play(table, engine, rounds=1)[0].server.model for engine in (Serial, cuda()))
     assert distance(one, other) <= 0.1 * distance(one, start)  # bfloat16 has 8 bits
+
+
+def test_a_fit_that_is_not_recorded_decays_what_it_should():
+    """A term with a tensor of its own is no part of a recording: such steps run eagerly, on the same flat entries."""
+    keys = {"method.name": "hook_methods:OwnTerm", "train.weight_decay": 1.0, "train.lr": 0.01}
+    for momentum in (0.0, 0.9):
+        check_same({**BASE, **keys, "train.decay_on": "matrices", "train.momentum": momentum}, cuda())
 
 
 @pytest.mark.parametrize("method", ["fedavg", "stateful:Variates+fedprox", "hook_methods:Sharpness"])

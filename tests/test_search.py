@@ -17,6 +17,7 @@ from fullrank.models.repvgg import repvgg
 from fullrank.search import for_search, search_scales, searched
 
 NAME = "fullrank.models.repvgg:repvgg"
+SMALL_CLIENTS = {"data": {"name": "digits", "clients": 4}, "model": {"widths": [4, 4, 8], "blocks": [2, 1]}}
 SMALL = {"data": {"name": "digits"}, "model": {"widths": [4, 4, 8], "blocks": [2, 1]}, "train": {"rounds": 3}}
 
 
@@ -147,7 +148,8 @@ def test_the_file_is_what_the_network_learned_and_what_an_experiment_takes(tmp_p
         ("resnet18", {}, {}, '"resnet18" has no scales'),
         (NAME, {**SMALL, "method": {"name": "fedprox"}}, {}, "leave model.mode and method.name alone"),
         (NAME, {**SMALL, "model": {**SMALL["model"], "mode": "tr"}}, {}, "leave model.mode and method.name alone"),
-        (NAME, SMALL, {"client": 1}, "there is no client 1; clients are 0 to 0"),
+        (NAME, SMALL, {"client": 1}, "there is no client 1, because the data are not divided.*--set data.partition="),
+        (NAME, SMALL_CLIENTS, {"client": 4}, "there is no client 4; clients are 0 to 3"),
         (NAME, SMALL, {"client": 0, "per_class": 3}, "not both"),
         (NAME, SMALL, {"per_class": -1}, "must be a number from 1 on"),
         (NAME, {**SMALL, "data": {"name": "digits", "size": 16}}, {}, "data.size"),
@@ -160,6 +162,47 @@ def test_the_file_is_what_the_network_learned_and_what_an_experiment_takes(tmp_p
 def test_what_cannot_be_searched_is_refused(model, values, more, said, tmp_path):
     with pytest.raises(Refusal, match=said):
         search_scales(model, tmp_path / "a", values=values, **more)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "samples", "advice"),
+    [
+        ({"per_class": 12}, 120, "more --per-class"),
+        ({"client": 2}, 23, "another --client"),
+        ({}, 1437, "more data"),
+    ],
+)
+def test_samples_that_fill_no_batch_are_refused_before_anything_is_written(more, samples, advice, tmp_path):
+    batch = 1438 if not more else 128
+    clients = 63 if "client" in more else 1
+    values = {**SMALL, "data": {"name": "digits", "clients": clients}, "train": {"rounds": 1, "batch_size": batch}}
+    with pytest.raises(Refusal) as caught:
+        search_scales(NAME, tmp_path / "below" / "a", values=values, **more)
+    assert str(caught.value) == (
+        f'one batch of {batch} is not filled by {samples} samples (train.last_batch = "drop"): take {advice}, or '
+        "smaller batches by --set train.batch_size=N"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_batch_that_is_kept_need_not_be_full(tmp_path):
+    values = {**SMALL, "train": {"rounds": 1, "last_batch": "keep"}}
+    assert search_scales(NAME, tmp_path / "a", values=values, per_class=1).run.complete
+    assert json.loads((tmp_path / "a.json").read_text())["data"]["subset"] == "1 sample of each class"
+
+
+def test_other_samples_than_those_of_a_search_that_was_begun_are_refused(tmp_path):
+    values = {**SMALL_CLIENTS, "train": {"rounds": 1, "batch_size": 16}}
+    search_scales(NAME, tmp_path / "a", values=values, client=1)
+    before = (tmp_path / "a.safetensors").read_bytes()
+    for more in ({"client": 2}, {"per_class": 5}, {}):
+        with pytest.raises(Refusal, match="take another --out, or delete it") as caught:
+            search_scales(NAME, tmp_path / "a", values=values, **more)
+        assert str(caught.value).startswith(f'the samples are not those with which "{tmp_path / "a.run"}" was begun')
+    with pytest.raises(Refusal, match="seed was 0, is now 1"):
+        search_scales(NAME, tmp_path / "a", values={**values, "seed": 1}, client=1)
+    assert (tmp_path / "a.safetensors").read_bytes() == before
 
 
 def test_data_that_are_no_images_are_refused():
@@ -174,8 +217,34 @@ def test_the_command(tmp_path, capsys):
     arguments = ["search-scales", NAME, "--data", "digits", "--epochs", 1, *sets, "--out", tmp_path / "a"]
     status, out, err = command(*arguments, capsys=capsys)
     assert status == 0, err
-    assert "model.scales" in out
+    assert "1 client (iid), 1 a round, 1 round of 1 epoch" in out
+    *_, use = out.splitlines()
+    sets += use.removeprefix("use them: ").split()
+    quick = ["--set", "data.clients=1", "--set", "train.rounds=1", "--set", "train.steps=1"]
+    status, said, err = command("run", *quick, *sets, "--out", tmp_path / "run", capsys=capsys)
+    assert (status, err) == (0, "")
+    assert said.startswith("fedrepopt on digits: 1 client (dirichlet α=0.1), 1 a round, 1 round of 1 step, ")
+    assert "made for the method" not in said
+    _, said, _ = command("run", *quick, *sets, "--out", tmp_path / "run", capsys=capsys)
+    assert f"complete already in {tmp_path / 'run'}: its only round is behind it\n" in said
     assert (tmp_path / "a.safetensors").is_file()
     status, _, err = command("search-scales", "resnet18", "--out", tmp_path / "b", capsys=capsys)
     assert status != 0
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--epochs", -1, "--per-class", 1], "--epochs -1: must be at least 1"),
+        (["--epochs", 0, "--per-class", 1], "--epochs 0: must be at least 1"),
+        (["--epochs", 1, "--out", "file/x"], 'the run directory "file/x.run" cannot be written: Not a directory'),
+        (["--epochs", 1, "--out", "."], '--out "." has no name; give one, as in --out scales/a0'),
+    ],
+)
+def test_the_command_speaks_of_what_was_typed(arguments, said, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    status, out, err = command("search-scales", "repghost-0.5", "--data", "digits", *arguments, capsys=capsys)
+    assert (status, out, err) == (2, "", f"fullrank: {said}\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 import fullrank
 from fullrank import collapse, methods, theory
 from fullrank.errors import Refusal
+from fullrank.report.style import drawing
 from fullrank.theory import __main__ as command
 from fullrank.theory import disjoint, linear, panels, sphere_study, theorem, toy_study
+from fullrank.theory.figures import spheres
 
 DEPTHS = (1, 2, 3)
 
@@ -165,6 +167,8 @@ def test_few_classes_let_few_singular_values_grow():
     assert rare.effective_rank[-1] < 3
     with pytest.raises(Refusal, match="sum to 1"):
         theory.growth([0.5, 0.6])
+    with pytest.raises(Refusal, match="classes ≤ width ≤ inputs, not 40, 16 and 32"):
+        theory.growth([1 / 40] * 40)
 
 
 # --- identities -----------------------------------------------------------------------------------
@@ -230,6 +234,10 @@ def test_alignment_of_digits():
     assert not np.array_equal(theory.alignment("digits", epochs=(1,), start="default")[1], found[1])
     with pytest.raises(Refusal, match="balanced"):
         theory.alignment("digits", start="zeros")
+    with pytest.raises(Refusal, match="lr = 0: must be a number above 0"):
+        theory.alignment("digits", lr=0)
+    with pytest.raises(Refusal, match="beyond all bounds in epoch 1 with lr = 100"):
+        theory.alignment("digits", lr=100)
 
 
 def test_only_as_many_directions_grow_as_classes_but_one():
@@ -377,6 +385,31 @@ def test_a_sphere_from_features():
     assert math.isnan(theory.smallest_angle(np.eye(3), np.zeros(3, dtype=int)))
 
 
+def test_a_sphere_is_turned_towards_its_points(tmp_path):
+    draw = rng()
+    for direction in ([0.1, 0.2, 1], [-1, 0.5, -0.3], [0, 0, -1]):
+        points = np.array(direction) / np.linalg.norm(direction) + 0.2 * draw.normal(size=(40, 3))
+        points /= np.linalg.norm(points, axis=1, keepdims=True)
+        across, up, depth = spheres.seen(points, spheres.view_of(points))
+        np.testing.assert_allclose(across**2 + up**2 + depth**2, 1)  # turned, not bent
+        assert [across.mean(), up.mean()] == pytest.approx([0, 0], abs=1e-12)
+        assert (depth > 0).all()
+        panel = panels.Sphere("one side", points, np.zeros(40, dtype=np.int64), 1.0, 0.0, 1.0)
+        with drawing(tmp_path / "sphere.png", 2) as figure:
+            axes = figure.subplots()
+            spheres.draw_sphere(axes, panel, "")
+            drawn = np.concatenate([part.get_offsets() for part in axes.collections])
+            assert np.linalg.norm(drawn.mean(0)) < 1e-9
+    around = np.concatenate([np.eye(3), -np.eye(3)])
+    assert spheres.view_of(around) == spheres.ASIDE
+
+
+def test_an_unknown_projection_is_refused_before_training(monkeypatch):
+    monkeypatch.setattr(sphere_study, "execute", lambda *_: pytest.fail("trained in vain"))
+    with pytest.raises(Refusal, match='project = "foo"; known are neck'):
+        theory.unit_sphere("tiny", project="foo")
+
+
 def test_unit_sphere_in_small(tmp_path):
     found = theory.unit_sphere("tiny", rounds=1, clients=3)
     assert [panel.name for panel in found.panels] == ["homogeneous", "heterogeneous", "with FedDecorr"]
@@ -432,6 +465,56 @@ def test_one_command_a_figure(name, more, says, suffix, tmp_path, capsys, monkey
     assert call(name, "--out", target, *more, monkeypatch=monkeypatch) == 0
     assert says in capsys.readouterr().out
     assert target.read_bytes().startswith(b"%PDF" if suffix == "pdf" else b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value", "says"),
+    [
+        ("theorem", "--examples", 0, "must be at least 1"),
+        ("theorem", "--examples", -3, "must be at least 1"),
+        ("growth", "--classes", 0, "must be at least 2"),
+        ("growth", "--classes", 17, "must be at most 16"),
+        ("growth", "--seed", -1, "must be at least 0"),
+        ("alignment", "--lr", 0, "must be a number above 0"),
+        ("alignment", "--lr", "nan", "must be a number above 0"),
+        ("bound", "--p", 2, "must be at most 1"),
+        ("bound", "--p", "nan", "must be at least 0"),
+        ("bound", "--rounds", 0, "must be at least 1"),
+        ("toy-sphere", "--seed", -1, "must be at least 0"),
+    ],
+)
+def test_a_number_out_of_range_is_refused(name, option, value, says, tmp_path, capsys, monkeypatch):
+    target = tmp_path / "figure.png"
+    assert call(name, "--out", target, option, value, monkeypatch=monkeypatch) == 2
+    assert capsys.readouterr().err == f"fullrank: {option} {value}: {says}\n"
+    assert not target.exists()
+
+
+@pytest.mark.parametrize("name", ["theorem", "growth", "alignment", "disjoint", "bound", "toy-sphere", "unit-sphere"])
+def test_a_file_that_cannot_be_written_is_refused_at_once(name, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command, "figures", None)  # which nobody should get to
+    for study in ("aligned_example", "growth", "alignment", "toy_sphere", "unit_sphere"):
+        monkeypatch.setattr(command, study, lambda *_, **__: pytest.fail("computed in vain"))
+    (tmp_path / "file").touch()
+    target = tmp_path / "file" / "x.png"
+    assert call(name, "--out", target, monkeypatch=monkeypatch) == 2
+    assert capsys.readouterr().err == f'fullrank: "{target}" cannot be written: Not a directory\n'
+
+
+def test_the_bound_is_printed_as_it_is_drawn(tmp_path, capsys, monkeypatch):
+    figures = []
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: figures.append(figure))
+    assert call("bound", "--out", tmp_path / "bound.png", "--p", 0.4, "--rounds", 3, monkeypatch=monkeypatch) == 0
+    *printed, explained, _ = capsys.readouterr().out.splitlines()
+    curves = [curve for curve in figures[0].axes[0].lines if not curve.get_label().startswith("_")]
+    assert len(printed) == len(curves) == 4
+    for curve, said in zip(curves, printed, strict=True):
+        p_hat, delta = (float(part.split("=")[1]) for part in said.split(":")[0].split(",")[1:])
+        assert rf"$\hat p$ = {p_hat:g}" in curve.get_label()
+        assert (rf"$\delta$ = {delta:g}" in curve.get_label()) == (delta > 0)
+        _, first, _, last = curve.get_ydata()
+        assert f"{first:.3g} after one round, {last:.3g} after 3" in said
+    assert "δ: margin" in explained
 
 
 def test_figures_without_matplotlib_or_with_another_ending(tmp_path, capsys, monkeypatch):

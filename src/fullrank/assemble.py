@@ -139,7 +139,7 @@ def assemble(
     head: str | None = None,
 ) -> Assembly:
     """Put a run together; what is given replaces what the experiment would name."""
-    device = _device(experiment.engine.device)
+    device = _device(experiment.engine)
     federation = federation or federate(experiment)
     composition = Composition(method or methods.build(experiment.method.name, **experiment.method.tables))
     network = _network(experiment, federation, composition, module, head or experiment.model.head or None, device)
@@ -259,11 +259,14 @@ def _set_precision(network: Network, table: EngineTable, device: torch.device) -
 
 
 def _set_layout(network: Network, table: EngineTable, device: torch.device) -> None:
-    """Channels last where convolutions are faster so: in bfloat16 on a GPU, and in float32 on a CPU."""
+    """Images with their channels last where convolutions are faster so: in bfloat16 on a GPU, in float32 on a CPU.
+
+    On a GPU the weights lie so too. On a CPU that would gain little more, and whoever looks at them would have to know.
+    """
     on_a_gpu = device.type == "cuda" and network.half is not None
     on_a_cpu = device.type == "cpu" and network.dtype == torch.float32 and table.name != "vectorised"
-    if (on_a_gpu or on_a_cpu) and takes_channels_last(network):
-        network.channels_last = True
+    network.channels_last = (on_a_gpu or on_a_cpu) and takes_channels_last(network)
+    if network.channels_last and on_a_gpu:
         network.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
@@ -334,13 +337,16 @@ def _start_from(network: Network, path: Path) -> None:
     network.load(given)
 
 
-def _device(name: str) -> torch.device:
+def _device(table: EngineTable) -> torch.device:
+    name = table.device
     try:
         device = torch.device(name or "cpu")
     except RuntimeError:
         raise Refusal(f'engine.device = "{name}" is not a device; known are cpu, cuda, cuda:0 …') from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise Refusal(f'engine.device = "{name}": this machine has no CUDA device that torch can use')
+    if table.name == "cuda" and device.type != "cuda":
+        raise Refusal(f'engine.name = "cuda" needs engine.device = "cuda", not "{device}"; on a CPU take "auto"')
     if device.type == "cuda":
         # Read when CUDA starts: by default streams share eight queues, in which one waits for another without need.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")

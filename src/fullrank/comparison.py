@@ -230,7 +230,7 @@ def compare_runs(
 
     Runs of one method whose hyper-parameters differ are told apart by these. Whatever else differs is refused.
     """
-    found = list({_path(run): run for path in paths for run in runs_in(Path(path))}.values())
+    found = all_runs(paths)
     for run in found:
         rounds = run.experiment.train.rounds
         if not RunDirectory(_path(run)).finished(rounds):
@@ -250,14 +250,20 @@ def compare_runs(
 # What is there
 
 
+def all_runs(paths: Iterable[str | Path]) -> list[Run]:
+    """The runs in directories and folders, each once."""
+    return list({_path(run): run for path in paths for run in runs_in(Path(path))}.values())
+
+
 def runs_in(path: Path) -> list[Run]:
     """The run in a directory, or all runs in a folder, by method (as they were compared there) and seed.
 
-    A folder of such folders stands for the runs in all of them, in the order of their names.
+    Runs in folders of such a folder come after its own, in the order of the folders' names.
     """
     if RunDirectory(path).started or not path.is_dir():
         return [load_run(path)]
-    found = _runs_directly_in(path) or [run for inner in sorted(path.iterdir()) for run in _runs_directly_in(inner)]
+    folders = [inner for inner in sorted(path.iterdir()) if not RunDirectory(inner).started]
+    found = [*_runs_directly_in(path), *(run for folder in folders for run in _runs_directly_in(folder))]
     if not found:
         raise Refusal(f'"{path}" is not a run directory and holds none')
     return found

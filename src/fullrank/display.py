@@ -219,7 +219,8 @@ def opening(experiment: Experiment, done: int, clients: int, out: Path | None) -
     train = experiment.train
     lines = [f"{experiment.method.name} on {setting(experiment, clients)}, seed {experiment.seed}"]
     if out is not None and done >= train.rounds:
-        lines.append(f"complete already in {out}: all {done} rounds are behind it")
+        behind = "its only round is" if done == 1 else f"all {done} rounds are"
+        lines.append(f"complete already in {out}: {behind} behind it")
     elif out is not None:
         lines.append(f"writing to {out}" + (f", going on after round {done}" if done else ""))
     return lines
@@ -229,10 +230,19 @@ def setting(experiment: Experiment, clients: int = 0) -> str:
     """The data, their division and the training in a few words; with the number of clients a round, where known."""
     data, train = experiment.data, experiment.train
     how = {"dirichlet": f"dirichlet α={data.alpha:g}"}.get(data.partition, data.partition)
-    amount = f"{train.steps} steps" if train.steps else f"{train.epochs} epoch{'s' if train.epochs > 1 else ''}"
+    amount = counted(train.steps, "step") if train.steps else counted(train.epochs, "epoch")
     part = f"{clients} a round, " if clients else ""
-    rounds = f"{train.rounds} rounds of {amount}"
-    return f"{data.name}: {data.clients} clients ({how}), {part}{rounds}, {experiment.model.name}"
+    rounds = f"{counted(train.rounds, 'round')} of {amount}"
+    return f"{data.name}: {counted(data.clients, 'client')} ({how}), {part}{rounds}, {experiment.model.name}"
+
+
+def counted(number: int, noun: str) -> str:
+    """So many of something.
+
+    >>> counted(1, "round"), counted(2, "round")
+    ('1 round', '2 rounds')
+    """
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def warnings(row: Mapping[str, Any]) -> list[str]:

@@ -32,7 +32,7 @@ def figure_command(
         int | None, typer.Option("--top", metavar="N", help="Singular values of a spectrum; else the first 100.")
     ] = None,
     term: Annotated[
-        str, typer.Option("--term", metavar="NAME", help="Which term of the loss; else the method's own.")
+        str, typer.Option("--term", metavar="NAME", help="Which term of the loss; else the method's own, or criterion.")
     ] = "",
 ) -> None:
     """Draw a figure of one run or several, as wide as a column of a paper.

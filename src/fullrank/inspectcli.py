@@ -14,8 +14,8 @@ from .collapse import recall
 from .collapse.spectra import THRESHOLD
 from .config import parse_overrides
 from .errors import Refusal
+from .export import run_here
 from .inspecting import FILE, Inspected, inspect_model, inspect_run, is_run
-from .result import load_run
 from .rundir import writable
 
 SHOWN = {
@@ -92,7 +92,7 @@ def _look(what: str, data: str, client: int | None, model: str, root: str, overr
     if is_run(what):
         if model or overrides:
             raise Refusal(f'"{what}" is a run, which knows its own model: leave out --model and --set')
-        return inspect_run(load_run(what), client, data, root)
+        return inspect_run(run_here(what), client, data, root)
     if not (what.endswith(FILE) or ":" in what):
         there = "is not a run directory: it has no experiment.toml" if Path(what).exists() else "is not there"
         raise Refusal(f'"{what}" {there}; give a run, a package.module:function, or a {FILE} file')

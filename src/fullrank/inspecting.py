@@ -15,11 +15,13 @@ from .collapse import recall
 from .config import GIVEN, Experiment, merged
 from .data import DataSet, Split, load_dataset, resized
 from .errors import Refusal
+from .export import refuse_lost_model
 from .models.network import Network
 from .naming import import_object
 from .probe import Looking
 from .randomness import seeded
 from .result import Run, threads
+from .rundir import RunDirectory
 
 FILE = ".safetensors"
 
@@ -53,6 +55,7 @@ class Inspected:
 
 def inspect_run(run: Run, client: int | None = None, data: str = "", root: str = "") -> Inspected:
     """A run's final global model, or a client's own, on the run's test set or on another one, prepared as the run's."""
+    _refuse_untrained(run)
     module = run.model() if client is None else run.client_model(client)
     assembly = run._assembled()
     given = assembly.federation.data
@@ -84,7 +87,7 @@ def inspect_model(name: str, data: str, *, kind: str = "", root: str = "", setti
     if name.endswith(FILE):
         if not kind:
             raise Refusal(f'"{name}" holds weights alone; say of which network, as in --model cnn')
-        assembly = assemble(Experiment(**merged(values, {"model": {"name": kind, "start": name}})))
+        assembly = _from_file(Experiment(**merged(values, {"model": {"name": kind, "start": name}})))
     else:
         if kind:
             raise Refusal(f'--model {kind} says what a safetensors file holds; "{name}" makes its own network')
@@ -96,6 +99,23 @@ def inspect_model(name: str, data: str, *, kind: str = "", root: str = "", setti
     with threads(assembly.experiment.engine.threads):
         found = looking.measure()  # on what it was trained nobody knows
     return _inspected(f"{name} ({kind})" if kind else name, assembly.federation.data, looking, found)
+
+
+def _refuse_untrained(run: Run) -> None:
+    """Of a run without a model or a checkpoint, whose network would be looked at as it was before round 1."""
+    refuse_lost_model(run)
+    if run.path is None or run._assembly is not None or (run.path / "model.safetensors").is_file():
+        return
+    if not RunDirectory(run.path).last_round():
+        raise Refusal(f'no round of the run in "{run.path}" is saved, so it has no model to look at')
+
+
+def _from_file(experiment: Experiment) -> Assembly:
+    """What an experiment with model.start makes, for a user who has named the file and not that key."""
+    try:
+        return assemble(experiment)
+    except Refusal as problem:
+        raise Refusal(str(problem).removeprefix("model.start: ")) from None
 
 
 def _made(name: str, data: DataSet) -> nn.Module:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 from .cliparts import AsJson
-from .comparison import runs_in
-from .report.labels import names_of
+from .comparison import all_runs
+from .report.labels import titles_of
 from .report.probed import Probe, mean, probe_at, probes_of
 from .rundir import writable
 
@@ -38,10 +38,14 @@ def probes_command(
 
     Example: fullrank probes runs/collapse --every
     """
-    runs = [run for path in inputs for run in runs_in(Path(path))]
+    found = all_runs(inputs)
+    # of a folder, those that can be shown; of what was named itself, nothing is passed over
+    runs = [run for run in found if run.probes or str(run.path) in inputs] or found
+    if len(runs) < len(found):
+        print(f"fullrank: left out {len(found) - len(runs)} of {len(found)} runs, without probes", file=sys.stderr)
     rows = [
         {"run": name, **_facts(probe)}
-        for name, run in zip(names_of(runs), runs, strict=True)
+        for name, run in zip(titles_of(runs), runs, strict=True)
         for probe in (probes_of(run) if every else [probe_at(run)])
     ]
     if as_json:

@@ -21,13 +21,13 @@ from .config import Experiment, merged
 from .data import DataSet, Split, load_dataset
 from .data.federation import Federation
 from .data.resize import resized
-from .display import Watcher
+from .display import Watcher, counted
 from .errors import Refusal
 from .models.scales import write_scales
 from .randomness import generator
 from .result import Run
-from .run import execute
-from .rundir import environment, write_json
+from .run import agreed, execute
+from .rundir import RunDirectory, environment, read_json, write_json
 
 FORMAT = 1
 SIZE = 32
@@ -77,9 +77,13 @@ def search_scales(
     experiment = searched(model, values or {})
     data = for_search(load_dataset(experiment.data.name, experiment.data.root, seed=experiment.seed))
     federation = _chosen(federate(experiment, data), per_class, client, experiment.seed)
+    _refuse_less_than_a_batch(experiment, len(federation.parts[0]), per_class, client)
     path = Path(out)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    run = execute(experiment, path.with_name(f"{path.name}.run"), watcher=watcher, federation=federation)
+    if not path.name:
+        raise Refusal(f'--out "{out}" has no name; give one, as in --out scales/a0')
+    playing = path.with_name(f"{path.name}.run")
+    _refuse_other_samples(experiment, federation, playing)
+    run = execute(experiment, playing, watcher=watcher, federation=federation)
     scales, facts = (path.with_name(f"{path.name}.{end}") for end in ("safetensors", "json"))
     write_scales(scales, run.model(), model.rpartition(":")[2])
     write_json(facts, _facts(run, model, federation, _subset(experiment, per_class, client), scales))
@@ -144,6 +148,11 @@ def _chosen(federation: Federation, per_class: int, client: int | None, seed: in
         part = np.sort(np.concatenate(federation.parts))
     elif 0 <= client < federation.clients:
         part = federation.parts[client]
+    elif federation.clients == 1:
+        raise Refusal(
+            f"there is no client {client}, because the data are not divided; say among how many and how, as in "
+            "--set data.partition=dirichlet --set data.clients=10"
+        )
     else:
         raise Refusal(f"there is no client {client}; clients are 0 to {federation.clients - 1}")
     if per_class:
@@ -159,9 +168,34 @@ def _some_of_each(labels: torch.Tensor, part: np.ndarray, number: int, seed: int
     return np.sort(np.concatenate([rng.choice(part[of == label], number, replace=False) for label in np.unique(of)]))
 
 
+def _refuse_less_than_a_batch(experiment: Experiment, samples: int, per_class: int, client: int | None) -> None:
+    train = experiment.train
+    if train.last_batch != "drop" or samples >= train.batch_size:
+        return
+    more = "more --per-class" if per_class else "another --client" if client is not None else "more data"
+    raise Refusal(
+        f'one batch of {train.batch_size} is not filled by {counted(samples, "sample")} (train.last_batch = "drop"): '
+        f"take {more}, or smaller batches by --set train.batch_size=N"
+    )
+
+
+def _refuse_other_samples(experiment: Experiment, federation: Federation, path: Path) -> None:
+    """Refuse to go on with a search by other samples of its data set, which no key of the experiment tells apart."""
+    directory = RunDirectory(path)
+    if not directory.started:
+        return
+    agreed(experiment.resolved(), directory)  # a key that differs says more
+    recorded = read_json(path / "partition.json")
+    if recorded["data"]["fingerprint"] == federation.data.fingerprint() and recorded["hash"] != federation.hash:
+        raise Refusal(
+            f'the samples are not those with which "{path}" was begun (--per-class, --client): take another --out, or '
+            "delete it"
+        )
+
+
 def _subset(experiment: Experiment, per_class: int, client: int | None) -> str:
     if per_class:
-        return f"{per_class} samples of each class"
+        return f"{counted(per_class, 'sample')} of each class"
     if client is None:
         return "all"
     table = experiment.data

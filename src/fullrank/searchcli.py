@@ -10,7 +10,7 @@ import typer
 from . import display
 from .cliparts import AsJson, Overrides, fail
 from .config import merged, nested, parse_overrides
-from .errors import Interrupted
+from .errors import Interrupted, Refusal
 from .search import search_scales
 
 
@@ -21,8 +21,9 @@ def search_command(
     ] = "cifar100",
     root: Annotated[str, typer.Option("--root", metavar="DIR", help="Where it lies.")] = "",
     epochs: Annotated[
-        int, typer.Option("--epochs", metavar="N", help="Instead of the authors' 240 (RepVGG) or 600 (RepGhost).")
-    ] = 0,
+        int | None,
+        typer.Option("--epochs", metavar="N", help="Instead of the authors' 240 (RepVGG) or 600 (RepGhost)."),
+    ] = None,
     per_class: Annotated[
         int, typer.Option("--per-class", metavar="N", help="Learn only so many random samples of each class.")
     ] = 0,
@@ -48,7 +49,9 @@ def search_command(
     --set data.variant=plain --set data.clients=10 --root data
     """
     short = nested({"data.name": data, "data.root": root})
-    if epochs:
+    if epochs is not None:
+        if epochs < 1:
+            raise Refusal(f"--epochs {epochs}: must be at least 1")
         short = merged(short, nested({"train.rounds": epochs}))
     values = merged(short, parse_overrides(overrides or []))
     name = out or f"scales/{model.rpartition(':')[2]}-{data}"
@@ -61,4 +64,5 @@ def search_command(
         print(json.dumps({"scales": str(found.scales), "facts": str(found.facts)}))
     elif not quiet:
         print(f"scales in {found.scales}, where they come from in {found.facts}")
-        print(f"use them: --set model.name={model} --set model.mode=repopt --set model.scales={found.scales}")
+        keys = {"method.name": "fedrepopt", "model.name": model, "model.mode": "repopt", "model.scales": found.scales}
+        print("use them:", *(f"--set {key}={value}" for key, value in keys.items()))

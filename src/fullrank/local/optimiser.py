@@ -76,7 +76,9 @@ def descend_(
     For a step that is recorded once and replayed: `lr` is the learning rate of the day, and `decay` what `flat_decay`
     gave for flat trees.
     """
-    if settings.optimizer == "sgd" and (alike := flats(w, g, *([memory["velocity"]] if settings.momentum else []))):
+    one_rate = decay is not None or not settings.weight_decay or len({name in decayed for name in w}) == 1
+    speeds = [memory["velocity"]] if "velocity" in memory else []
+    if settings.optimizer == "sgd" and one_rate and (alike := flats(w, g, *speeds)):
         uniform = settings.weight_decay if any(name in decayed for name in w) else 0.0
         weight, slope, *velocity = ({"": flat.base} for flat in alike)
         _sgd_(weight, slope, *velocity, settings=settings, decay=uniform if decay is None else decay, lr=lr)

@@ -242,7 +242,7 @@ class Network:
     def __call__(self, x: Tensor) -> Output:
         """Forward in the module's current mode, with its own tensors."""
         if self.channels_last and x.dim() == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
+            x = _with_channels_last(x)
         if self.half is None:
             return self._forward(x)
         with torch.autocast(x.device.type, self.half):
@@ -308,9 +308,25 @@ def _in_dtype(out: Output, dtype: torch.dtype) -> Output:
     return Output(logits.to(dtype), z.to(dtype), {name: value.to(dtype) for name, value in extras.items()})
 
 
+def _with_channels_last(x: Tensor) -> Tensor:
+    """Images with their channels last in memory.
+
+    One channel is last in any order, and only strides can say so; on a GPU the weights' do.
+    """
+    if x.shape[1] > 1 or x.is_cuda:
+        return x.contiguous(memory_format=torch.channels_last)
+    _, _, height, width = x.shape
+    return x.contiguous().as_strided(x.shape, (height * width, 1, width, 1))
+
+
 def takes_channels_last(network: Network) -> bool:
-    """Whether images may be handed over with their channels last: a user's `view` of a feature map forbids it."""
-    return isinstance(network.module, Net) and any(isinstance(part, nn.Conv2d) for part in network.module.modules())
+    """Whether images may be handed over with their channels last: a `view` of a feature map forbids it.
+
+    The library's networks and torch's layers have none; what others wrote might.
+    """
+    parts = list(network.module.modules())
+    known = all(type(part).__module__.partition(".")[0] in ("torch", __name__.partition(".")[0]) for part in parts)
+    return isinstance(network.module, Net) and known and any(isinstance(part, nn.Conv2d) for part in parts)
 
 
 def _dense(tensor: Tensor) -> Tensor:

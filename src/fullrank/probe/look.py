@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,18 +28,29 @@ KEPT_BYTES = 2**26
 
 
 @contextmanager
-def unrounded(network: Network) -> Iterator[None]:
+def unrounded(network: Network, device: torch.device) -> Iterator[None]:
     """Inside, forwards compute in the model's own dtype throughout, also where the run trains in a shorter one.
 
     Rounding to 8 bits adds noise of one size to all directions, under which the tail of a spectrum would vanish.
     """
+    half, network.half = network.half, None
+    try:
+        with _without_tf32() if device.type == "cuda" else nullcontext():
+            yield
+    finally:
+        network.half = half
+
+
+@contextmanager
+def _without_tf32() -> Iterator[None]:
+    """Only where there is a GPU: even to read these switches disturbs a user who sets torch's newer ones."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = network.half, cudnn.allow_tf32, matmul.allow_tf32
-    network.half, cudnn.allow_tf32, matmul.allow_tf32 = None, False, False
+    before = cudnn.allow_tf32, matmul.allow_tf32
+    cudnn.allow_tf32 = matmul.allow_tf32 = False
     try:
         yield
     finally:
-        network.half, cudnn.allow_tf32, matmul.allow_tf32 = before
+        cudnn.allow_tf32, matmul.allow_tf32 = before
 
 
 class Looking:
@@ -59,7 +70,7 @@ class Looking:
     def outputs(self, x: Tensor, y: Tensor) -> Iterator[tuple[Output, Tensor]]:
         """Forwards of the model that is in the network, each batch with its labels."""
         for some, live in batches(len(y), at_once(y.device), y.device):
-            with self.network.mode(train=False), unrounded(self.network):
+            with self.network.mode(train=False), unrounded(self.network, self.x.device):
                 out = self.network(self.assembly.federation.pipeline(x[some], None, self.network.dtype))
             extras = {name: value[:live] for name, value in out.extras.items()}
             yield Output(out.logits[:live], out.z[:live], extras), y[some[:live]]
@@ -139,7 +150,11 @@ class Looking:
             seen: list[Tensors] = []
             for model in models:
                 self.put(model)
-                with self.network.mode(train=False), unrounded(self.network), caught(self.network, layers) as found:
+                with (
+                    self.network.mode(train=False),
+                    unrounded(self.network, self.x.device),
+                    caught(self.network, layers) as found,
+                ):
                     z = self.network(x).z
                 # without a layer that is called twice in a forward, or that does not give one row a sample
                 of_layers = {n: torch.cat(parts) for n, parts in found.items() if sum(map(len, parts)) == len(z)}

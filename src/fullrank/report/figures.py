@@ -15,6 +15,7 @@ from .directions import draw_tsne
 from .heatmaps import draw_cka, draw_classifier
 from .losses import draw_losses
 from .spectra import draw_gap, draw_spectrum
+from .style import figure_file
 
 KINDS: dict[str, Callable[..., None]] = {
     "spectrum": draw_spectrum,
@@ -46,4 +47,5 @@ def draw_figure(kind: str, runs: Sequence[Run | str | Path], path: str | Path, *
         if name not in known:
             has = f"it has {', '.join(known)}" if known else "it has none"
             raise Refusal(f'the figure "{kind}" has no option {name}; {has}')
+    figure_file(path)  # before runs are read and a map is computed in vain
     KINDS[kind]([run if isinstance(run, Run) else load_run(run) for run in runs], path, **options)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fullrank.probe.layers import evenly
+from fullrank.probe.layers import REPRESENTATION, evenly
 from fullrank.result import Run
 
 from .labels import titles_of
@@ -23,6 +23,8 @@ MOST_COLUMNS = 4
 MOST_WRITTEN = 4
 """Clients up to which every cell has room for its number."""
 MOST_NAMED = 7
+NARROWEST = 0.2
+"""The range of cosines that colours show at least: stretched over less, nearly equal would look very different."""
 LINE = 13
 """Letters for which there is room above a small map."""
 MOST_MARKED = 20
@@ -47,7 +49,7 @@ def draw_classifier(runs: Sequence[Run], path: str | Path, *, rounds: Sequence[i
         panels = figure.subplots(len(runs), 2, width_ratios=[1.5, 1], squeeze=False)
         for (left, right), title, probe, cosines in zip(panels, titles, probes, tables, strict=True):
             _draw_norms(left, probe)
-            image = _draw_cells(right, cosines, probe["clients"], min(low, 0.99), 2 if low < 0.99 else 3)
+            image = _draw_cells(right, cosines, probe["clients"], min(low, 1 - NARROWEST), 2 if low < 0.99 else 3)
             right.set_title(f"cosine, mean {probe['classifier_cosine']:.3f}", fontsize=7)
             left.set_ylabel(r"norm $\|W_c\|$")
             if len(runs) > 1:
@@ -153,10 +155,16 @@ def _written(value: float, digits: int) -> str:
 def _titled(layer: str) -> str:
     r"""A layer's name above a small map: without what all have in common, a long one in two lines.
 
-    >>> _titled("backbone.layer1.1.conv2.0")
-    'layer1.1\nconv2.0'
+    A bare number, as in a sequence of layers, could be read as a client's, so it is called a layer.
+
+    >>> _titled("backbone.layer1.1.conv2.0"), _titled("backbone.4"), _titled("z")
+    ('layer1.1\nconv2.0', 'layer 4', 'features $z$')
     """
+    if layer == REPRESENTATION:
+        return "features $z$"
     name = layer.removeprefix("backbone.")
+    if name[:1].isdigit():
+        name = f"layer {name}"
     if len(name) <= LINE:
         return name
     dots = [place for place, letter in enumerate(name) if letter == "."] or [len(name)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +10,11 @@ from fullrank.errors import Refusal, nearest
 from fullrank.result import Run
 
 from .labels import titles_of
-from .probed import number
+from .probed import few, number
 from .style import BLUE, GREY, draw_legend, drawing, legend_height, line, line_colours, round_ticks
 
 NO_TERMS = ("grad_norm", "drift")
 """What is measured over local epochs beside the terms of the loss."""
-MOST_ROWS = 5
 MOST_NAMED = 7
 """Clients that have a colour and a name of their own."""
 
@@ -25,32 +24,27 @@ def draw_losses(
 ) -> None:
     """A term of the loss over local epochs, one line a client, in the first round and in the last (ICLR Fig. 11).
 
-    Without `term`, the method's own, or the criterion where it has none. FedDecorr's is drawn without its factor β,
-    and, where a probe tells the number of features, with the least value that a batch of that size can have while no
-    feature is constant in it.
+    Without `term`, the method's own where all runs have it, else the criterion: rows show one term, so that they can
+    be compared. FedDecorr's is drawn without its factor β, and, where a probe tells the number of features, with the
+    least value that a batch of that size can have while no feature is constant in it.
     """
-    if len(runs) > MOST_ROWS:
-        raise Refusal(f"a figure of losses has a row for each run, and room for {MOST_ROWS}, not for {len(runs)}")
-    titles = titles_of(runs)
-    terms = [term or _own_term(run) for run in runs]
-    lines = [
-        {round: _values(run, round, own, clients) for round in _rounds(run, rounds)}
-        for run, own in zip(runs, terms, strict=True)
-    ]
+    titles = titles_of(few(runs))
+    term = term or _shared_term(runs)
+    lines = [{round: _values(run, round, term, clients) for round in _rounds(run, rounds)} for run in runs]
     everybody = sorted({client for columns in lines for values in columns.values() for client in values})
-    entries, colours = _clients(everybody)
-    floors = [_floor(run, own) for run, own in zip(runs, terms, strict=True)]
+    look = _look([course for columns in lines for values in columns.values() for course in values.values()])
+    entries, colours = _clients(everybody, look)
+    floors = [_floor(run, term) for run in runs]
     if any(floor is not None for floor in floors):
         entries["floor if no feature is constant"] = line(GREY, linestyle=":", linewidth=0.9)
     with drawing(path, 0.3 + 1.4 * len(runs) + legend_height(list(entries))) as figure:
         panels = figure.subplots(len(runs), max(map(len, lines)), sharex=True, sharey="row", squeeze=False)
-        for places, title, own, columns, floor in zip(panels, titles, terms, lines, floors, strict=True):
+        for places, title, columns, floor in zip(panels, titles, lines, floors, strict=True):
             for axes in places[len(columns) :]:
                 axes.set_visible(False)
             for axes, (round, values) in zip(places, columns.items(), strict=False):
                 for client, course in values.items():
-                    shown: dict[str, Any] = {"marker": ".", "markersize": 3, "linewidth": 0.9}
-                    axes.plot(range(1, len(course) + 1), course, color=colours[client], **shown)
+                    axes.plot(range(1, len(course) + 1), course, color=colours[client], **look)
                 if floor is not None:
                     axes.axhline(floor, color=GREY, linewidth=0.9, linestyle=":")
                 axes.set_title(f"round {round}", fontsize=7)
@@ -58,7 +52,7 @@ def draw_losses(
             if len(runs) > 1:
                 # over all panels of the row: a long name has no room above one of them
                 places[0].set_title(f"{title}\n", loc="left")
-            places[0].set_ylabel(_title(own))
+            places[0].set_ylabel(_title(term))
         figure.supxlabel("local epoch", fontsize=8)
         draw_legend(figure, entries)
 
@@ -84,8 +78,10 @@ def _rounds(run: Run, asked: Sequence[int]) -> list[int]:
     return list(asked) or sorted({known[0], known[-1]})
 
 
-def _own_term(run: Run) -> str:
-    return next((name for name in _names(run) if name != "criterion"), "criterion")
+def _shared_term(runs: Sequence[Run]) -> str:
+    """A term that all runs have, one of their methods' own rather than the criterion."""
+    shared = [name for name in _names(runs[0]) if all(name in _names(run) for run in runs)]
+    return next((name for name in shared if name != "criterion"), "criterion")
 
 
 def _names(run: Run) -> list[str]:
@@ -122,12 +118,20 @@ def _decorrelation(run: Run, term: str) -> dict[str, Any]:
     return found
 
 
-def _clients(clients: Sequence[int]) -> tuple[dict[str, Any], dict[int, Any]]:
+def _look(courses: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """How courses look, in the figure and in its legend: dots alone where none is longer than an epoch."""
+    if all(len(course) < 2 for course in courses):
+        return {"marker": ".", "markersize": 5, "linestyle": "none"}
+    return {"marker": ".", "markersize": 3, "linewidth": 0.9}
+
+
+def _clients(clients: Sequence[int], look: Mapping[str, Any]) -> tuple[dict[str, Any], dict[int, Any]]:
     """What the legend says of clients, and each one's colour."""
     if len(clients) > MOST_NAMED:
-        return {"one line a client": line(BLUE, linewidth=0.9)}, dict.fromkeys(clients, BLUE)
+        name = "one dot a client" if look.get("linestyle") == "none" else "one line a client"
+        return {name: line(BLUE, **look)}, dict.fromkeys(clients, BLUE)
     colours = dict(zip(clients, line_colours(len(clients)), strict=True))
-    return {f"client {client}": line(colour, linewidth=0.9) for client, colour in colours.items()}, colours
+    return {f"client {client}": line(colour, **look) for client, colour in colours.items()}, colours
 
 
 def _title(term: str) -> str:

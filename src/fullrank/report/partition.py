@@ -11,6 +11,8 @@ import numpy as np
 from fullrank.data.heterogeneity import CountArray, class_labels
 from fullrank.errors import Refusal
 
+from .style import refuse_unwritable, save
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.collections import QuadMesh
@@ -32,6 +34,7 @@ def draw_partition(counts: CountArray, path: str | Path, class_names: Sequence[s
     target = Path(path)
     if target.suffix.lower() != ".png":
         raise Refusal(f'the picture of a partition is a PNG, so "{target}" must end in .png')
+    refuse_unwritable(target)
     labels = class_labels(counts, class_names)
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -57,8 +60,7 @@ def draw_partition(counts: CountArray, path: str | Path, class_names: Sequence[s
         aspect=map_height / SCALE_WIDTH,
     )
     scale.ax.locator_params(axis="y", integer=True)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(target)
+    save(figure, target)
 
 
 def _draw_cells(axes: Axes, counts: CountArray) -> QuadMesh:

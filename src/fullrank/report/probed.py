@@ -13,6 +13,7 @@ from fullrank.result import Run
 Probe = dict[str, Any]
 MOST_RUNS = 5
 """Beside each other, each in a row or panel of its own."""
+FEWER = "give fewer runs, or draw several figures"
 
 
 def probes_of(run: Run) -> list[Probe]:
@@ -57,9 +58,11 @@ def between_clients(run: Run, round: int | None, name: str) -> Any:
 
 
 def few(runs: Sequence[Run]) -> Sequence[Run]:
-    """The runs, if there is room for a row of each."""
+    """The runs, if there is room for a row or panel of each."""
     if len(runs) > MOST_RUNS:
-        raise Refusal(f"this figure has a row for each run, and room for {MOST_RUNS}, not for {len(runs)}")
+        raise Refusal(
+            f"this figure shows each run by itself and has room for {MOST_RUNS}, not for {len(runs)}: {FEWER}"
+        )
     return runs
 
 

@@ -73,6 +73,7 @@ def draw_spectrum(
             _draw_global(axes, each, top)
         axes.set(xlabel="index $k$ of the singular value", ylabel=r"$\log\,\lambda_k$")
         axes.set_xlim(left=0)
+        round_ticks(axes)
         draw_legend(figure, entries)
 
 
@@ -186,5 +187,6 @@ def draw_one_spectrum(spectrum: NDArray[np.float32], numbers: Mapping[str, Any],
         axes.plot(*_curve(spectrum, len(spectrum)), color=line_colours(1)[0])
         axes.axhline(math.log(THRESHOLD), color=GREY, linewidth=0.6, linestyle=":")
         axes.set(xlabel="index $k$ of the singular value", ylabel=r"$\log\,\lambda_k$", xlim=(0, len(spectrum) + 1))
+        round_ticks(axes)
         rank, above = numbers["effective_rank"], numbers["significant"]
         axes.set_title(f"effective rank {rank:.1f}; {above} of {len(spectrum)} above the dotted line", fontsize=7)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -59,23 +61,59 @@ SETTINGS: dict[str, Any] = {
 @contextmanager
 def drawing(path: str | Path, height: float) -> Iterator[Figure]:
     """A figure one column wide to draw on; it is written when all went well."""
-    target = Path(path)
-    if target.suffix.lower() not in (".pdf", ".png"):
-        raise Refusal(f'a figure is written as PDF or PNG, so "{target}" must end in .pdf or .png')
-    try:
-        import matplotlib
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise Refusal("drawing needs matplotlib: pip install 'fullrank[report]'") from error
+    target = figure_file(path)
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     settings: Any = SETTINGS  # whose keys Matplotlib knows one by one
     with matplotlib.rc_context(settings):
         figure = Figure((COLUMN, height), dpi=300, layout="constrained")
         FigureCanvasAgg(figure)
         yield figure
+        save(figure, target)
+
+
+def figure_file(path: str | Path) -> Path:
+    """Where a figure goes; refused at once where none could be written or drawn."""
+    target = Path(path)
+    if target.suffix.lower() not in (".pdf", ".png"):
+        raise Refusal(f'a figure is written as PDF or PNG, so "{target}" must end in .pdf or .png')
+    refuse_unwritable(target)
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise Refusal("drawing needs matplotlib: pip install 'fullrank[report]'") from error
+    return target
+
+
+def save(figure: Figure, target: Path) -> None:
+    """Write a figure, in a folder that is made where it is missing."""
+    with _written(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         # without the date, so that the same figure gives the same file
         figure.savefig(target, metadata={"CreationDate": None} if target.suffix.lower() == ".pdf" else None)
+
+
+def refuse_unwritable(target: Path) -> None:
+    """Refuse a file that could not be written, without writing anything."""
+    with _written(target):
+        present = next((place for place in (target, *target.parents) if place.exists()), Path())
+        if present == target and target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if present != target and not present.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        if not os.access(present, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+@contextmanager
+def _written(target: Path) -> Iterator[None]:
+    """What the system says against a file, as one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise Refusal(f'"{target}" cannot be written: {error.strerror or error}') from None
 
 
 def line_colours(number: int) -> list[Any]:
@@ -116,7 +154,7 @@ def _columns(names: Sequence[str]) -> int:
 
 
 def round_ticks(axes: Any) -> None:
-    """Whole numbers alone along the x axis: there is no half round."""
+    """Whole numbers alone along the x axis: there is neither half a round nor half an index."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import numpy as np
@@ -10,12 +11,13 @@ import typer
 
 from fullrank.cliparts import answer
 from fullrank.errors import Refusal
+from fullrank.report.style import figure_file
 
 from . import figures
 from .aligning import EPOCHS, Start, alignment
-from .bound import fedmr_bound
+from .bound import bound_cases, fedmr_bound
 from .disjoint import disjoint_example
-from .growing import growth
+from .growing import WIDTH, growth
 from .panels import Sphere
 from .sphere_study import unit_sphere
 from .theorem import aligned_example, dropped_share, rates
@@ -29,15 +31,51 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Out = Annotated[str, typer.Option("--out", metavar="FILE", help="Where the figure goes: .pdf or .png.")]
-Seed = Annotated[int, typer.Option("--seed", help="Another number, another draw of everything random.")]
-Examples = Annotated[int, typer.Option("--examples", metavar="N", help="Random networks of each depth.")]
-Classes = Annotated[int, typer.Option("--classes", metavar="N", help="How many classes there are.")]
+
+def _within(least: float, most: float = math.inf) -> Callable[[typer.CallbackParam, float], float]:
+    """A check of an option's number, made before anything else."""
+
+    def checked(option: typer.CallbackParam, value: float) -> float:
+        if not value >= least:  # nor is nan
+            raise Refusal(f"{option.opts[0]} {value:g}: must be at least {least:g}")
+        if value > most:
+            raise Refusal(f"{option.opts[0]} {value:g}: must be at most {most:g}")
+        return value
+
+    return checked
+
+
+def _rate(option: typer.CallbackParam, value: float) -> float:
+    if not (value > 0 and math.isfinite(value)):
+        raise Refusal(f"{option.opts[0]} {value:g}: must be a number above 0")
+    return value
+
+
+def _figure(path: str) -> str:
+    """Refused before anything is computed for a figure that cannot be written."""
+    figure_file(path)
+    return path
+
+
+Out = Annotated[
+    str, typer.Option("--out", metavar="FILE", callback=_figure, help="Where the figure goes: .pdf or .png.")
+]
+Seed = Annotated[
+    int, typer.Option("--seed", callback=_within(0), help="Another number, another draw of everything random.")
+]
+Examples = Annotated[
+    int, typer.Option("--examples", metavar="N", callback=_within(1), help="Random networks of each depth.")
+]
+Classes = Annotated[
+    int, typer.Option("--classes", metavar="N", callback=_within(2, WIDTH), help=f"How many classes: 2 to {WIDTH}.")
+]
 Data = Annotated[str, typer.Option("--data", metavar="NAME", help="The data set: fashion-mnist, mnist, digits.")]
 From = Annotated[str, typer.Option("--start", metavar="KIND", help="balanced (Assumption 1) or default (PyTorch's).")]
-Rate = Annotated[float, typer.Option("--lr", metavar="RATE", help="Of plain SGD.")]
-Kept = Annotated[float, typer.Option("--p", metavar="SHARE", help="The share of the old error that is kept.")]
-Rounds = Annotated[int, typer.Option("--rounds", metavar="N", help="How many rounds are drawn.")]
+Rate = Annotated[float, typer.Option("--lr", metavar="RATE", callback=_rate, help="Of plain SGD.")]
+Kept = Annotated[
+    float, typer.Option("--p", metavar="SHARE", callback=_within(0, 1), help="The share of the old error that is kept.")
+]
+Rounds = Annotated[int, typer.Option("--rounds", metavar="N", callback=_within(1), help="How many rounds are drawn.")]
 Scale = Annotated[str, typer.Option("--size", metavar="SIZE", help="paper (for a GPU), small or tiny.")]
 Project = Annotated[str, typer.Option("--project", metavar="HOW", help="neck (z has three dimensions) or pca.")]
 Device = Annotated[str, typer.Option("--device", metavar="NAME", help="Where to train, as in cuda.")]
@@ -114,14 +152,21 @@ def disjoint_command(out: Out) -> None:
 
 @app.command("bound")
 def bound_command(out: Out, p: Kept = 0.25, rounds: Rounds = 8) -> None:
-    """FedMR's Theorem 1: its bound over rounds.
+    """FedMR's Theorem 1: its bound over rounds, on how far a representation is from the best one.
+
+    A prototype keeps the share p of the old error and is exact on the share p̂, for which other clients stand. In every
+    round δ is added, the greatest margin that FedMR's inter-class loss leaves.
 
     Example: python -m fullrank.theory bound --out bound.pdf
     """
     figures.draw_bound(out, p, rounds)
-    half = (1 - p) / 2
-    first, last = fedmr_bound(p, half, 1), fedmr_bound(p, half, rounds)
-    print(f"p = {p:g}, p̂ = {half:g}: {first:g} after one round, {last:g} after {rounds}")
+    for p_hat, delta in bound_cases(p):
+        first, last, limit = (fedmr_bound(p, p_hat, t, delta=delta) for t in (1, rounds, math.inf))
+        print(
+            f"p = {p:g}, p̂ = {p_hat:g}, δ = {delta:g}: "
+            f"{first:.3g} after one round, {last:.3g} after {rounds}, {limit:.3g} in the end"
+        )
+    print("p: share of the old error that is kept; p̂: share on which it vanishes; δ: margin added in every round.")
     _written(out)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -44,6 +45,8 @@ def alignment(
     """
     if not epochs or min(epochs) < 1:
         raise Refusal(f"epochs count from 1, so {list(epochs)} cannot be looked at")
+    if not (lr > 0 and math.isfinite(lr)):
+        raise Refusal(f"lr = {lr:g}: must be a number above 0")
     X, y, classes = _vectors(load_dataset(data, root) if isinstance(data, str) else data, samples)
     weights = _start(start, [len(X), width, width, classes], seed)
     Y = one_hot(y, classes).astype(np.float32)
@@ -51,10 +54,13 @@ def alignment(
     found: dict[int, NDArray[np.float64]] = {}
     for epoch in range(1, max(epochs) + 1):
         order = rng.permutation(X.shape[1])
-        for batch in np.split(order, range(batch_size, len(order), batch_size)):
-            moving = velocity(weights, X[:, batch], Y[:, batch])
-            for W, v in zip(weights, moving, strict=True):
-                W += np.float32(lr / len(batch)) * v
+        with np.errstate(over="ignore", invalid="ignore"):  # of which the refusal below speaks
+            for batch in np.split(order, range(batch_size, len(order), batch_size)):
+                moving = velocity(weights, X[:, batch], Y[:, batch])
+                for W, v in zip(weights, moving, strict=True):
+                    W += np.float32(lr / len(batch)) * v
+        if not all(np.isfinite(W).all() for W in weights):
+            raise Refusal(f"the weights grew beyond all bounds in epoch {epoch} with lr = {lr:g}; take a smaller one")
         if epoch in epochs:
             found[epoch] = singular_alignment(weights, classes)
     return found

@@ -6,12 +6,25 @@ import math
 
 from fullrank.errors import Refusal
 
+CASES = ((0.0, 0.0), (0.25, 0.0), (0.5, 0.0), (0.5, 0.1), (0.75, 0.0), (0.75, 0.1))
+"""p̂ and δ that are drawn and printed."""
+
+
+def bound_cases(p: float) -> list[tuple[float, float]]:
+    """Those of them that are possible where the share p is kept.
+
+    >>> bound_cases(0.6)
+    [(0.0, 0.0), (0.25, 0.0)]
+    """
+    return [(p_hat, delta) for p_hat, delta in CASES if p + p_hat <= 1]
+
 
 def fedmr_bound(p: float, p_hat: float, t: float, G: float = 1.0, delta: float = 0.0) -> float:
     """2(1 − p̂Γ)G + δΓ with Γ = (1 − p^t)/(1 − p): how far a representation may be from the best one in round t.
 
     It is e_t of e_t = p·e_{t−1} + 2G(1 − p − p̂) + δ, e_0 = 2G: a prototype keeps the share p of the client's old error
-    and is exact on the share p̂. Γ grows with t and the bound falls (for δ = 0), unlike the paper's third remark says.
+    and is exact on the share p̂; δ, the greatest margin that the inter-class loss leaves, comes on top in every round.
+    Γ grows with t and the bound falls (for δ = 0), unlike the paper's third remark says.
     `t = inf` gives (2G(1 − p − p̂) + δ)/(1 − p); the paper's fourth remark leaves out δ.
 
     >>> [fedmr_bound(0.25, 0.5, t) for t in (1, 4)], round(fedmr_bound(0.25, 0.5, math.inf), 6)

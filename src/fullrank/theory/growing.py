@@ -27,12 +27,15 @@ class Growth:
     """Of z over samples of all classes alike, (times,)."""
 
 
+WIDTH = 16
+
+
 def growth(
     shares: Sequence[float],
     *,
     depth: int = 1,
     inputs: int = 32,
-    width: int = 16,
+    width: int = WIDTH,
     samples: int = 400,
     time: float = 30.0,
     steps: int = 300,
@@ -52,6 +55,8 @@ def growth(
     if given.ndim != 1 or (given < 0).any() or not np.isclose(given.sum(), 1):
         raise Refusal(f"shares are the classes' parts of the samples and sum to 1, not {given.tolist()}")
     classes = len(given)
+    if not classes <= width <= inputs:
+        raise Refusal(f"classes ≤ width ≤ inputs, not {classes}, {width} and {inputs}")
     rng = generator(seed, "theory", "growth")
     means = 3 * orthogonal(rng, classes, inputs)
 

@@ -23,7 +23,7 @@ from fullrank.models import Net
 from fullrank.result import Run
 from fullrank.run import execute
 
-from .panels import Sphere, represented, sphere
+from .panels import Sphere, refuse_projection, represented, sphere
 
 Size = Literal["paper", "small", "tiny"]
 SIZES: dict[str, dict[str, Any]] = {
@@ -100,6 +100,7 @@ def unit_sphere(
     """
     if size not in SIZES:
         raise Refusal(f'size = "{size}" is not known; {nearest(size, SIZES)}')
+    refuse_projection(project)  # before anything is trained
     common = merged(
         SIZES[size],
         {

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fullrank.report.style import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILLION, drawing
+from fullrank.report.style import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILLION, drawing, round_ticks
 
-from ..bound import fedmr_bound
+from ..bound import bound_cases, fedmr_bound
 from ..disjoint import CENTRES, OPTIMAL, PRINTED, RADIUS, disjoint_example
 
 
@@ -50,24 +50,17 @@ def draw_disjoint(path: str | Path) -> None:
 def draw_bound(path: str | Path, p: float = 0.25, rounds: int = 8) -> None:
     """FedMR's bound over rounds: it falls with the share p̂ that others support, and a margin δ lifts it."""
     t = np.arange(rounds + 1)
-    curves = {
-        (0.0, 0.0): (GREY, "-"),
-        (0.25, 0.0): (ORANGE, "-"),
-        (0.5, 0.0): (BLUE, "-"),
-        (0.5, 0.1): (BLUE, (0, (3, 2))),
-        (0.75, 0.0): (GREEN, "-"),
-        (0.75, 0.1): (GREEN, (0, (3, 2))),
-    }
+    colours = {0.0: GREY, 0.25: ORANGE, 0.5: BLUE, 0.75: GREEN}
     with drawing(path, 2.2) as figure:
         axes = figure.subplots()
-        for (p_hat, delta), (colour, style) in curves.items():
-            if p + p_hat <= 1:
-                values = [fedmr_bound(p, p_hat, int(each), 1.0, delta) for each in t]
-                label = rf"$\hat p$ = {p_hat:g}" + (rf", $\delta$ = {delta:g}" if delta else "")
-                axes.plot(t, values, color=colour, linestyle=style, marker=".", markersize=4, label=label)
-                axes.axhline(
-                    fedmr_bound(p, p_hat, math.inf, 1.0, delta), color=colour, linewidth=0.5, linestyle=":", zorder=0
-                )
+        for p_hat, delta in bound_cases(p):
+            colour, style = colours[p_hat], (0, (3, 2)) if delta else "-"
+            values = [fedmr_bound(p, p_hat, int(each), 1.0, delta) for each in t]
+            label = rf"$\hat p$ = {p_hat:g}" + (rf", $\delta$ = {delta:g}" if delta else "")
+            axes.plot(t, values, color=colour, linestyle=style, marker=".", markersize=4, label=label)
+            limit = fedmr_bound(p, p_hat, math.inf, 1.0, delta)
+            axes.axhline(limit, color=colour, linewidth=0.5, linestyle=":", zorder=0)
         axes.set(xlim=(0, rounds), ylim=(-0.05, 2.1), xlabel="round $t$", ylabel="bound on the error, $G$ = 1")
+        round_ticks(axes)
         axes.set_title(rf"share kept $p$ = {p:g}; dotted: $t \to \infty$", loc="left")
         figure.legend(loc="outside right center", handlelength=1.8)

@@ -1,4 +1,4 @@
-"""Spheres seen from one side: a representation's directions, coloured by class."""
+"""Spheres seen from the side where most points are: a representation's directions, coloured by class."""
 
 from __future__ import annotations
 
@@ -17,8 +17,12 @@ from ..sphere_study import UnitSphere
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-ELEVATION, AZIMUTH = np.radians(25), np.radians(35)
-"""From where all spheres are seen."""
+View = tuple[float, float]
+"""From where a sphere is seen: elevation and azimuth, in radians."""
+ASIDE: View = (float(np.radians(25)), float(np.radians(35)))
+"""The view of points that lie on no side more than on others."""
+ONE_SIDED = 0.1
+"""The length of the mean point from which on the points lie on a side."""
 
 
 def draw_toy_sphere(panels: Sequence[Sphere], path: str | Path) -> None:
@@ -46,9 +50,10 @@ def draw_unit_sphere(found: UnitSphere, path: str | Path) -> None:
 
 
 def draw_sphere(axes: Axes, panel: Sphere, title: str) -> None:
-    """Points in front of the sphere full, those behind it faint."""
-    _draw_wires(axes)
-    across, up, depth = _seen(panel.points)
+    """Points in front of the sphere full, those behind it faint; turned so that their mean is in front."""
+    view = view_of(panel.points)
+    _draw_wires(axes, view)
+    across, up, depth = seen(panel.points, view)
     rng = np.random.default_rng(0)  # in a random order, lest the last class cover all others
     for behind in (True, False):
         for c in np.unique(panel.classes):
@@ -60,7 +65,7 @@ def draw_sphere(axes: Axes, panel: Sphere, title: str) -> None:
     axes.set_title(title, pad=3)
 
 
-def _draw_wires(axes: Axes) -> None:
+def _draw_wires(axes: Axes, view: View) -> None:
     turn = np.linspace(0, 2 * np.pi, 121)
     circles = [
         np.stack([np.cos(turn) * np.cos(a), np.cos(turn) * np.sin(a), np.sin(turn)], 1)
@@ -70,7 +75,7 @@ def _draw_wires(axes: Axes) -> None:
         flat = np.cos(latitude)
         circles.append(np.stack([flat * np.cos(turn), flat * np.sin(turn), np.full_like(turn, np.sin(latitude))], 1))
     for circle in circles:
-        across, up, depth = _seen(circle)
+        across, up, depth = seen(circle, view)
         for front, shade in ((False, "#EBEBEB"), (True, "#C4C4C4")):
             hidden = (depth >= 0) != front
             axes.plot(
@@ -83,12 +88,30 @@ def _draw_wires(axes: Axes) -> None:
     axes.plot(np.cos(turn), np.sin(turn), color="#888888", linewidth=0.6, zorder=2)
 
 
-def _seen(points: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+def view_of(points: NDArray[np.float64]) -> View:
+    """From where the points are best seen: from straight above their mean, if they lie on a side at all.
+
+    Each sphere has a view of its own: its axes are those of its own network, and mean nothing in another's.
+
+    >>> np.degrees(view_of(np.array([[0.0, 1, 0]]))).tolist(), view_of(np.array([[1.0, 0, 0], [-1, 0, 0]])) == ASIDE
+    ([0.0, 90.0], True)
+    """
+    x, y, z = points.mean(0)
+    length = float(np.linalg.norm((x, y, z)))
+    if length < ONE_SIDED:
+        return ASIDE
+    return float(np.arcsin(np.clip(z / length, -1, 1))), float(np.arctan2(y, x))
+
+
+def seen(
+    points: NDArray[np.float64], view: View
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """To the right, upwards and towards the eye."""
     x, y, z = points.T
-    ahead = np.cos(AZIMUTH) * x + np.sin(AZIMUTH) * y
-    across = -np.sin(AZIMUTH) * x + np.cos(AZIMUTH) * y
-    return across, np.cos(ELEVATION) * z - np.sin(ELEVATION) * ahead, np.cos(ELEVATION) * ahead + np.sin(ELEVATION) * z
+    (sine, sideways), (cosine, forward) = np.sin(view), np.cos(view)
+    ahead = forward * x + sideways * y
+    across = -sideways * x + forward * y
+    return across, cosine * z - sine * ahead, cosine * ahead + sine * z
 
 
 def _draw_counts(axes: Axes, counts: NDArray[np.int64]) -> None:
