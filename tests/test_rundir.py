@@ -36,6 +36,7 @@ from killing import (
     outcome,
     saved_states,
 )
+from small import assert_same_bits
 
 SETTINGS = {
     "data.clients": 4,
@@ -1010,3 +1011,38 @@ def assert_same_tree(got, want):
     got, want = flatten(got), flatten(want)
     assert got.keys() == want.keys()
     assert all(torch.equal(got[name], want[name]) for name in want)
+
+
+# Without checkpoints
+
+
+def stripped(path, **keys):
+    """A run that ended, as somebody keeps it who needs no more than its numbers."""
+    run = fullrank.run({"data.clients": 2, "model.name": "mlp", "train.rounds": 2, "train.steps": 1, **keys}, path)
+    shutil.rmtree(path / "checkpoints")
+    return run
+
+
+def test_a_run_whose_checkpoints_are_gone_keeps_its_rows(tmp_path):
+    run = stripped(tmp_path / "run")
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    for rounds in (2, 3):
+        with pytest.raises(Refusal, match="its checkpoints are gone: it can be read, not gone on with"):
+            fullrank.run({**run.experiment.model_dump(), "train.rounds": rounds}, tmp_path / "run")
+    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    assert fullrank.load_run(tmp_path / "run").summary() == run.summary()
+
+
+def test_a_model_that_is_not_there_is_not_made_up(tmp_path):
+    run = stripped(tmp_path / "run")
+    want = run.model().state_dict()
+    assert_same_bits(fullrank.load_run(tmp_path / "run").model().state_dict(), want)
+    (tmp_path / "run" / "model.safetensors").unlink()
+    with pytest.raises(Refusal, match=r"neither a checkpoint nor model\.safetensors"):
+        fullrank.load_run(tmp_path / "run").model()
+
+
+def test_clients_own_entries_are_not_made_up(tmp_path):
+    stripped(tmp_path / "run", **{"method.name": "fedrep"})
+    with pytest.raises(Refusal, match="gone with its checkpoints"):
+        fullrank.load_run(tmp_path / "run").client_model(0)

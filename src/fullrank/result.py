@@ -41,6 +41,8 @@ class Run:
         self._final = final
         self._ending = dict(ending or {})
         self._probes = probes
+        self._stripped = False
+        """Put together again from a directory without checkpoints: nothing is known of what the server had."""
 
     @property
     def complete(self) -> bool:
@@ -74,6 +76,10 @@ class Run:
         assembly = self._assembled()
         if not 0 <= client < assembly.federation.clients:
             raise Refusal(f"there is no client {client}; clients are 0 to {assembly.federation.clients - 1}")
+        if self._stripped and (assembly.entries.personal or assembly.composition.defined("personalise")):
+            raise Refusal(
+                f'what clients keep in "{self.path}" is gone with its checkpoints, and so are their own models'
+            )
         job = assembly.server.holding(self._final_entries()).job("personal", client)
         with threads(self.experiment.engine.threads):
             result = assembly.site.do(job)
@@ -92,6 +98,8 @@ class Run:
         if self._final is None:
             assert self.path is not None
             file = self.path / "model.safetensors"
+            if self._stripped and not file.is_file():
+                raise Refusal(f'there is no model in "{self.path}": neither a checkpoint nor model.safetensors')
             result = moved(load_file(file), assembly.device) if file.is_file() else {}
             self._final = {**assembly.server.model, **result}
         return self._final
@@ -106,7 +114,9 @@ class Run:
                 )
             self._assembly = assemble(self.experiment)
             self._assembly.check_data(self.path)
-            RunDirectory(self.path).restore(self._assembly.server, self._assembly.device)
+            directory = RunDirectory(self.path)
+            directory.restore(self._assembly.server, self._assembly.device)
+            self._stripped = not directory.last_round()
         return self._assembly
 
 

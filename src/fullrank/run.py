@@ -198,6 +198,7 @@ def _begin(assembly: Assembly, directory: RunDirectory, changes: Mapping[str, An
     experiment, path = assembly.experiment, directory.path
     around = environment(experiment.engine.threads, assembly.device)
     if directory.started:
+        directory.refuse_if_stripped()
         assembly.check_data(path)
         history = read_json(path / "environment.json")
         if not directory.finished(experiment.train.rounds):

@@ -197,6 +197,14 @@ class RunDirectory:
         summary = self.path / "summary.json"
         return summary.is_file() and read_json(summary)["rounds"] == rounds
 
+    def refuse_if_stripped(self) -> None:
+        """Of a run that ended, and so had a checkpoint: without one it would begin anew, over its rows."""
+        if (self.path / "summary.json").is_file() and not self.last_round():
+            raise Refusal(
+                f'the run in "{self.path}" ended, but its checkpoints are gone: it can be read, not gone on with; '
+                "take another directory"
+            )
+
     # Rows
 
     def append_row(self, row: Mapping[str, Any]) -> None:
