@@ -203,7 +203,7 @@ class TestDrawPartition:
         from fullrank.report.partition import draw_partition
 
         drawn = []
-        monkeypatch.setattr(figure_module.Figure, "savefig", lambda self, path: drawn.append(self))
+        monkeypatch.setattr(figure_module.Figure, "savefig", lambda self, path, **options: drawn.append(self))
         for clients, classes, names in [(10, 10, True), (100, 10, False), (10, 100, False), (60, 100, True)]:
             labels = [f"long name {i}" for i in range(classes)] if names else None
             draw_partition(np.ones((clients, classes), dtype=np.int64), tmp_path / "p.png", labels)

@@ -345,8 +345,8 @@ def test_a_frame_is_measured_against_what_it_acts_on(tmp_path):
         z = model.features(parts.federation.pipeline(test.x, None, torch.float32))
         mu = model.head(z)[1]["mu"]
     want = collapse.neural_collapse(mu, test.y, model.head.frame)
-    for name, value in want.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-5)
+    for name, value in want.items():  # in float32, in which images with their channels last round otherwise
+        np.testing.assert_allclose(found[name], value, rtol=1e-4)
     np.testing.assert_allclose(found["spectrum"], collapse.spectrum(z), rtol=1e-4, atol=1e-9)
     np.testing.assert_allclose(found["classifier_norms"], 1, rtol=1e-5)
 
