@@ -105,7 +105,7 @@ def run(
             continue  # said in the summary; most runs have no hold-outs and do not miss them
         console.print(f"no {measure}: {reason}", highlight=False)
     traffic = f"{display.size(summary['bytes_up'])} up, {display.size(summary['bytes_down'])} down"
-    rounds = f"{summary['rounds']} round{'s' if summary['rounds'] > 1 else ''}"
+    rounds = display.counted(summary["rounds"], "round")
     print(f"{rounds} complete, {traffic}, {summary['seconds']:.1f} s; results in {finished.path}")
 
 

@@ -27,8 +27,8 @@ from .models.fuse import to_deploy
 from .models.network import Network
 from .models.reparam import operators
 from .randomness import seeded
-from .result import Run, load_run
-from .rundir import RunDirectory, read_json, write_json
+from .result import Run, refuse_lost_model, run_here
+from .rundir import read_json, write_json
 
 DESCRIPTION = "model.json"
 TOLERANCE = 1e-4
@@ -112,33 +112,6 @@ def load_export(path: str | Path) -> nn.Module:
 
 
 # What is exported
-
-
-def run_here(path: str | Path) -> Run:
-    """A run directory, its models to be used on this machine: on the CPU where the run's GPU is missing."""
-    if not Path(path).exists():
-        raise Refusal(f'there is no run "{path}"')
-    run = load_run(path)
-    table = run.experiment.engine
-    if table.device.startswith("cuda") and not torch.cuda.is_available():
-        # What was trained on a GPU is often wanted where there is none, and bfloat16 is for GPUs.
-        precision = "float64" if table.precision == "float64" else "float32"
-        engine = {"device": "", "name": "serial", "precision": precision}
-        run.experiment = run.experiment.but(**{f"engine__{key}": value for key, value in engine.items()})
-    return run
-
-
-def refuse_lost_model(run: Run) -> None:
-    """Of a run that this process did not make and that has all its rounds, if its directory no longer has the model."""
-    if run.path is None or run._assembly is not None or (run.path / "model.safetensors").is_file():
-        return
-    directory, rounds = RunDirectory(run.path), run.experiment.train.rounds
-    # One that was stopped between its last round and its end still has a checkpoint, and can go on.
-    if run.complete and (directory.finished(rounds) or not directory.last_round()):
-        raise Refusal(
-            f'the run in "{run.path}" has all its rounds ({rounds}), but no model.safetensors: it was not kept; run '
-            "the same experiment in another directory to have it again"
-        )
 
 
 def _refuse_without_model(run: Run) -> None:

@@ -14,8 +14,8 @@ from .collapse import recall
 from .collapse.spectra import THRESHOLD
 from .config import parse_overrides
 from .errors import Refusal
-from .export import run_here
 from .inspecting import FILE, Inspected, inspect_model, inspect_run, is_run
+from .result import run_here
 from .rundir import writable
 
 SHOWN = {

@@ -15,12 +15,11 @@ from .collapse import recall
 from .config import GIVEN, Experiment, merged
 from .data import DataSet, Split, load_dataset, resized
 from .errors import Refusal
-from .export import refuse_lost_model
 from .models.network import Network
 from .naming import import_object
 from .probe import Looking
 from .randomness import seeded
-from .result import Run, threads
+from .result import Run, refuse_lost_model, threads
 from .rundir import RunDirectory
 
 FILE = ".safetensors"
