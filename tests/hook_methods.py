@@ -96,6 +96,30 @@ class Doubled(Method):
 
 
 @dataclass(frozen=True)
+class Prepared(Method):
+    """Computed before each fit: how far the model is from the one received, and how rare the client's classes are."""
+
+    def before(self, client):
+        moved = combine(client.w, lambda w, w0: 1 + (w - w0).abs(), client.w0)
+        return {"moved": moved, "rare": 1 / (1 + client.counts)}
+
+    def loss(self, b):
+        return (b.fixed["rare"][b.y] * b.logits.square().sum(1)).mean() / 10
+
+    def grad(self, g, b):
+        return pointwise(g, torch.mul, b.fixed["moved"])
+
+
+@dataclass(frozen=True)
+class PreparedTwice(Prepared):
+    """In two fits, of which the second begins where the first ended."""
+
+    def train(self, client):
+        client.fit(steps=4)
+        client.fit(steps=4)
+
+
+@dataclass(frozen=True)
 class Balanced(Method):
     """Balanced softmax: the client's class counts in a criterion of its own."""
 

@@ -429,6 +429,12 @@ def test_objectives_differentiate_map_and_trace(loss, d):
     torch.testing.assert_close(traced(*(t.flip(0) for t in (z, y, g, has))), got.flip(0))
 
 
+@pytest.mark.parametrize("scale", SCALES)
+def test_the_intra_class_gradient_differentiates_again(scale):
+    z, y = draw(8, 3), labels(4, 3, 1)
+    assert torch.autograd.gradgradcheck(lambda z: intra_class_decorrelation(z, y, 3, scale), z.clone().requires_grad_())
+
+
 def test_unusable_arguments_are_refused_in_one_sentence():
     z, y = draw(4, 3), labels(2, 2)
     with pytest.raises(Refusal, match='no scale "papr"; did you mean "paper"'):

@@ -97,17 +97,19 @@ def test_every_method_of_the_library_is_captured(precision):
     methods = [*fullrank.methods.available(), *(f"{own}:{name}" for name in ("Variates", "Previous", "Sharpness"))]
     for name in [*methods, f"{own}:HeadThenBody", f"{own}:SideModel"]:
         values = {**on_its_network(BASE, name), "engine.device": "cuda", "engine.precision": precision}
-        engine = played(values)
-        assert engine.reasons == [], name
-        assert recordings(engine), name
+        reasons, found = played(values)
+        assert reasons == [], name
+        assert found, name
+        assert None not in found
 
 
 @pytest.mark.parametrize("model", fullrank.models.available())
 def test_every_model_of_the_library_is_captured(model, tmp_path):
     values = {"data.clients": 2, "model.name": model, "train.steps": 5, "train.batch_size": 8, "engine.device": "cuda"}
-    engine = played({**values, **images_for(model, tmp_path), "engine.slots": slots_for(model)})
-    assert engine.reasons == []
-    assert recordings(engine)
+    reasons, found = played({**values, **images_for(model, tmp_path), "engine.slots": slots_for(model)})
+    assert reasons == []
+    assert found
+    assert None not in found
 
 
 def slots_for(model):
@@ -134,15 +136,10 @@ def played(values):
     parts = assemble(Experiment.of(values))
     engine = open_engine("cuda", parts.site, slots=parts.experiment.engine.slots, clients_a_round=2)
     parts.server.play(engine)
-    engine.close()
-    return engine
-
-
-def recordings(engine):
     arenas = [arena for hand in engine.hands for arena in hand.recorder.arenas.values()]
     found = [recording for arena in arenas for recording in arena.recordings.values()]
-    assert None not in found
-    return found
+    engine.close()
+    return engine.reasons, found
 
 
 @pytest.mark.parametrize("method", [*fullrank.methods.available(), *OWN])

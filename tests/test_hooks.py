@@ -30,6 +30,8 @@ from hook_methods import (
     MovingFrame,
     OwnHead,
     OwnNorm,
+    Prepared,
+    PreparedTwice,
     Previous,
     Projection,
     Prototypes,
@@ -937,3 +939,41 @@ def test_personal_entries_of_a_built_network_never_travel(tmp_path, monkeypatch)
     shared = (9 + 1) * 2 + (2 * 9 + 1) * 4 + (4 * 16 + 1) * 4 + (4 + 1) * 10
     assert [row["elements_down"] for row in run.metrics] == [3 * shared, 3 * shared]
     assert [row["elements_up"] for row in run.metrics] == [3 * shared, 3 * shared]
+
+
+# --- Before a fit -----------------------------------------------------------------------------------
+
+
+def test_what_is_computed_before_a_fit_is_that_of_its_start():
+    """By hand: the model as received in the first fit, as the first left it in the second; four full batches each."""
+    clients = blobs([8], 3)
+    net = plain()
+    x, y = (part.double() for part in clients[0])
+    y = y.long()
+    counts = torch.bincount(y, minlength=CLASSES).double()
+    keys = {"batch_size": 8, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0}
+    got = fit(net, clients, PreparedTwice(), rounds=1, **keys).model().state_dict()
+    w0 = {name: p.detach().clone() for name, p in net.named_parameters()}
+    w = {name: p.clone() for name, p in w0.items()}
+    for _ in range(2):
+        times = {name: 1 + (w[name] - w0[name]).abs() for name in w}
+        for _ in range(4):
+            leaves = {name: p.clone().requires_grad_() for name, p in w.items()}
+            logits = torch.func.functional_call(net, leaves, x)
+            loss = F.cross_entropy(logits, y) + ((1 / (1 + counts))[y] * logits.square().sum(1)).mean() / 10
+            slopes = torch.autograd.grad(loss, list(leaves.values()))
+            w = {name: w[name] - 0.1 * times[name] * slope for name, slope in zip(w, slopes, strict=True)}
+    assert_close(got, w)
+
+
+def test_what_is_computed_before_a_fit_is_no_other_methods():
+    with pytest.raises(ClientFailed, match="rare"):
+        fit(plain(), blobs([8, 9], 3), Prepared() + Blind(), rounds=1)
+
+
+@dataclass(frozen=True)
+class Blind(Method):
+    """Looks for what another method computed."""
+
+    def loss(self, b):
+        return b.fixed["rare"].sum()

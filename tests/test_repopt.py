@@ -26,7 +26,7 @@ from fullrank.engine.serial import Serial
 from fullrank.errors import Refusal
 from fullrank.local.client import decayed
 from fullrank.local.settings import Settings
-from fullrank.methods.fedrepopt import FedRepOpt, mapped_kernels
+from fullrank.methods.fedrepopt import FedRepOpt, mapped_kernels, multiplier
 from fullrank.models.fuse import to_deploy, to_plain, to_repopt
 from fullrank.models.net import Net
 from fullrank.models.network import Network
@@ -492,8 +492,12 @@ def times_m(slope, kernel, pointwise, identity):
     """A kernel's gradient as the method changes it."""
     scales = f"part.{SCALES[identity]}"
     model = {f"{scales}.kernel": kernel} | ({f"{scales}.pointwise": pointwise} if pointwise is not None else {})
-    (changed,) = FedRepOpt().grad({"part.kernel.conv.weight": slope}, SimpleNamespace(model=model)).values()
+    (changed,) = multiplied({"part.kernel.conv.weight": slope}, model).values()
     return changed
+
+
+def multiplied(g, model):
+    return FedRepOpt().grad(g, SimpleNamespace(model=model, fixed={"multiplier": multiplier(g, model)}))
 
 
 def test_known_multipliers():

@@ -11,7 +11,7 @@ import torch
 
 from fullrank.bench import repopt
 from fullrank.errors import Refusal
-from fullrank.methods.fedrepopt import FedRepOpt, mapped_kernels
+from fullrank.methods.fedrepopt import FedRepOpt, mapped_kernels, multiplier
 from fullrank.models import build
 from fullrank.trees import Flat, Layout
 
@@ -79,9 +79,10 @@ def test_a_flat_gradient_is_multiplied_to_the_bit_like_any_other_and_stays_as_it
     kernels = {kernel.name for kernel in mapped_kernels(tuple(model))}
     g = {key: torch.randn_like(value) for key, value in model.items() if value.requires_grad}
     flat = Flat.copied(g, Layout.of(g))
-    with torch.no_grad():
-        plain = FedRepOpt().grad(g, SimpleNamespace(model=model))
-        made = FedRepOpt().grad(flat, SimpleNamespace(model=model))
+    plain, made = (
+        FedRepOpt().grad(tree, SimpleNamespace(model=model, fixed={"multiplier": multiplier(tree, model)}))
+        for tree in (g, flat)
+    )
     assert isinstance(made, Flat)
     for key, value in plain.items():
         assert torch.equal(made[key], value)

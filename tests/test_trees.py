@@ -1,10 +1,28 @@
+import copy
 import doctest
+import pickle
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fullrank import trees
-from fullrank.trees import clone, combine, elements, flatten, misfit, moved, nbytes, norm, not_finite, unflatten, zeros
+from fullrank.trees import (
+    Flat,
+    Layout,
+    clone,
+    combine,
+    copy_,
+    elements,
+    flatten,
+    misfit,
+    moved,
+    nbytes,
+    norm,
+    not_finite,
+    unflatten,
+    zeros,
+)
 
 
 def nested_tree():
@@ -114,3 +132,55 @@ def test_not_finite_names_the_first_bad_tensor():
 
 def test_examples():
     assert doctest.testmod(trees).failed == 0
+
+
+def test_a_flat_tree_is_a_dict_like_any_other_and_makes_its_views_when_asked():
+    entries = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2)}
+
+    def made():
+        return Flat(torch.cat([entries["a"].flatten(), entries["b"]]), Layout.of(entries))
+
+    looks = [dict, lambda f: {**f}, lambda f: f | {}, lambda f: {} | f, lambda f: f.copy()]
+    for look in [*looks, lambda f: dict(f.items()), lambda f: {n: f[n] for n in f}]:
+        assert {name: tensor.tolist() for name, tensor in look(made()).items()} == {
+            name: tensor.tolist() for name, tensor in entries.items()
+        }
+    assert list(made()) == list(made().keys()) == ["a", "b"]
+    assert [len(made()), bool(made()), "a" in made(), "c" in made(), "" in made()] == [2, True, True, False, False]
+    assert made().get("c") is None
+    assert made().get("b").tolist() == [1, 1]
+    assert made().keys() >= {"a"}
+    assert {"a", "b"} == made().keys()
+    assert [tensor.shape for tensor in made().values()] == [(2, 3), (2,)]
+    assert [copy.deepcopy(made())["b"].tolist(), pickle.loads(pickle.dumps(made()))["b"].tolist()] == [[1, 1]] * 2
+    with pytest.raises(KeyError, match="c"):
+        made()["c"]
+    flat = made()
+    flat.base.zero_()
+    assert not flat["a"].any()
+    flat["b"].fill_(3)
+    assert flat.base.tolist() == [0] * 6 + [3] * 2
+
+
+def test_copies_between_flat_trees_of_one_layout_are_one_operation():
+    entries = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2)}
+    layout = Layout.of(entries)
+    into, given = Flat(torch.zeros(8), layout), Flat.copied(entries, layout)
+    with Operations() as counted:
+        copy_({"deep": into}, {"deep": given, "more": {}})
+    assert counted.names == ["_foreach_copy_"]
+    assert into.base.tolist() == [0, 1, 2, 3, 4, 5, 1, 1]
+    with pytest.raises(KeyError, match="b"):
+        copy_(into, {"a": entries["a"]})
+
+
+class Operations(TorchDispatchMode):
+    """What torch is asked for inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))

@@ -253,7 +253,8 @@ def _problem(step: Step, state: State, context: Context, samples: Samples, dtype
     network = step.backend.network
     pure = dataclasses.replace(step, backend=Functional(network))
     still = State(*(clone(tree) for tree in (state.trained, state.rest, state.buffers, state.memory)))
-    around = Context(clone(context.received), clone(context.own), clone(context.sent), context.counts.clone())
+    trees = clone(context.received), clone(context.own), clone(context.sent)
+    around = Context(*trees, context.counts.clone(), fixed=clone(context.fixed))
     rows = samples.index[:4]
     x, y = samples.prepare(samples.x[rows], None, dtype), samples.y[rows]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -111,12 +111,55 @@ class Layout:
 
 
 class Flat(dict[str, Tensor]):
-    """A tree without nesting whose tensors are views of one vector, so that `pointwise` is one operation on it."""
+    """A tree without nesting whose tensors are views of one vector, so that `pointwise` is one operation on it.
+
+    The views are made when somebody first asks for one: hundreds of them cost more than an operation on the vector.
+    """
 
     def __init__(self, base: Tensor, layout: Layout, tensors: Mapping[str, Tensor] | None = None):
-        super().__init__(layout.views(base) if tensors is None else tensors)
+        super().__init__(tensors or {})
         self.base = base
         self.layout = layout
+
+    def _views(self) -> Flat:
+        if len(self.layout.places) != super().__len__():
+            super().update(self.layout.views(self.base))
+        return self
+
+    def __getitem__(self, name: str) -> Tensor:
+        return dict.__getitem__(self._views(), name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The tensor of a name, if there is one."""
+        return dict.get(self._views(), name, default)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.layout.offsets and name != ""
+
+    def __len__(self) -> int:
+        return len(self.layout.places)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.layout.names)
+
+    def __or__(self, other: Any) -> Any:
+        return {**self, **other}
+
+    def copy(self) -> Tensors:
+        """The same tensors in a plain dict."""
+        return {**self}
+
+    def keys(self) -> KeysView[str]:  # type: ignore[override]
+        """Names, in the layout's order."""
+        return KeysView(self)
+
+    def values(self) -> ValuesView[Tensor]:  # type: ignore[override]
+        """Tensors, likewise."""
+        return dict.values(self._views())
+
+    def items(self) -> ItemsView[str, Tensor]:  # type: ignore[override]
+        """Both."""
+        return dict.items(self._views())
 
     @classmethod
     def copied(cls, tensors: Mapping[str, Tensor], layout: Layout) -> Flat:
@@ -213,11 +256,22 @@ def laid_out(tree: Mapping[str, Any], layout: Layout) -> Tree:
 
 @torch.no_grad()
 def copy_(into: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Copy a tree's values into the tensors of another of the same names."""
-    flat, given = flatten(into), flatten(values)
-    names = [name for name, tensor in flat.items() if tensor.numel()]
-    if names:
-        torch._foreach_copy_([flat[name] for name in names], [given[name] for name in names])
+    """Copy a tree's values into the tensors of another of the same names; the other may hold more."""
+    pairs = [(place, value) for place, value in _beside(into, values) if place.numel()]
+    if pairs:
+        torch._foreach_copy_([place for place, _ in pairs], [value for _, value in pairs])
+
+
+def _beside(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    """The tensors of the same names in two trees; where both are flat in one layout, their vectors."""
+    if alike := flats(tree, other):
+        yield alike[0].base, alike[1].base
+        return
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _beside(value, other[name])
+        else:
+            yield value, other[name]
 
 
 def zeros(tree: Mapping[str, Any]) -> Tree:

@@ -8,6 +8,8 @@ for each kind of fit and replayed; and none of them fills the device, so several
 from __future__ import annotations
 
 import dataclasses
+import gc
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -98,6 +100,8 @@ class Cuda:
     def close(self) -> None:
         """End the threads, and leave torch as it was."""
         self.slots.close()
+        for hand in self.hands:
+            hand.close()
         for place in self.places:
             place.close()
         self.site.forward = self.site.network
@@ -160,14 +164,15 @@ class Place:
             step()
         torch.cuda.current_stream(self.device).synchronize()
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        try:
-            step()
-        except BaseException:
-            with suppress(RuntimeError):  # the capture is spoilt; what spoilt it is what matters
-                graph.capture_end()
-            raise
-        graph.capture_end()
+        with nothing_collected():
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                step()
+            except BaseException:
+                with suppress(RuntimeError):  # the capture is spoilt; what spoilt it is what matters
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         return graph.replay
 
     def forward(self, stats: str) -> Forward:
@@ -232,6 +237,11 @@ class Hand:
         """Until this slot's stream has done all it was asked for."""
         if self.stream is not None:
             self.stream.synchronize()
+
+    def close(self) -> None:
+        """Let go of what was recorded, and of its memory on the device."""
+        self.recorder.arenas.clear()
+        self.site.forward = self.site.network
 
     def _backend(self, step: Step, state: State, size: int) -> Bound:
         width = self.place.width
@@ -331,6 +341,23 @@ def _unchanged(trees: list[Tree], device: torch.device) -> Iterator[None]:
             copy_(tree, before)
         if generator is not None:
             torch.cuda.set_rng_state(generator, device)
+
+
+_COLLECTOR = threading.Lock()
+"""Held by who has stopped it."""
+
+
+@contextmanager
+def nothing_collected() -> Iterator[None]:
+    """No garbage is collected inside: it may hold a former engine's graphs, and to free one spoils a capture."""
+    with _COLLECTOR:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if collects:
+                gc.enable()
 
 
 class _Flags:

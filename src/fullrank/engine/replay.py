@@ -105,7 +105,8 @@ class Arena:
         """Bring a client's optimiser and context to where the recorded steps look for them."""
         mine = self.context
         copy_(self.state.memory, state.memory)
-        for part in ("received", "own", "sent", "w0"):
+        copy_({name: tensor for name, tensor in mine.received.items() if name not in mine.w0}, context.received)
+        for part in ("own", "sent", "w0", "fixed"):
             copy_(getattr(mine, part), getattr(context, part))
         mine.counts.copy_(context.counts)
         assert mine.lr is not None
@@ -240,11 +241,12 @@ def _static(context: Context, state: State, step: Step) -> Context:
         w0,
         torch.zeros((), dtype=weight.dtype, device=weight.device),
         flat_decay(trained, step.settings, step.decayed),
+        laid_out(context.fixed, layout) if layout is not None else clone(context.fixed),
     )
 
 
 def _shape(context: Context) -> tuple[Any, ...]:
-    trees: tuple[Tree, ...] = (context.received, context.own, context.sent)
+    trees: tuple[Tree, ...] = (context.own, context.sent, context.fixed)
     return tuple(tuple((name, t.shape, t.dtype) for name, t in flatten(tree).items()) for tree in trees)
 
 

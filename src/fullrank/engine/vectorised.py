@@ -341,6 +341,7 @@ def _stacked(fits: Sequence[Fit]) -> Stack:
         joined(kept, *(c.own for c in contexts)),
         joined(kept, *(c.sent for c in contexts)),
         torch.stack([c.counts for c in contexts]),
+        fixed=joined(kept, *(c.fixed for c in contexts)),
     )
     return Stack(state, context, common, len(fits))
 

@@ -36,6 +36,8 @@ class Batch:
     """This method's client state."""
     sent: Tree
     """What this method's server half broadcast."""
+    fixed: Tree
+    """What this method computed before the fit."""
     counts: Tensor
     """The client's number of samples of each class (C,)."""
     label_smoothing: float

@@ -330,7 +330,8 @@ class Client:
         return Step(self._composition, backend, settings, shared, acts_on, side, stats, criterion, loss, self._space)
 
     def _context(self, w0: Tensors) -> Context:
-        return Context(self._received, self._state, self._sent, self.counts, w0)
+        fixed = {part.name: part.before(self.seen_by(part)) for part in self._composition.defined("before")}
+        return Context(self._received, self._state, self._sent, self.counts, w0, fixed=fixed)
 
     def _travel(self, names: tuple[str, ...], steps: int, settings: Settings, fresh: bool) -> None:
         """Note how far a fit went."""

@@ -43,6 +43,12 @@ class Context:
     """The learning rate, where a step is replayed at others than the one it was recorded with."""
     decay: Tensor | None = None
     """The weight decay of every number of flat entries, where it is not the same for all."""
+    fixed: dict[str, Tree] = field(default_factory=dict)
+    """What each method computed before the fit."""
+
+    def of(self, space: str) -> dict[str, Tree]:
+        """What a batch shows to one method and to no other."""
+        return {name: getattr(self, name).get(space, {}) for name in ("own", "sent", "fixed")}
 
 
 @dataclass
@@ -57,7 +63,7 @@ class State:
 
 
 for _kind, _fields in (
-    (Context, ("received", "own", "sent", "counts", "w0", "lr", "decay")),
+    (Context, ("received", "own", "sent", "counts", "w0", "lr", "decay", "fixed")),
     (State, ("trained", "rest", "buffers", "memory")),
 ):
     torch.utils._pytree.register_dataclass(_kind, field_names=list(_fields), drop_field_names=[])
@@ -196,7 +202,7 @@ class Step:
                     with torch.enable_grad():
                         return self._corrected(state, context, x, y, there, corrections[:left])[0]
 
-                view = b.but(own=context.own.get(part.name, {}), sent=context.sent.get(part.name, {}), grad_at=grad_at)
+                view = b.but(**context.of(part.name), grad_at=grad_at)
                 g = merged(g, part.grad(part_of(g, self.shared), view)) if part.drift else part.grad(g, view)
         return g, seen
 
@@ -208,7 +214,7 @@ class Step:
         b = self._batch(state, buffers, context, x, y, trained, output, None)
 
         def seen_by(space: str) -> Batch:
-            return b.but(own=context.own.get(space, {}), sent=context.sent.get(space, {}))
+            return b.but(**context.of(space))
 
         given = self.criterion
         total = b.base = given(seen_by(self.space)) if given is not None else criterion(seen_by(part.name))

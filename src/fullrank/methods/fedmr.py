@@ -65,12 +65,12 @@ class FedMR(WithPrototypes):
 
     def loss(self, b: Batch) -> Tensor:
         """Both terms, of which one with a coefficient of 0 costs nothing."""
-        total = b.base * 0
+        terms = []
         if self.mu1:
-            total = total + self.mu1 * intra_class_decorrelation(b.z, b.y, len(b.counts), self.scale)
+            terms.append(self.mu1 * intra_class_decorrelation(b.z, b.y, len(b.counts), self.scale))
         if self.mu2:
-            total = total + self.mu2 * self._inter(b)
-        return total
+            terms.append(self.mu2 * self._inter(b))
+        return terms[0] + terms[1] if len(terms) == 2 else terms[0] if terms else b.base * 0
 
     def _inter(self, b: Batch) -> Tensor:
         z, y = (b.z[: self.lite], b.y[: self.lite]) if self.lite else (b.z, b.y)

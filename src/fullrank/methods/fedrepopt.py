@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from torch import Tensor
 
 from ..errors import Refusal
 from ..local.batch import Batch
 from ..models.reparam import SCALES, centre_diagonal
-from ..trees import Flat, Layout, Tensors, Tree, copy_
+from ..trees import Tensors, Tree, flats, pointwise
 from .method import Method
 
 if TYPE_CHECKING:
+    from ..local.client import Client
     from ..local.settings import Settings
     from ..models import Network
 
@@ -46,26 +46,18 @@ class FedRepOpt(Method):
             )
         return net
 
+    def before(self, client: Client) -> Tree:
+        """M of every entry that trains: 1 for those that do not stand for branches."""
+        names = [name for name in client.network.parameter_names if name not in client.entries.frozen]
+        return {"multiplier": multiplier(client.home.some(names), client.home.some(client.network.names))}
+
     def grad(self, g: Tree, b: Batch) -> Tree:
-        """M⊙g for every kernel that stands for branches."""
-        kernels = [kernel for kernel in mapped_kernels(tuple(b.model)) if kernel.name in g]
-        masks = masks_of(kernels, b.model)
-        beside_identity = tuple(kernel.name for kernel in kernels if kernel.identity)
-        if not isinstance(g, Flat):
-            multiplied = {name: g[name] * mask for name, mask in masks.items()}
-            for name in beside_identity:
-                centre_diagonal(multiplied[name]).add_(centre_diagonal(g[name]))
-            return {**g, **multiplied}
-        # Written where it belongs in a new vector: large kernels are read and written once.
-        flat = Flat(torch.empty_like(g.base), g.layout)
-        for name, mask in masks.items():
-            torch.mul(g[name], mask, out=flat[name])
-        rest = [name for name in g if name not in masks]
-        copy_({name: flat[name] for name in rest}, {name: g[name] for name in rest})
-        if beside_identity:
-            own = own_middles(g.layout, beside_identity, g.base.device)
-            flat.base.index_add_(0, own, g.base[own])
-        return flat
+        """M⊙g."""
+        m = b.fixed["multiplier"]
+        if flats(g, m):
+            return pointwise(g, torch.mul, m)
+        kernels = [kernel.name for kernel in mapped_kernels(tuple(b.model)) if kernel.name in g]
+        return {**g, **{name: g[name] * m[name] for name in kernels}}
 
     def caution(self, settings: Settings) -> str:
         """Of what ends the likeness."""
@@ -89,28 +81,28 @@ class MappedKernel(NamedTuple):
     identity: bool
 
 
-def masks_of(kernels: Sequence[MappedKernel], model: Tensors) -> Tensors:
-    """M of each kernel without the identity's part: the same for all inputs of an output channel, so (o, 1, 3, 3).
+@torch.no_grad()
+def multiplier(weights: Tensors, model: Tensors) -> Tensors:
+    """M of some entries of a model, from the scales that it carries: laid out like the entries.
 
-    All are parts of one table: a network has many small kernels, and each operation of its own would cost a launch.
+    All are computed in one table: a network has many kernels, and each operation of its own costs a launch.
     """
+    m = pointwise(weights, torch.ones_like)
+    kernels = [kernel for kernel in mapped_kernels(tuple(model)) if kernel.name in m]
     if not kernels:
-        return {}
-    ordered = sorted(kernels, key=lambda kernel: kernel.pointwise not in model)
-    alpha = torch.cat([model[kernel.scale] for kernel in ordered])[:, None]
+        return m
+    kernels.sort(key=lambda kernel: kernel.pointwise not in model)
+    alpha = torch.cat([model[kernel.scale] for kernel in kernels])[:, None]
     table = alpha * alpha.expand(-1, 9)
-    if pointwise := [model[kernel.pointwise] for kernel in ordered if kernel.pointwise in model]:
-        beside = torch.cat(pointwise)
-        table[: len(beside), 4].add_(beside * beside)
-    parts = torch.split(table, [len(model[kernel.scale]) for kernel in ordered])
-    return {kernel.name: part.view(-1, 1, 3, 3) for kernel, part in zip(ordered, parts, strict=True)}
-
-
-@lru_cache(maxsize=16)
-def own_middles(layout: Layout, names: tuple[str, ...], device: torch.device) -> Tensor:
-    """Where in a flat tree's vector those numbers lie that multiply a channel's own middle pixel, of these kernels."""
-    places = Flat(torch.arange(layout.offsets[""]), layout)
-    return torch.cat([centre_diagonal(places[name]) for name in names]).to(device)
+    if beside := [model[kernel.pointwise] for kernel in kernels if kernel.pointwise in model]:
+        middle = torch.cat(beside)
+        table[: len(middle), 4].add_(middle * middle)
+    parts = torch.split(table, [len(model[kernel.scale]) for kernel in kernels])
+    for kernel, part in zip(kernels, parts, strict=True):
+        place = m[kernel.name].copy_(part.view(-1, 1, 3, 3))  # the same for all inputs of an output channel
+        if kernel.identity:
+            centre_diagonal(place).add_(1)
+    return m
 
 
 @lru_cache(maxsize=64)

@@ -108,6 +108,10 @@ class Method:
 
     # The local step
 
+    def before(self, client: Client) -> Tree:
+        """Before each fit: what its steps need and none of them changes, which they see as `b.fixed`."""
+        return {}
+
     def criterion(self, b: Batch) -> Tensor:
         """The base loss of a batch. Exclusive."""
         return F.cross_entropy(b.logits, b.y, label_smoothing=b.label_smoothing)

@@ -284,11 +284,15 @@ class Network:
 
     def set_mode(self, train: bool, stats: str = "move") -> None:
         """Train or eval mode; `stats="freeze"` leaves norm layers in eval mode."""
-        self.module.train(train)
+        if self.fact("own train", lambda: any(type(m).train is not nn.Module.train for m in self._structure.modules)):
+            self.module.train(train)
+        else:
+            for module in self._structure.modules:
+                _switch(module, train)
         if stats == "freeze":
             for module in self._structure.modules:
                 if isinstance(module, NORM_LAYERS):
-                    module.training = False
+                    _switch(module, False)
 
     @contextlib.contextmanager
     def mode(self, train: bool, stats: str = "move") -> Iterator[None]:
@@ -299,7 +303,17 @@ class Network:
             yield
         finally:
             for module, training in before:
-                module.training = training
+                _switch(module, training)
+
+
+def _switch(module: nn.Module, training: bool) -> None:
+    """A layer's mode; past `nn.Module.__setattr__`, which looks for parameters first, in each of hundreds of layers."""
+    if module.training == training:
+        return
+    if "training" in vars(module):
+        vars(module)["training"] = training
+    else:  # of a compiled module
+        module.training = training
 
 
 def _in_dtype(out: Output, dtype: torch.dtype) -> Output:

@@ -28,11 +28,10 @@ def prototype_margin(z: Tensor, y: Tensor, prototypes: Tensor, available: Tensor
     1.736068
     """
     distance = _distances(z, y, prototypes, available)
-    own = distance.gather(1, y[:, None])
-    others = available & (torch.arange(len(prototypes), device=y.device) != y[:, None])
-    beyond = (own - distance + margin).relu() * others
-    each = beyond.sum(1) / others.sum(1).clamp(min=1)
-    return _over_classes(each * available[y], y)
+    known = available.to(distance.dtype)
+    beyond = (distance.gather(1, y[:, None]) - distance + margin).relu() * known
+    # Beyond its own class's prototype a sample is by the margin itself, which does not count.
+    return _over_classes((beyond.sum(1) - margin) * (known[y] / (known.sum() - 1).clamp(min=1)), y)
 
 
 def prototype_pull(z: Tensor, y: Tensor, prototypes: Tensor, available: Tensor) -> Tensor:
