@@ -111,6 +111,28 @@ class Prepared(Method):
 
 
 @dataclass(frozen=True)
+class Anchored(Method):
+    """Pulled to where the fit started: the entries themselves, which then train."""
+
+    def before(self, client):
+        return {"start": client.network and client.model}
+
+    def grad(self, g, b):
+        return {name: slope + (b.model[name] - b.fixed["start"][name]) for name, slope in g.items()}
+
+
+@dataclass(frozen=True)
+class Sometimes(Method):
+    """Only every other client has something computed."""
+
+    def before(self, client):
+        return {"times": torch.tensor(3.0, dtype=torch.float64)} if client.id % 2 else {}
+
+    def loss(self, b):
+        return b.base * b.fixed["times"] if "times" in b.fixed else b.base * 0
+
+
+@dataclass(frozen=True)
 class PreparedTwice(Prepared):
     """In two fits, of which the second begins where the first ended."""
 

@@ -435,6 +435,12 @@ def test_the_intra_class_gradient_differentiates_again(scale):
     assert torch.autograd.gradgradcheck(lambda z: intra_class_decorrelation(z, y, 3, scale), z.clone().requires_grad_())
 
 
+def test_a_negative_margin_forgives_as_much():
+    one, g = torch.zeros(1, 1), torch.tensor([[0.0], [10.0]])
+    assert prototype_margin(one, torch.tensor([0]), g, ALL[:2], -0.5).item() == 0
+    assert prototype_margin(one + 7, torch.tensor([0]), g, ALL[:2], -0.5).item() == near(7 - 3 - 0.5)
+
+
 def test_unusable_arguments_are_refused_in_one_sentence():
     z, y = draw(4, 3), labels(2, 2)
     with pytest.raises(Refusal, match='no scale "papr"; did you mean "paper"'):

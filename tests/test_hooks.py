@@ -977,3 +977,19 @@ class Blind(Method):
 
     def loss(self, b):
         return b.fixed["rare"].sum()
+
+
+def test_a_layer_that_decides_itself_what_training_means_is_asked():
+    """Frozen for good, as pre-trained layers often are: by its class, or as the one layer that it is."""
+
+    class Still(nn.BatchNorm1d):
+        def train(self, mode=True):
+            return super().train(False)
+
+    one = nn.BatchNorm1d(HIDDEN).eval()
+    one.train = lambda mode=True: one
+    for frozen in (Still(HIDDEN).eval(), one):
+        net = nn.Sequential(nn.Linear(WIDTH, HIDDEN), frozen, nn.Linear(HIDDEN, CLASSES)).double()
+        after = fit(net, blobs(), "fedavg", rounds=1).model().state_dict()
+        assert not after["1.running_mean"].any()
+        assert not torch.equal(after["0.weight"], net[0].weight)

@@ -68,10 +68,11 @@ def check_same(values, engine_of, tolerance=1e-9, rounds=2):
     return engine
 
 
-OWN = "Variates Counting Previous Sharpness Doubled Prepared PreparedTwice Balanced Shrink HeadThenBody SideModel "
-OWN += (
-    "Memory FineTuned OwnNorm OwnHead Frame MovingFrame Projection Prototypes ServerMomentum Even Travelled Calibrated"
-)
+OWN = """
+Variates Counting Previous Sharpness Doubled Prepared PreparedTwice Anchored Sometimes Balanced Shrink HeadThenBody
+SideModel Memory FineTuned OwnNorm OwnHead Frame MovingFrame Projection Prototypes ServerMomentum Even Travelled
+Calibrated
+"""
 METHODS = [*fullrank.methods.available(), "fedprox+feddecorr", "stateful:Variates+fedprox", "stateful:OwnNorms"]
 METHODS += [f"hook_methods:{name}" for name in OWN.split()]
 

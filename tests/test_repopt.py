@@ -702,6 +702,16 @@ def test_weight_decay_on_matrices_is_on_kernels_and_identity_scales(family):
             assert (name in found) == (kernel or identity), name
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_frozen_kernel_that_a_fit_names_in_full_is_multiplied_too(family):
+    """Nothing was computed for it before the fit."""
+    model = FAMILIES[family]("repopt", scales=drawn_scales(family)).state_dict()
+    g = {kernel.name: torch.ones_like(model[kernel.name]) for kernel in mapped_kernels(tuple(model))}
+    got = FedRepOpt().grad(g, SimpleNamespace(model=model, fixed={"multiplier": {}}))
+    assert_same_bits(got, multiplied(g, model))
+    assert not torch.equal(*(tree[next(iter(g))] for tree in (g, got)))
+
+
 # --- Files of scales ----------------------------------------------------------------------------------
 
 

@@ -155,11 +155,37 @@ def test_a_flat_tree_is_a_dict_like_any_other_and_makes_its_views_when_asked():
     assert [copy.deepcopy(made())["b"].tolist(), pickle.loads(pickle.dumps(made()))["b"].tolist()] == [[1, 1]] * 2
     with pytest.raises(KeyError, match="c"):
         made()["c"]
+    assert list(reversed(made())) == ["b", "a"]
+    assert "0., 1., 2." in repr(made())
+    assert made() != {}
+    turned = Flat(made().base, made().layout, {"b": entries["b"], "a": entries["a"]})
+    assert [list(turned), [t.shape for t in turned.values()]] == [["a", "b"], [(2, 3), (2,)]]
     flat = made()
     flat.base.zero_()
     assert not flat["a"].any()
     flat["b"].fill_(3)
     assert flat.base.tolist() == [0] * 6 + [3] * 2
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda f: f.__setitem__("a", torch.zeros(2, 3)),
+        lambda f: f.update(a=torch.zeros(2, 3)),
+        lambda f: f.__ior__({"a": torch.zeros(2, 3)}),
+        lambda f: f.pop("a"),
+        lambda f: f.popitem(),
+        lambda f: f.setdefault("c", torch.zeros(1)),
+        lambda f: f.clear(),
+        lambda f: f.__delitem__("a"),
+    ],
+)
+def test_an_entry_of_a_flat_tree_cannot_be_replaced(write):
+    entries = {"a": torch.ones(2, 3)}
+    flat = Flat(torch.ones(6), Layout.of(entries))
+    with pytest.raises(TypeError, match="never written in place: make a new one"):
+        write(flat)
+    assert flat["a"].tolist() == entries["a"].tolist()
 
 
 def test_copies_between_flat_trees_of_one_layout_are_one_operation():
@@ -172,6 +198,7 @@ def test_copies_between_flat_trees_of_one_layout_are_one_operation():
     assert into.base.tolist() == [0, 1, 2, 3, 4, 5, 1, 1]
     with pytest.raises(KeyError, match="b"):
         copy_(into, {"a": entries["a"]})
+    copy_({"nothing": {}}, {})
 
 
 class Operations(TorchDispatchMode):

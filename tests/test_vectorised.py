@@ -250,6 +250,22 @@ def test_steps_that_draw_numbers_are_made_one_by_one(source):
     assert before[2] == random.getstate()
 
 
+@dataclass(frozen=True)
+class Tossed(Method):
+    """Draws its number before the fit."""
+
+    def before(self, client):
+        return {"number": torch.rand((), dtype=torch.float64)}
+
+    def loss(self, b):
+        return b.logits.square().mean() * b.fixed["number"]
+
+
+def test_numbers_that_are_drawn_before_a_fit_are_those_of_the_client():
+    engine = check_same(lambda: put_together(normed(), blobs((12,) * 5), Tossed(), {"train.batch_size": 4}))
+    assert not engine.reasons
+
+
 def test_dropout_and_loose_buffers_are_left_to_the_ordinary_way():
     engine = check_same(made({**DENSE, "model.dropout": 0.5, "data.clients": 5}), 1)
     assert "random numbers" in engine.reasons[0]

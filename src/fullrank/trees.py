@@ -117,13 +117,13 @@ class Flat(dict[str, Tensor]):
     """
 
     def __init__(self, base: Tensor, layout: Layout, tensors: Mapping[str, Tensor] | None = None):
-        super().__init__(tensors or {})
+        super().__init__({name: tensors[name] for name in layout.names} if tensors is not None else {})
         self.base = base
         self.layout = layout
 
     def _views(self) -> Flat:
-        if len(self.layout.places) != super().__len__():
-            super().update(self.layout.views(self.base))
+        if not super().__len__():
+            dict.update(self, self.layout.views(self.base))
         return self
 
     def __getitem__(self, name: str) -> Tensor:
@@ -141,6 +141,20 @@ class Flat(dict[str, Tensor]):
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.layout.names)
+
+    def __reversed__(self) -> Iterator[str]:
+        return reversed(self.layout.names)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+    def __eq__(self, other: object) -> bool:
+        return dict(self) == (dict(other) if isinstance(other, Flat) else other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = None
 
     def __or__(self, other: Any) -> Any:
         return {**self, **other}
@@ -174,6 +188,11 @@ class Flat(dict[str, Tensor]):
         """Tensors of a layout's names and shapes, one after the other in a new vector: one copy of all."""
         vectors = [_vector(tensors[name], strides) for name, _, strides in layout.places]
         return cls(torch.cat(vectors), layout)
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("a tree is never written in place: make a new one, {**tree, name: value}")
+
+    __setitem__ = __delitem__ = __ior__ = pop = popitem = clear = update = setdefault = _refuse
 
     def part(self, names: Iterable[str]) -> Tensors:
         """Some of the entries: flat if they lie side by side."""
@@ -269,7 +288,7 @@ def _beside(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple
         return
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _beside(value, other[name])
+            yield from _beside(value, other[name] if value else {})
         else:
             yield value, other[name]
 

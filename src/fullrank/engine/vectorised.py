@@ -162,8 +162,8 @@ class Vectorised:
 
 
 def _kind(fit: Fit) -> Hashable:
-    """Fits of one kind can be stacked: what clients keep may differ in names and shapes, all else is the model's."""
-    kept: Tree = {"own": fit.context.own, "memory": fit.state.memory}
+    """Fits of one kind can be stacked: what clients keep or compute may differ in names and shapes, no more."""
+    kept: Tree = {"own": fit.context.own, "fixed": fit.context.fixed, "memory": fit.state.memory}
     return fit.step.settings, tuple((path, tensor.shape, tensor.dtype) for path, tensor in flatten(kept).items())
 
 

@@ -163,6 +163,11 @@ class Client:
         return {name: self._received[name] for name in self.entries.shared}
 
     @property
+    def trainable(self) -> tuple[str, ...]:
+        """Names of the parameters that a fit trains unless it says otherwise."""
+        return self._trained(None)
+
+    @property
     def travel(self) -> float:
         """How far a constant unit gradient would have moved a shared weight in this round's fits."""
         if self._settings.optimizer != "sgd":
@@ -259,6 +264,7 @@ class Client:
             w0=self.w0,
             own=self.own,
             sent=self.sent,
+            fixed={},
             counts=self.counts,
             features=features,
         )
@@ -330,7 +336,8 @@ class Client:
         return Step(self._composition, backend, settings, shared, acts_on, side, stats, criterion, loss, self._space)
 
     def _context(self, w0: Tensors) -> Context:
-        fixed = {part.name: part.before(self.seen_by(part)) for part in self._composition.defined("before")}
+        parts = self._composition.defined("before")
+        fixed = {part.name: clone(part.before(self.seen_by(part))) for part in parts}  # the model goes on changing
         return Context(self._received, self._state, self._sent, self.counts, w0, fixed=fixed)
 
     def _travel(self, names: tuple[str, ...], steps: int, settings: Settings, fresh: bool) -> None:
@@ -358,8 +365,10 @@ class Client:
         names, settings = self._trained(None), self._settings
         state = self._state_of(names, settings, dict(self._memory))
         step = self._step(Functional(self._network), settings)
-        plan = self._plan(f"fit-{len(self.reports)}", settings)
-        return Fit(step, state, self._context({}), self.samples, plan, self._network.dtype)
+        label = f"fit-{len(self.reports)}"
+        with seeded(self._seed, "torch", self.round, self.id, label, device=self.counts.device):
+            context = self._context({})
+        return Fit(step, state, context, self.samples, self._plan(label, settings), self._network.dtype)
 
     def answered(self, fit: Fit, state: State, report: Report) -> None:
         """Take what came of it: the state's tensors are this client's from now on."""

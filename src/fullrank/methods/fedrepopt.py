@@ -12,7 +12,7 @@ import torch
 from ..errors import Refusal
 from ..local.batch import Batch
 from ..models.reparam import SCALES, centre_diagonal
-from ..trees import Tensors, Tree, flats, pointwise
+from ..trees import Tensors, Tree, flats, part_of, pointwise
 from .method import Method
 
 if TYPE_CHECKING:
@@ -47,17 +47,19 @@ class FedRepOpt(Method):
         return net
 
     def before(self, client: Client) -> Tree:
-        """M of every entry that trains: 1 for those that do not stand for branches."""
-        names = [name for name in client.network.parameter_names if name not in client.entries.frozen]
-        return {"multiplier": multiplier(client.home.some(names), client.home.some(client.network.names))}
+        """M of every parameter that is not frozen: 1 for those that do not stand for branches."""
+        entries = client.home.some(client.trainable), client.home.some(client.entries.frozen)
+        return {"multiplier": multiplier(*entries)}
 
     def grad(self, g: Tree, b: Batch) -> Tree:
         """M⊙g."""
         m = b.fixed["multiplier"]
         if flats(g, m):
             return pointwise(g, torch.mul, m)
-        kernels = [kernel.name for kernel in mapped_kernels(tuple(b.model)) if kernel.name in g]
-        return {**g, **{name: g[name] * m[name] for name in kernels}}
+        kernels = part_of(g, [kernel.name for kernel in mapped_kernels(tuple(b.model))])
+        if named := {name: slope for name, slope in kernels.items() if name not in m}:  # frozen, and yet in this fit
+            m = {**m, **multiplier(named, b.model)}
+        return {**g, **{name: slope * m[name] for name, slope in kernels.items()}}
 
     def caution(self, settings: Settings) -> str:
         """Of what ends the likeness."""
@@ -82,22 +84,22 @@ class MappedKernel(NamedTuple):
 
 
 @torch.no_grad()
-def multiplier(weights: Tensors, model: Tensors) -> Tensors:
-    """M of some entries of a model, from the scales that it carries: laid out like the entries.
+def multiplier(weights: Tensors, scales: Tensors) -> Tensors:
+    """M of some entries of a model, from a tree with the scales that it carries: laid out like the entries.
 
     All are computed in one table: a network has many kernels, and each operation of its own costs a launch.
     """
     m = pointwise(weights, torch.ones_like)
-    kernels = [kernel for kernel in mapped_kernels(tuple(model)) if kernel.name in m]
+    kernels = [kernel for kernel in mapped_kernels(tuple(scales)) if kernel.name in m]
     if not kernels:
         return m
-    kernels.sort(key=lambda kernel: kernel.pointwise not in model)
-    alpha = torch.cat([model[kernel.scale] for kernel in kernels])[:, None]
+    kernels.sort(key=lambda kernel: kernel.pointwise not in scales)
+    alpha = torch.cat([scales[kernel.scale] for kernel in kernels])[:, None]
     table = alpha * alpha.expand(-1, 9)
-    if beside := [model[kernel.pointwise] for kernel in kernels if kernel.pointwise in model]:
+    if beside := [scales[kernel.pointwise] for kernel in kernels if kernel.pointwise in scales]:
         middle = torch.cat(beside)
         table[: len(middle), 4].add_(middle * middle)
-    parts = torch.split(table, [len(model[kernel.scale]) for kernel in kernels])
+    parts = torch.split(table, [len(scales[kernel.scale]) for kernel in kernels])
     for kernel, part in zip(kernels, parts, strict=True):
         place = m[kernel.name].copy_(part.view(-1, 1, 3, 3))  # the same for all inputs of an output channel
         if kernel.identity:

@@ -109,7 +109,10 @@ class Method:
     # The local step
 
     def before(self, client: Client) -> Tree:
-        """Before each fit: what its steps need and none of them changes, which they see as `b.fixed`."""
+        """Before each fit: what its steps need and none of them changes, which they see as `b.fixed`.
+
+        A copy is made of it; it asks for no fit itself.
+        """
         return {}
 
     def criterion(self, b: Batch) -> Tensor:

@@ -284,7 +284,7 @@ class Network:
 
     def set_mode(self, train: bool, stats: str = "move") -> None:
         """Train or eval mode; `stats="freeze"` leaves norm layers in eval mode."""
-        if self.fact("own train", lambda: any(type(m).train is not nn.Module.train for m in self._structure.modules)):
+        if self.fact("own train", lambda: any(map(_has_own_train, self._structure.modules))):
             self.module.train(train)
         else:
             for module in self._structure.modules:
@@ -306,13 +306,19 @@ class Network:
                 _switch(module, training)
 
 
+def _has_own_train(module: nn.Module) -> bool:
+    """Whether a layer decides itself what a change of mode means: by its class, or as the layer that it is."""
+    names = ("train", "children", "__setattr__")
+    return "train" in vars(module) or any(getattr(type(module), n) is not getattr(nn.Module, n) for n in names)
+
+
 def _switch(module: nn.Module, training: bool) -> None:
     """A layer's mode; past `nn.Module.__setattr__`, which looks for parameters first, in each of hundreds of layers."""
     if module.training == training:
         return
-    if "training" in vars(module):
+    if type(module).__setattr__ is nn.Module.__setattr__:
         vars(module)["training"] = training
-    else:  # of a compiled module
+    else:
         module.training = training
 
 

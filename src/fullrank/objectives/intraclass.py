@@ -28,7 +28,8 @@ def intra_class_decorrelation(z: Tensor, y: Tensor, num_classes: int, scale: Sca
 
     Classes with a single sample have no correlation and count nowhere; without any other class the loss is 0, with a
     zero gradient. A batch of one class gives FedDecorr's loss. A feature that is constant in a class correlates with
-    nothing there. Half precision is computed and answered in float32.
+    nothing there. Half precision is computed and answered in float32. It differentiates in reverse mode, any number of
+    times. How many classes there are does not matter: only those of the batch cost anything.
 
     >>> z, y = torch.tensor([[1.0, 1], [2, 3], [3, 2], [0, 1], [1, 0], [9, 9]]), torch.tensor([0, 0, 0, 1, 1, 2])
     >>> [round(intra_class_decorrelation(z, y, 3, scale).item(), 4) for scale in ("code", "paper")]
@@ -104,11 +105,12 @@ class _Correlations(torch.autograd.Function):
         if torch.is_grad_enabled():  # the gradient may be differentiated again: by way of the features
             unit, inverse, gram, own = _standardised(z, mean, spread, pairs)
             weighted = gram * weight
-        g = weighted @ unit
-        if own is not None:
-            g = g - own * unit
-        g = (g - unit * (spread @ (g * unit))) * inverse
-        return (g - mean @ g) * (4 * slope), None, None, None, None
+        with torch.autocast(z.device.type, enabled=False):
+            g = weighted @ unit
+            if own is not None:
+                g = g - own * unit
+            g = (g - unit * (spread @ (g * unit))) * inverse
+            return (g - mean @ g) * (4 * slope), None, None, None, None
 
 
 def _standardised(

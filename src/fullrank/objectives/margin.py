@@ -31,7 +31,7 @@ def prototype_margin(z: Tensor, y: Tensor, prototypes: Tensor, available: Tensor
     known = available.to(distance.dtype)
     beyond = (distance.gather(1, y[:, None]) - distance + margin).relu() * known
     # Beyond its own class's prototype a sample is by the margin itself, which does not count.
-    return _over_classes((beyond.sum(1) - margin) * (known[y] / (known.sum() - 1).clamp(min=1)), y)
+    return _over_classes((beyond.sum(1) - max(margin, 0.0)) * (known[y] / (known.sum() - 1).clamp(min=1)), y)
 
 
 def prototype_pull(z: Tensor, y: Tensor, prototypes: Tensor, available: Tensor) -> Tensor:
