@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
 
 from .errors import Refusal
-from .trees import Tree, elements, flatten, misfit, nbytes, not_finite, pointwise
+from .trees import Tree, beside, elements, flatten, misfit, nbytes, not_finite, outline, pointwise
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,11 @@ class Traffic:
         self.elements_down += elements(tree)
         self.bytes_down += nbytes(tree)
 
+    def add(self, other: Traffic) -> None:
+        """Count once more what another has counted."""
+        for name, number in vars(other).items():
+            setattr(self, name, getattr(self, name) + number)
+
     def count_up(self, upload: Upload) -> None:
         """Count one client's upload."""
         for space in upload.values():
@@ -65,6 +70,7 @@ class Reduction:
     totals: Upload = field(default_factory=dict)
     likeness: Upload = field(default_factory=dict)
     clients: int = 0
+    _outlines: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def add(self, upload: Upload, model: Tree | None = None) -> None:
         """Add one client's upload, or raise `Unusable` and leave the sums as they were.
@@ -92,15 +98,24 @@ class Reduction:
                     raise Unusable(f"its {what} is a {type(part).__name__}, other clients' a {type(like).__name__}")
                 known = model[name] if model is not None and not space else None
                 reference = like.tree if known is None else known
-                if problem := misfit(part.tree, reference):
-                    first = "" if known is not None or like is part else " (as the first client of the round sent it)"
-                    raise Unusable(f"in its {what}, {problem}{first}")
-                if path := _other_kind(part.tree, reference):
-                    raise Unusable(f"in its {what}, {path} is not of the expected kind, floating or whole numbers")
+                if outline(part.tree) != self._outline(what, reference):
+                    if problem := misfit(part.tree, reference):
+                        first = (
+                            "" if known is not None or like is part else " (as the first client of the round sent it)"
+                        )
+                        raise Unusable(f"in its {what}, {problem}{first}")
+                    if path := _other_kind(part.tree, reference):
+                        raise Unusable(f"in its {what}, {path} is not of the expected kind, floating or whole numbers")
                 if path := not_finite(part.tree, known):
                     raise Unusable(f"in its {what}, {path} is not finite")
                 if isinstance(part, Mean) and not (math.isfinite(part.weight) and part.weight >= 0):
                     raise Unusable(f"the weight of its {what} is {part.weight}")
+
+    def _outline(self, what: str, reference: Tree) -> dict[str, Any]:
+        """That of what is expected, which is the same for all clients."""
+        if what not in self._outlines:
+            self._outlines[what] = outline(reference)
+        return self._outlines[what]
 
     def _accumulate(self, space: str, name: str, part: Sum | Mean) -> None:
         weight = part.weight if isinstance(part, Mean) else 1.0
@@ -110,15 +125,15 @@ class Reduction:
             totals[name] = Mean(empty, 0.0) if isinstance(part, Mean) else Sum(empty)
             self.likeness.setdefault(space, {})[name] = type(part)(pointwise(part.tree, _meta))
         total = totals[name]
-
-        def add(into: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            if not _counts(into):
-                return into.add_(value, alpha=weight)
+        pairs = list(beside(total.tree, part.tree))
+        counters = [(into, value) for into, value in pairs if _counts(into)]
+        if len(pairs) > len(counters):
+            torch._foreach_add_(*_apart(pair for pair in pairs if not _counts(pair[0])), alpha=weight)
+        for into, value in counters:
             if isinstance(part, Mean):
-                return torch.maximum(into, value, out=into)
-            return into.add_(value)
-
-        pointwise(total.tree, add, part.tree)
+                torch.maximum(into, value, out=into)
+            else:
+                into.add_(value)
         if isinstance(total, Mean):
             totals[name] = Mean(total.tree, total.weight + weight)
 
@@ -131,6 +146,11 @@ class Reduction:
             }
             for space, parts in self.totals.items()
         }
+
+
+def _apart(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    one, other = zip(*pairs, strict=True)
+    return list(one), list(other)
 
 
 def _names(upload: Upload) -> set[str]:

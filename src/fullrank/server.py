@@ -277,12 +277,13 @@ class Server:
     ) -> Iterator[Result]:
         assert self._engine is not None
         self._sent_version = self.frozen_version
-        broadcast = self._broadcast()
+        broadcast, sent = self._broadcast(), Traffic()
+        sent.count_down(broadcast)
 
         def jobs() -> Iterator[Job]:
             for client in clients:
                 job = self._job(kind, client, broadcast, query, judge, client in show)
-                traffic.count_down(job.broadcast)
+                traffic.add(sent)
                 traffic.count_down(job.personal)
                 if self.store.contacts.get(client) != self.frozen_version:
                     traffic.count_down(job.frozen)  # else the client has them from an earlier contact

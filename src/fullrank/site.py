@@ -234,6 +234,7 @@ class Site:
             settings=self.schedule.at(min(job.round, self.schedule.rounds - 1), self.settings),
             samples=self.samples(job.client),
             received=received,
+            w0=job.broadcast["w"],
             sent=job.broadcast["sent"],
             state=state,
             stepper_of=self.stepper_of,

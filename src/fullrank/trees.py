@@ -35,10 +35,10 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Tensors:
         if "/" in name:
             raise Refusal(f'the name "{name}" holds a "/", which joins the names of nested trees; rename it')
         path = f"{prefix}{name}"
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{path}/") if value else {f"{path}/": torch.empty(0)}
-        else:
+        if isinstance(value, Tensor) or not isinstance(value, Mapping):
             flat[path] = value
+        else:
+            flat |= flatten(value, f"{path}/") if value else {f"{path}/": torch.empty(0)}
     return flat
 
 
@@ -96,12 +96,16 @@ class Layout:
             at += math.prod(shape)
         return {**found, "": at}
 
-    def views(self, base: Tensor) -> Tensors:
-        """The tensors as views of a vector."""
-        start = base.storage_offset()
-        return {
-            name: base.as_strided(shape, strides, start + self.offsets[name]) for name, shape, strides in self.places
-        }
+    def __contains__(self, name: object) -> bool:
+        return name in self._shapes
+
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[tuple[int, ...], tuple[int, ...]]]:
+        return {name: (shape, strides) for name, shape, strides in self.places}
+
+    def view(self, base: Tensor, name: str) -> Tensor:
+        """A tensor as a view of a vector."""
+        return base.as_strided(*self._shapes[name], base.storage_offset() + self.offsets[name])
 
     def fits(self, tree: Mapping[str, Any]) -> bool:
         """Whether a tree has just these names and shapes."""
@@ -117,24 +121,23 @@ class Flat(dict[str, Tensor]):
     """
 
     def __init__(self, base: Tensor, layout: Layout, tensors: Mapping[str, Tensor] | None = None):
-        super().__init__({name: tensors[name] for name in layout.names} if tensors is not None else {})
         self.base = base
         self.layout = layout
-
-    def _views(self) -> Flat:
-        if not super().__len__():
-            dict.update(self, self.layout.views(self.base))
-        return self
+        self._known = dict(tensors) if tensors is not None else {}
 
     def __getitem__(self, name: str) -> Tensor:
-        return dict.__getitem__(self._views(), name)
+        if (found := self._known.get(name)) is None:
+            found = self._known[name] = self.layout.view(self.base, name)
+        return found
 
     def get(self, name: str, default: Any = None) -> Any:
         """The tensor of a name, if there is one."""
-        return dict.get(self._views(), name, default)
+        if name not in self.layout:
+            return default
+        return self[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self.layout.offsets and name != ""
+        return name in self.layout
 
     def __len__(self) -> int:
         return len(self.layout.places)
@@ -169,11 +172,11 @@ class Flat(dict[str, Tensor]):
 
     def values(self) -> ValuesView[Tensor]:  # type: ignore[override]
         """Tensors, likewise."""
-        return dict.values(self._views())
+        return ValuesView(self)
 
     def items(self) -> ItemsView[str, Tensor]:  # type: ignore[override]
         """Both."""
-        return dict.items(self._views())
+        return ItemsView(self)
 
     @classmethod
     def copied(cls, tensors: Mapping[str, Tensor], layout: Layout) -> Flat:
@@ -219,6 +222,23 @@ def _vector(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
     if tensor.stride() != strides:
         tensor = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
     return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def outline(tree: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[tuple[int, ...], torch.dtype | None]]:
+    """Shape and dtype of a tree's tensors by path: trees with equal outlines can be combined and stacked.
+
+    >>> outline({"a": {"b": torch.zeros(2)}, "c": {}})
+    {'a/b': ((2,), torch.float32), 'c/': ((), None)}
+    """
+    if isinstance(tree, Flat):
+        return {f"{prefix}{name}": (shape, tree.base.dtype) for name, shape, _ in tree.layout.places}
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        if isinstance(value, Tensor):
+            found[f"{prefix}{name}"] = tuple(value.shape), value.dtype
+        else:
+            found |= outline(value, f"{prefix}{name}/") or {f"{prefix}{name}/": ((), None)}
+    return found
 
 
 def flats(*trees: Mapping[str, Any]) -> list[Flat]:
@@ -276,21 +296,40 @@ def laid_out(tree: Mapping[str, Any], layout: Layout) -> Tree:
 @torch.no_grad()
 def copy_(into: Mapping[str, Any], values: Mapping[str, Any]) -> None:
     """Copy a tree's values into the tensors of another of the same names; the other may hold more."""
-    pairs = [(place, value) for place, value in _beside(into, values) if place.numel()]
+    pairs = [(place, value) for place, value in beside(into, values) if place.numel()]
     if pairs:
         torch._foreach_copy_([place for place, _ in pairs], [value for _, value in pairs])
 
 
-def _beside(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
+def beside(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
     """The tensors of the same names in two trees; where both are flat in one layout, their vectors."""
     if alike := flats(tree, other):
         yield alike[0].base, alike[1].base
         return
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            yield from _beside(value, other[name] if value else {})
+            yield from beside(value, other[name] if value else {})
         else:
             yield value, other[name]
+
+
+def copied_together(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Copies of a tree without nesting, detached: many vectors, as norm layers have, or counters by one operation."""
+    if isinstance(tensors, Flat):
+        return clone(tensors)
+    found = {name: tensor.detach() for name, tensor in tensors.items()}
+    alike: dict[Any, list[str]] = {}
+    for name, tensor in found.items():
+        alike.setdefault((tensor.dtype, tensor.device, tensor.dim()) if tensor.dim() < 2 else name, []).append(name)
+    for key, names in alike.items():
+        some = [found[name] for name in names]
+        if len(names) == 1:
+            found |= clone({name: found[name] for name in names})
+        elif key[2]:
+            found |= zip(names, torch.split(torch.cat(some), [len(vector) for vector in some]), strict=True)
+        else:
+            found |= zip(names, torch.stack(some).unbind(), strict=True)
+    return found
 
 
 def zeros(tree: Mapping[str, Any]) -> Tree:
@@ -310,12 +349,24 @@ def moved(tree: Mapping[str, Any], device: torch.device) -> Tree:
 
 def elements(tree: Mapping[str, Any]) -> int:
     """How many numbers a tree holds."""
-    return sum(tensor.numel() for tensor in flatten(tree).values())
+    return sum(tensor.numel() for tensor in _vectors(tree))
 
 
 def nbytes(tree: Mapping[str, Any]) -> int:
     """How many bytes a tree's numbers take."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in flatten(tree).values())
+    return sum(tensor.numel() * tensor.element_size() for tensor in _vectors(tree))
+
+
+def _vectors(tree: Mapping[str, Any]) -> Iterator[Tensor]:
+    """The tensors of a tree, of a flat one its vector."""
+    if isinstance(tree, Flat):
+        yield tree.base
+        return
+    for value in tree.values():
+        if isinstance(value, Mapping):
+            yield from _vectors(value)
+        else:
+            yield value
 
 
 def norm(tree: Mapping[str, Tensor]) -> Tensor:
@@ -361,16 +412,17 @@ def not_finite(tree: Mapping[str, Any], like: Mapping[str, Any] | None = None) -
 
 
 def _suspects(found: Tensors) -> list[str]:
-    """Paths whose sum is not finite: all that hold a NaN or an infinity, and some whose sum overflows.
+    """Paths whose sum of sizes is not finite: all that hold a NaN or an infinity, and some whose sum overflows.
 
     One look at the device for all, where one at each tensor would stop it hundreds of times.
     """
     alike: dict[Any, list[str]] = {}
     for path, tensor in found.items():
-        if tensor.is_floating_point() or tensor.is_complex():
+        if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel():
             alike.setdefault((tensor.device, tensor.dtype), []).append(path)
     suspects: set[str] = set()
     for paths in alike.values():
-        finite = torch.isfinite(torch.stack([found[path].detach().sum() for path in paths]))
+        lengths = torch._foreach_norm([found[path].detach() for path in paths], 1)
+        finite = torch.isfinite(torch.stack(lengths))
         suspects |= set(itertools.compress(paths, (~finite).tolist()))
     return [path for path in found if path in suspects]

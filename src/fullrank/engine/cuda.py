@@ -26,7 +26,7 @@ from ..models.net import Net, Output
 from ..models.network import Network
 from ..randomness import leave_generators_alone, seeded
 from ..site import Job, Result, Site
-from ..trees import Tree, clone, combine, copy_, moved
+from ..trees import Flat, Tree, clone, copy_, moved, pointwise
 from .compiled import Compiled, Forward
 from .padding import Filled, can_be_filled, count_samples_
 from .replay import Recorder
@@ -89,13 +89,27 @@ class Cuda:
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Results in the jobs' order, on the server's device."""
         before = _generators()
-        for result in self.slots.run(jobs):
+        for result in self.slots.run(self._laid_out(jobs)):
             yield _handed_over(result, self.site.device)
         if len(self.hands) > 1 and not all(map(torch.equal, before, _generators())):
             raise Refusal(
                 "the model or the method draws random numbers in its local steps, which clients that train side by "
                 "side cannot do repeatably; set engine.slots = 1"
             )
+
+    def _laid_out(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        """The same jobs, with the shared entries in one vector as the networks have them: one copy for each client."""
+        site = self.hands[0].site
+        shared = site.network.some(site.entries.shared)
+        sent: Tree | None = None
+        for job in jobs:
+            if not isinstance(shared, Flat):
+                yield job
+                continue
+            if job.broadcast is not sent:
+                sent = job.broadcast
+                laid_out = {**sent, "w": Flat.copied(sent["w"], shared.layout)}
+            yield dataclasses.replace(job, broadcast=laid_out)
 
     def close(self) -> None:
         """End the threads, and leave torch as it was."""
@@ -299,10 +313,10 @@ def _handed_over(result: Result, device: torch.device) -> Result:
     for parts in result.upload.values():
         for name, part in parts.items():
             parts[name] = dataclasses.replace(part, tree=moved(part.tree, device))
-            combine(parts[name].tree, mine)
+            pointwise(parts[name].tree, mine)
     result.state, result.model = moved(result.state, device), moved(result.model, device)
     for tree in (result.state, result.model):
-        combine(tree, mine)
+        pointwise(tree, mine)
     return result
 
 

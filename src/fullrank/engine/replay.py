@@ -21,7 +21,7 @@ from ..local.loop import Eager, Samples, Stepper
 from ..local.optimiser import flat_decay
 from ..local.step import Bound, Context, State, Step
 from ..methods.method import Method
-from ..trees import Flat, Tree, clone, copy_, flatten, laid_out, pointwise
+from ..trees import Flat, Tree, clone, copy_, laid_out, outline, pointwise
 
 AHEAD = 128
 """Batches whose rows are put into place at once."""
@@ -246,8 +246,7 @@ def _static(context: Context, state: State, step: Step) -> Context:
 
 
 def _shape(context: Context) -> tuple[Any, ...]:
-    trees: tuple[Tree, ...] = (context.own, context.sent, context.fixed)
-    return tuple(tuple((name, t.shape, t.dtype) for name, t in flatten(tree).items()) for tree in trees)
+    return tuple(tuple(outline(tree).items()) for tree in (context.own, context.sent, context.fixed))
 
 
 def _key_of(term: Any) -> Hashable:

@@ -25,7 +25,7 @@ from ..local.plan import Plan
 from ..local.step import Bound, Context, State
 from ..randomness import global_state, restore_global_state
 from ..site import Job, Result, Site, Work
-from ..trees import Tree, combine, copy_, flatten, nbytes
+from ..trees import Tree, combine, copy_, nbytes, outline
 
 STACK_BYTES = 2**24
 """Of a group's weights and batches: so many still lie in a processor's caches, together with the gradients."""
@@ -164,7 +164,7 @@ class Vectorised:
 def _kind(fit: Fit) -> Hashable:
     """Fits of one kind can be stacked: what clients keep or compute may differ in names and shapes, no more."""
     kept: Tree = {"own": fit.context.own, "fixed": fit.context.fixed, "memory": fit.state.memory}
-    return fit.step.settings, tuple((path, tensor.shape, tensor.dtype) for path, tensor in flatten(kept).items())
+    return fit.step.settings, tuple(outline(kept).items())
 
 
 def turns(plans: Sequence[Plan]) -> Iterator[tuple[int, ...]]:

@@ -22,7 +22,7 @@ from ..models.net import Output
 from ..models.network import Network
 from ..objectives import class_prototypes
 from ..randomness import generator, seeded
-from ..trees import Flat, Tensors, Tree, clone
+from ..trees import Flat, Tensors, Tree, clone, copied_together, flats
 from .batch import Batch
 from .loop import Eager, Fit, Report, Samples, StepperOf, train
 from .optimiser import memory
@@ -39,10 +39,14 @@ OPTIMISER_SPACE = "optimizer"
 class Home:
     """Where a client's entries are: in the network, or aside as long as nobody needs them there."""
 
-    def __init__(self, network: Network, tensors: Tensors, aside: bool):
+    def __init__(self, network: Network, tensors: Tensors, aside: bool, laid_out: Tensors | None = None):
         self._network = network
         self._aside: Tensors | None = tensors
-        if not aside:
+        if laid_out is not None and not aside:  # some of the entries once more, for one copy of all
+            network.load(laid_out)
+            network.load({name: tensor for name, tensor in tensors.items() if name not in laid_out})
+            self._aside = None
+        elif not aside:
             self.enter()
 
     def enter(self) -> Network:
@@ -61,6 +65,12 @@ class Home:
         """Other values of all entries, aside."""
         self._aside = tensors
 
+    def all(self) -> Tensors:
+        """All entries, where they are, detached."""
+        if self._aside is None:
+            return self._network.detached()
+        return {name: self._aside[name].detach() for name in self._network.names}
+
     def some(self, names: Iterable[str]) -> Tensors:
         """Some of the entries, where they are."""
         if self._aside is None:
@@ -69,7 +79,7 @@ class Home:
 
     def copied(self, names: Iterable[str]) -> Tensors:
         """Some of the entries, as nobody will change them."""
-        return clone(self.some(names)) if self._aside is None else self.some(names)
+        return copied_together(self.some(names)) if self._aside is None else self.some(names)
 
 
 class Client:
@@ -87,6 +97,7 @@ class Client:
         settings: Settings,
         samples: Samples,
         received: Tensors,
+        w0: Tensors,
         sent: dict[str, Tree],
         state: Tree,
         stepper_of: StepperOf = Eager,
@@ -99,7 +110,7 @@ class Client:
         self.n = len(samples)
         self.samples = samples
         self.counts = _class_counts(samples, network)
-        self.home = Home(network, received, aside)
+        self.home = Home(network, received, aside, w0 if isinstance(w0, Flat) else None)
         self.entries = entries
         self.reports: list[Report] = []
         self.judge: Callable[[], dict[str, float]] | None = None
@@ -110,6 +121,8 @@ class Client:
         self._composition = composition
         self._settings = settings
         self._received = received
+        self.w0 = w0
+        """The shared entries as received."""
         self._sent = sent
         self._stepper_of = stepper_of
         self._forward = forward or network
@@ -150,17 +163,12 @@ class Client:
     @property
     def model(self) -> Tensors:
         """All entries of the client's model, current."""
-        return {name: tensor.detach() for name, tensor in self.home.some(self._network.names).items()}
+        return self.home.all()
 
     @property
     def w(self) -> Tensors:
         """The shared entries, current."""
         return {name: tensor.detach() for name, tensor in self.home.some(self.entries.shared).items()}
-
-    @property
-    def w0(self) -> Tensors:
-        """The shared entries as received."""
-        return {name: self._received[name] for name in self.entries.shared}
 
     @property
     def trainable(self) -> tuple[str, ...]:
@@ -381,7 +389,9 @@ class Client:
     def _flat_w0(self) -> Tensors:
         """The shared entries as received, laid out like the network's; nothing where its entries are not flat."""
         near = self.network.some(self.entries.shared)
-        return Flat.copied(self.w0, near.layout) if isinstance(near, Flat) else {}
+        if not isinstance(near, Flat):
+            return {}
+        return self.w0 if flats(near, self.w0) else Flat.copied(self.w0, near.layout)
 
     def keep_optimiser(self) -> None:
         """Put the round's optimiser into the client's state, for its next round."""
@@ -391,16 +401,17 @@ class Client:
     @contextlib.contextmanager
     def _training(self, names: tuple[str, ...], stats: Literal["move", "freeze"]) -> Iterator[None]:
         """Train mode, with gradients for the trained entries alone."""
+        trained = set(names)
         parameters = self.network.parameters()
-        before = {name: parameter.requires_grad for name, parameter in parameters.items()}
-        for name, parameter in parameters.items():
-            parameter.requires_grad_(name in names)
+        others = [p for name, p in parameters.items() if p.requires_grad != (name in trained)]
+        for parameter in others:
+            parameter.requires_grad_(not parameter.requires_grad)
         try:
             with self.network.mode(train=True, stats=stats):
                 yield
         finally:
-            for name, parameter in parameters.items():
-                parameter.requires_grad_(before[name])
+            for parameter in others:
+                parameter.requires_grad_(not parameter.requires_grad)
 
     @contextlib.contextmanager
     def _holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:

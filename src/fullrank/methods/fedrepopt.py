@@ -101,9 +101,9 @@ def multiplier(weights: Tensors, scales: Tensors) -> Tensors:
         table[: len(middle), 4].add_(middle * middle)
     parts = torch.split(table, [len(scales[kernel.scale]) for kernel in kernels])
     for kernel, part in zip(kernels, parts, strict=True):
-        place = m[kernel.name].copy_(part.view(-1, 1, 3, 3))  # the same for all inputs of an output channel
-        if kernel.identity:
-            centre_diagonal(place).add_(1)
+        m[kernel.name].copy_(part.view(-1, 1, 3, 3))  # the same for all inputs of an output channel
+    if middles := [centre_diagonal(m[kernel.name]) for kernel in kernels if kernel.identity]:
+        torch._foreach_add_(middles, 1.0)
     return m
 
 

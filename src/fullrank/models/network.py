@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import Refusal
-from ..trees import Flat, Layout, Tensors
+from ..trees import Flat, Layout, Tensors, copy_
 from .entries import NORM_LAYERS
 from .findhead import Dropouts, find_head
 from .net import Net, Output, output_of
@@ -121,17 +121,30 @@ class Network:
 
     def some(self, names: Iterable[str]) -> Tensors:
         """The module's own tensors of some names: live, flat where they lie side by side in one vector."""
-        wanted = list(names)
-        if self.flat is not None and all(name in self.flat for name in wanted):
-            return self.flat.part(wanted)
+        wanted = tuple(names)
+        flat = self.flat
+        if flat is not None:
+            part = self.fact(("part", wanted), lambda: flat.part(wanted) if all(n in flat for n in wanted) else None)
+            if part is not None:
+                return part
         own = self.tensors()
         return {name: own[name] for name in wanted}
+
+    def detached(self) -> Tensors:
+        """The module's own tensors, detached: live, made anew only where the module has others than before."""
+        known: dict[str, tuple[Tensor, Tensor]] = self.fact("detached", dict)
+        for name, tensor in self.tensors().items():
+            if name not in known or known[name][0] is not tensor:
+                known[name] = tensor, tensor.detach()
+        return {name: twin for name, (_, twin) in known.items()}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy values into the module's own tensors."""
-        own = self.tensors()
-        if tensors:
+        if isinstance(tensors, Flat):
+            copy_(self.some(tensors), tensors)
+        elif tensors:
+            own = self.tensors()
             torch._foreach_copy_([own[name] for name in tensors], list(tensors.values()))
 
     @torch.no_grad()
@@ -153,6 +166,7 @@ class Network:
         for name, view in flat.items():
             ordered[name].data = view
         self.flat = Flat(flat.base, layout, ordered)
+        self._structure.facts.clear()  # of tensors that lie elsewhere now
 
     def owner(self, name: str) -> nn.Module:
         """The submodule that holds an entry."""
