@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fullrank import Mean, Method, Sum
+from fullrank.methods.fedrepopt import FedRepOpt
 from fullrank.trees import combine, norm, pointwise, zeros
 
 # --- State at clients and at the server -------------------------------------------------------------
@@ -139,6 +140,13 @@ class PreparedTwice(Prepared):
     def train(self, client):
         client.fit(steps=4)
         client.fit(steps=4)
+
+
+@dataclass(frozen=True)
+class Apart(FedRepOpt):
+    """FedRepOpt whose product is an operation of its own."""
+
+    multiplies = ""
 
 
 @dataclass(frozen=True)

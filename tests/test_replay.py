@@ -289,3 +289,15 @@ def test_no_garbage_is_collected_in_a_capture():
     with nothing_collected():
         assert not gc.isenabled()
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("method", ["{}", "{}+fedprox+scaffold", "{}+fedsam", "fedsam+{}", "{}+hook_methods:Shrink"])
+def test_a_gradient_multiplied_as_it_is_gathered_is_that_multiplied_afterwards(method, precision):
+    """Odd batches, terms that look at the weights, gradients at other weights: to the bit."""
+    values = on_its_network({**BASE, "engine.precision": precision, "train.momentum": 0.9}, "fedrepopt")
+    models = [
+        play({**values, "method.name": method.format(name)}, cuda(), 1)[0].server.model
+        for name in ("fedrepopt", "hook_methods:Apart")
+    ]
+    assert all(torch.equal(*pair) for pair in zip(*(model.values() for model in models), strict=True))

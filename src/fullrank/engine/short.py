@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..local.step import Bound, Objective
 from ..models.net import Output
 from ..models.network import Network
-from ..trees import Flat, Layout, Tensors
+from ..trees import Flat, Layout, Tensors, pointwise
 
 SHORTENED = (nn.modules.conv._ConvNd, nn.Linear)
 """Layers that compute in the shorter dtype under autocast."""
@@ -59,26 +59,36 @@ class Shortened(Bound):
         short = Flat(block.base.detach().to(self.network.half), block.layout)
         return Flat(short.base, short.layout, {name: value.requires_grad_() for name, value in short.items()})
 
-    def gradient(self, objective: Objective, trained: Tensors) -> tuple[Tensors, Any]:
+    def gradient(self, objective: Objective, trained: Tensors, times: Flat | None) -> tuple[Tensors, Any]:
         """By `torch.autograd.grad`; the slopes of shortened weights are put where those of the weights belong."""
         if trained is not self.bound:
             trained = self.leaves(trained)
         value, aux = objective(trained)
         short = self._short
         if short is None or not isinstance(trained, Flat):
-            return self.slopes(value, trained), aux
+            g = self.slopes(value, trained)
+            return g if times is None else pointwise(g, torch.mul, times), aux
         wanted = [*short.values(), *trained.values()]
         slopes = torch.autograd.grad(value, wanted, allow_unused=True)
         passed = dict(zip(short, slopes, strict=False))
         direct = dict(zip(trained, slopes[len(short) :], strict=True))
-        return _gathered(trained, passed, direct, short.layout), aux
+        if times is None or all(direct[name] is None for name in short):
+            return _gathered(trained, passed, direct, short.layout, times), aux
+        return pointwise(_gathered(trained, passed, direct, short.layout, None), torch.mul, times), aux
 
 
 @torch.no_grad()
 def _gathered(
-    trained: Flat, passed: Mapping[str, Tensor | None], direct: Mapping[str, Tensor | None], block: Layout
+    trained: Flat,
+    passed: Mapping[str, Tensor | None],
+    direct: Mapping[str, Tensor | None],
+    block: Layout,
+    times: Flat | None,
 ) -> Flat:
-    """The gradient as one vector: of a block by way of the shorter dtype, of the rest, and of the block directly."""
+    """The gradient as one vector: of a block by way of the shorter dtype, of the rest, and of the block directly.
+
+    What multiplies it does so as it is converted.
+    """
     layout, base = trained.layout, torch.empty_like(trained.base)
     g = Flat(base, layout)
 
@@ -86,19 +96,30 @@ def _gathered(
         found = {name: slopes[name] for name in names}
         return {name: torch.zeros_like(like[name]) if slope is None else slope for name, slope in found.items()}
 
+    def put(part: Flat, slopes: Tensors) -> None:
+        joined = Flat.joined(slopes, part.layout).base
+        if times is None:
+            part.base.copy_(joined)
+        else:
+            torch.mul(joined, _part(times, part.layout.names).base, out=part.base)
+
     for names, inside in _runs(layout, block):
-        part = g.part(names)
-        assert isinstance(part, Flat)
         if inside:
             some = next(slope for slope in passed.values() if slope is not None)
             like = {name: trained[name].to(some.dtype) if passed[name] is None else trained[name] for name in names}
-            part.base.copy_(Flat.joined(filled(passed, names, like), part.layout).base)
+            put(_part(g, names), filled(passed, names, like))
         else:
-            part.base.copy_(Flat.joined(filled(direct, names, trained), part.layout).base)
+            put(_part(g, names), filled(direct, names, trained))
     for name in block.names:
         if (more := direct[name]) is not None:  # a method's term that looks at the weights themselves
             g[name].add_(more)
     return g
+
+
+def _part(tree: Flat, names: Sequence[str]) -> Flat:
+    part = tree.part(names)
+    assert isinstance(part, Flat)
+    return part
 
 
 def _runs(layout: Layout, block: Layout) -> list[tuple[tuple[str, ...], bool]]:

@@ -17,7 +17,7 @@ from ..methods.compose import Composition
 from ..methods.method import Method
 from ..models.net import Output
 from ..models.network import Network
-from ..trees import Flat, Tensors, Tree, combine, merged, norm, part_of
+from ..trees import Flat, Tensors, Tree, combine, flats, merged, norm, part_of, pointwise
 from .batch import Batch
 from .optimiser import clipped, descend_
 from .settings import Settings
@@ -75,8 +75,8 @@ class Backend(Protocol):
     def call(self, trained: Tensors, rest: Tensors, buffers: Tensors, x: Tensor) -> tuple[Output, Tensors]:
         """Forward in training mode; returns the output and the moved buffers."""
 
-    def gradient(self, objective: Objective, trained: Tensors) -> tuple[Tensors, Any]:
-        """The gradient of an objective's first result at `trained`, and its second result."""
+    def gradient(self, objective: Objective, trained: Tensors, times: Flat | None) -> tuple[Tensors, Any]:
+        """The gradient of an objective's first result at `trained`, multiplied where asked, and its second result."""
 
 
 class Functional:
@@ -94,9 +94,10 @@ class Functional:
         moved = {name: value.clone() for name, value in buffers.items()}  # BatchNorm writes into what it is given
         return self.at({**rest, **trained, **moved}, x), moved
 
-    def gradient(self, objective: Objective, trained: Tensors) -> tuple[Tensors, Any]:
+    def gradient(self, objective: Objective, trained: Tensors, times: Flat | None) -> tuple[Tensors, Any]:
         """By `torch.func.grad`."""
-        return torch.func.grad(objective, has_aux=True)(trained)  # type: ignore[no-any-return]
+        g, aux = torch.func.grad(objective, has_aux=True)(trained)
+        return g if times is None else pointwise(g, torch.mul, times), aux
 
 
 class Bound(Functional):
@@ -112,12 +113,13 @@ class Bound(Functional):
             return self.network(x), buffers
         return super().call(trained, rest, buffers, x)
 
-    def gradient(self, objective: Objective, trained: Tensors) -> tuple[Tensors, Any]:
+    def gradient(self, objective: Objective, trained: Tensors, times: Flat | None) -> tuple[Tensors, Any]:
         """By `torch.autograd.grad`, half the time of `torch.func.grad` on a small network."""
         if trained is not self.bound:
             trained = self.leaves(trained)
         value, aux = objective(trained)
-        return self.slopes(value, trained), aux
+        g = self.slopes(value, trained)
+        return g if times is None else pointwise(g, torch.mul, times), aux
 
     @staticmethod
     def leaves(trained: Tensors) -> Tensors:
@@ -190,12 +192,15 @@ class Step:
         def objective(trained: Tensors) -> tuple[Tensor, dict[str, Any]]:
             return self._objective(state, context, x, y, trained)
 
-        g, seen = self.backend.gradient(objective, at)
-        if not corrections:
+        times = self._times(context, at, corrections)
+        g, seen = self.backend.gradient(objective, at, times)
+        if len(corrections) == (times is not None):
             return g, seen
         with torch.no_grad():
             b = self._batch(state, seen["buffers"], context, x, y, at, seen["output"], seen["terms"]["criterion"])
             for index, part in enumerate(corrections):
+                if index == 0 and times is not None:
+                    continue
 
                 def grad_at(w: Tensors, left: int = index) -> Tensors:
                     there = merged(at, part_of(w, at.keys()))
@@ -205,6 +210,17 @@ class Step:
                 view = b.but(**context.of(part.name), grad_at=grad_at)
                 g = merged(g, part.grad(part_of(g, self.shared), view)) if part.drift else part.grad(g, view)
         return g, seen
+
+    @staticmethod
+    def _times(context: Context, at: Tensors, corrections: list[Method]) -> Flat | None:
+        """By what the first correction multiplies the gradient, if it does nothing else and the trees are flat.
+
+        Then it is multiplied as it is gathered, where a correction of its own would read and write it once more.
+        """
+        if not corrections or not (name := corrections[0].multiplies):
+            return None
+        alike = flats(at, context.fixed[corrections[0].name][name])
+        return alike[1] if alike else None
 
     def _objective(
         self, state: State, context: Context, x: Tensor, y: Tensor, trained: Tensors

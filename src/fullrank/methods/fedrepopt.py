@@ -36,6 +36,7 @@ class FedRepOpt(Method):
     """
 
     paper = "Lau et al., ACCV 2024; Ding et al., ICLR 2023 (RepOptimizers)"
+    multiplies = "multiplier"
     tried_on = {"name": "fullrank.models.repvgg:repvgg", "mode": "repopt", "widths": [4, 4, 6, 8], "blocks": [2, 2, 1]}
 
     def model(self, net: Network) -> Network:

@@ -62,6 +62,8 @@ class Method:
     """Entries of its server state, where it has one, that travel down each round."""
     drift: ClassVar[bool] = False
     """Its gradient correction concerns the distance to the global model: shared entries only, last, no side fits."""
+    multiplies: ClassVar[str] = ""
+    """Under which name `before` gives numbers for all trained entries, if `grad` multiplies by them and no more."""
     neutral: ClassVar[Mapping[str, Any]] = {}
     """Field values at which it is FedAvg to the bit."""
     tried_on: ClassVar[Mapping[str, Any]] = {}
