@@ -131,6 +131,10 @@ def partition(
 
     Example: fullrank partition --set data.alpha=0.05 --set data.clients=20
     """
+    if png is not None:
+        from .report.style import figure_file
+
+        figure_file(png)  # refused before data are read in vain
     federation = federate(_experiment(file, overrides))
     facts = federation.describe()
     if png is not None:

@@ -17,7 +17,7 @@ from rich.table import Table
 from .cliparts import AsJson, Overrides, experiment_values, fail
 from .compare import compare
 from .comparison import Comparison, Row, compare_runs
-from .display import Pace, clock, scores, setting, warnings
+from .display import Pace, clock, counted, scores, setting, warnings
 from .errors import Interrupted, Refusal
 from .parallel import Onlooker, Task
 
@@ -260,7 +260,7 @@ def _number_of(things: Collection[object], noun: str) -> str:
 
 def _outcome(task: Task, summary: Mapping[str, Any]) -> str:
     last = {measure: summary[measure]["last"] for measure in ("accuracy", "loss") if measure in summary}
-    return f"{task.name}: {summary['rounds']} rounds{scores(last)}  {summary['seconds']:.1f} s"
+    return f"{task.name}: {counted(summary['rounds'], 'round')}{scores(last)}  {summary['seconds']:.1f} s"
 
 
 # The table

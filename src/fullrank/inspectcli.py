@@ -75,6 +75,10 @@ def inspect_command(
 
     Example: fullrank inspect mine:trained cifar10
     """
+    if png is not None:
+        from .report.style import figure_file
+
+        figure_file(png)  # refused before a model is looked at in vain
     found = _look(what, data, client, model, root, overrides)
     if png is not None:
         from .report.spectra import draw_one_spectrum

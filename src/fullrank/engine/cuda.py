@@ -130,6 +130,8 @@ class Place:
 
     def __init__(self, site: Site, device: torch.device, record: Record | None = None):
         self.site = site if device == site.device else site.twin(device)
+        self.away = device != site.device
+        """Whether the server is on another device."""
         self.device = device
         self.turns = Turns()
         self.seconds = 0.0
@@ -228,7 +230,7 @@ class Hand:
                 return self.site.do(job)
             with torch.cuda.device(self.place.device), torch.cuda.stream(self.stream):
                 self.stream.wait_stream(torch.cuda.default_stream(self.place.device))
-                result = self.site.do(job)
+                result = self.site.do(_sent_to(self.place.device, job) if self.place.away else job)
                 with self.aside():
                     self.wait()
         return result
@@ -300,6 +302,12 @@ class RecordedForward:
 
 def _stream(device: torch.device) -> Any:
     return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+
+def _sent_to(device: torch.device, job: Job) -> Job:
+    """A job with its tensors on the device that does it, which need not be the server's."""
+    sent, frozen, personal = (moved(tree, device) for tree in (job.broadcast, job.frozen, job.personal))
+    return dataclasses.replace(job, broadcast=sent, frozen=frozen, personal=personal)
 
 
 def _handed_over(result: Result, device: torch.device) -> Result:

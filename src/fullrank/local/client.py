@@ -374,7 +374,10 @@ class Client:
         state = self._state_of(names, settings, dict(self._memory))
         step = self._step(Functional(self._network), settings)
         label = f"fit-{len(self.reports)}"
-        with seeded(self._seed, "torch", self.round, self.id, label, device=self.counts.device):
+        if self._composition.defined("before"):
+            with seeded(self._seed, "torch", self.round, self.id, label, device=self.counts.device):
+                context = self._context({})
+        else:
             context = self._context({})
         return Fit(step, state, context, self.samples, self._plan(label, settings), self._network.dtype)
 

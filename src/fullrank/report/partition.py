@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fullrank.data.heterogeneity import CountArray, class_labels
-from fullrank.errors import Refusal
 
-from .style import refuse_unwritable, save
+from .style import figure_file, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,20 +26,14 @@ _TICK_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
 def draw_partition(counts: CountArray, path: str | Path, class_names: Sequence[str] | None = None) -> None:
-    """Draw the (clients, classes) counts as a heat map with a bar of each client's size beside it, a PNG.
+    """Draw the (clients, classes) counts as a heat map with a bar of each client's size beside it.
 
     Cells without samples stay white, so that what a client lacks altogether is seen at once.
     """
-    target = Path(path)
-    if target.suffix.lower() != ".png":
-        raise Refusal(f'the picture of a partition is a PNG, so "{target}" must end in .png')
-    refuse_unwritable(target)
+    target = figure_file(path)
     labels = class_labels(counts, class_names)
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise Refusal("drawing a partition needs matplotlib: pip install 'fullrank[report]'") from error
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
     clients, classes = counts.shape
     map_width = float(np.clip(0.42 * classes, 3.0, 10.0))
