@@ -217,12 +217,15 @@ class TestDrawPartition:
     def test_needs_matplotlib(self, tmp_path, monkeypatch):
         from fullrank.report.partition import draw_partition
 
-        monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
         with pytest.raises(Refusal, match=r"pip install 'fullrank\[report\]'"):
             draw_partition(np.eye(2, dtype=np.int64), tmp_path / "p.png")
 
-    def test_draws_png_only(self, tmp_path):
+    def test_draws_what_figures_are_drawn_in(self, tmp_path):
+        pytest.importorskip("matplotlib")
         from fullrank.report.partition import draw_partition
 
-        with pytest.raises(Refusal, match=r"must end in \.png"):
+        draw_partition(np.eye(2, dtype=np.int64), tmp_path / "p.pdf")
+        assert (tmp_path / "p.pdf").read_bytes().startswith(b"%PDF")
+        with pytest.raises(Refusal, match=r"must end in \.pdf or \.png"):
             draw_partition(np.eye(2, dtype=np.int64), tmp_path / "p.jpg")

@@ -1,5 +1,6 @@
 """The logic of the `cuda` engine without a GPU: steps are run again instead of replayed from graphs."""
 
+import dataclasses
 import gc
 
 import pytest
@@ -12,6 +13,7 @@ from fullrank.engine.compiled import Forward
 from fullrank.engine.cuda import Cuda, nothing_collected
 from fullrank.engine.serial import Serial
 from fullrank.models import Net, Network
+from fullrank.trees import Flat
 from small import on_its_network
 
 CPU = torch.device("cpu")
@@ -301,3 +303,22 @@ def test_a_gradient_multiplied_as_it_is_gathered_is_that_multiplied_afterwards(m
         for name in ("fedrepopt", "hook_methods:Apart")
     ]
     assert all(torch.equal(*pair) for pair in zip(*(model.values() for model in models), strict=True))
+
+
+def test_what_is_sent_and_kept_lies_in_vectors():
+    """So that a client's variate and the server's are one operation each, whatever the number of entries."""
+    parts, _, _ = play({**BASE, "method.name": "scaffold"}, cuda())
+    kept = parts.server.store.get(0)["scaffold"]["c"]
+    assert isinstance(kept, Flat)
+    seen = []
+    engine = Cuda(parts.site, (CPU,), 1, record=rerun)
+    job = parts.server.job("train", 0)
+    named = dataclasses.replace(job, state={"scaffold": {"c": dict(kept)}})
+    for given in (job, named):
+        (laid_out,) = engine._laid_out([given])
+        seen += [laid_out.broadcast["w"], laid_out.broadcast["sent"]["scaffold"]["c"], laid_out.state["scaffold"]["c"]]
+    engine.close()
+    assert all(isinstance(tree, Flat) and tree.layout == kept.layout for tree in seen)
+    assert seen[2] is kept
+    assert torch.equal(seen[5].base, kept.base)
+    assert all(torch.equal(seen[0][name], tensor) for name, tensor in job.broadcast["w"].items())

@@ -293,6 +293,15 @@ def laid_out(tree: Mapping[str, Any], layout: Layout) -> Tree:
     }
 
 
+def in_vectors(tree: Mapping[str, Any], layout: Layout) -> Tree:
+    """The same tree with every subtree of a layout's names and shapes flat; what is flat already is not copied."""
+    if isinstance(tree, Flat):
+        return tree
+    if tree and layout.fits(tree) and len({tensor.dtype for tensor in tree.values()}) == 1:
+        return Flat.copied(tree, layout)
+    return {name: in_vectors(value, layout) if isinstance(value, Mapping) else value for name, value in tree.items()}
+
+
 @torch.no_grad()
 def copy_(into: Mapping[str, Any], values: Mapping[str, Any]) -> None:
     """Copy a tree's values into the tensors of another of the same names; the other may hold more."""

@@ -26,7 +26,7 @@ from ..models.net import Net, Output
 from ..models.network import Network
 from ..randomness import leave_generators_alone, seeded
 from ..site import Job, Result, Site
-from ..trees import Flat, Tree, clone, copy_, moved, pointwise
+from ..trees import Flat, Tree, clone, copy_, in_vectors, moved, pointwise
 from .compiled import Compiled, Forward
 from .padding import Filled, can_be_filled, count_samples_
 from .replay import Recorder
@@ -98,18 +98,23 @@ class Cuda:
             )
 
     def _laid_out(self, jobs: Iterable[Job]) -> Iterator[Job]:
-        """The same jobs, with the shared entries in one vector as the networks have them: one copy for each client."""
+        """The same jobs, with trees like the shared entries in one vector each, as the networks have them.
+
+        What all clients are sent is laid out once, and then one copy brings it to a client.
+        """
         site = self.hands[0].site
         shared = site.network.some(site.entries.shared)
+        if not isinstance(shared, Flat):
+            yield from jobs
+            return
         sent: Tree | None = None
+        laid_out: Tree = {}
         for job in jobs:
-            if not isinstance(shared, Flat):
-                yield job
-                continue
             if job.broadcast is not sent:
                 sent = job.broadcast
-                laid_out = {**sent, "w": Flat.copied(sent["w"], shared.layout)}
-            yield dataclasses.replace(job, broadcast=laid_out)
+                laid_out = in_vectors(sent, shared.layout)
+            state = None if job.state is None else in_vectors(job.state, shared.layout)
+            yield dataclasses.replace(job, broadcast=laid_out, state=state)
 
     def close(self) -> None:
         """End the threads, and leave torch as it was."""

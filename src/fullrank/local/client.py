@@ -168,7 +168,10 @@ class Client:
     @property
     def w(self) -> Tensors:
         """The shared entries, current."""
-        return {name: tensor.detach() for name, tensor in self.home.some(self.entries.shared).items()}
+        near = self.home.some(self.entries.shared)
+        if isinstance(near, Flat):
+            return Flat(near.base, near.layout)
+        return {name: tensor.detach() for name, tensor in near.items()}
 
     @property
     def trainable(self) -> tuple[str, ...]:
