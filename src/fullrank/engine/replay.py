@@ -18,7 +18,6 @@ from torch import Tensor
 
 from .. import interrupt
 from ..local.loop import Eager, Samples, Stepper
-from ..local.optimiser import flat_decay
 from ..local.step import Bound, Context, State, Step
 from ..methods.method import Method
 from ..trees import Flat, Tree, clone, copy_, laid_out, outline, pointwise
@@ -240,7 +239,6 @@ def _static(context: Context, state: State, step: Step) -> Context:
         context.counts.clone(),
         w0,
         torch.zeros((), dtype=weight.dtype, device=weight.device),
-        flat_decay(trained, step.settings, step.decayed),
         laid_out(context.fixed, layout) if layout is not None else clone(context.fixed),
     )
 

@@ -18,10 +18,16 @@ SHORTENED = (nn.modules.conv._ConvNd, nn.Linear)
 
 
 def order_of(network: Network, names: Sequence[str]) -> list[str]:
-    """Names with those side by side that go into the shorter dtype; sizes that would disturb alignment come last."""
-    shortened = shortened_names(network)
-    sizes = {name: parameter.numel() for name, parameter in network.parameters().items()}
-    return sorted(names, key=lambda name: (name not in shortened, sizes[name] % 16 != 0))
+    """Names with those side by side that go into the shorter dtype, among these the matrices, which alone may decay.
+
+    Sizes that would disturb the alignment of others come last.
+    """
+    shortened, parameters = shortened_names(network), network.parameters()
+
+    def place(name: str) -> tuple[bool, bool, bool]:
+        return name not in shortened, parameters[name].dim() < 2, parameters[name].numel() % 16 != 0
+
+    return sorted(names, key=place)
 
 
 def shortened_names(network: Network) -> set[str]:

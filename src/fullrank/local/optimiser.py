@@ -10,7 +10,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from ..trees import Flat, Tensors, Tree, copy_, flats, pointwise
+from ..trees import Flat, Tensors, Tree, copy_, flats, part_of, pointwise
 from .settings import Settings
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
@@ -63,38 +63,34 @@ def clipped(g: Tensors, norm: Tensor, limit: float) -> Tensors:
 
 
 def descend_(
-    w: Tensors,
-    g: Tensors,
-    memory: Tree,
-    settings: Settings,
-    decayed: Collection[str],
-    lr: Tensor | None = None,
-    decay: Tensor | None = None,
+    w: Tensors, g: Tensors, memory: Tree, settings: Settings, decayed: Collection[str], lr: Tensor | None = None
 ) -> None:
     """One step of the optimiser, in place in `w` and in its memory; weight decay acts on the entries `decayed`.
 
-    For a step that is recorded once and replayed: `lr` is the learning rate of the day, and `decay` what `flat_decay`
-    gave for flat trees.
+    `lr` is the learning rate of the day, for a step that is recorded once and replayed.
     """
-    one_rate = decay is not None or not settings.weight_decay or len({name in decayed for name in w}) == 1
-    speeds = [memory["velocity"]] if "velocity" in memory else []
-    if settings.optimizer == "sgd" and one_rate and (alike := flats(w, g, *speeds)):
-        uniform = settings.weight_decay if any(name in decayed for name in w) else 0.0
-        weight, slope, *velocity = ({"": flat.base} for flat in alike)
-        _sgd_(weight, slope, *velocity, settings=settings, decay=uniform if decay is None else decay, lr=lr)
-        return
     for names, rate in _by_decay(w, settings, decayed):
-        some = {name: w[name] for name in names}
         if settings.optimizer == "sgd":
-            _sgd_(some, g, memory.get("velocity"), settings=settings, decay=rate, lr=lr)
+            speeds = [memory["velocity"]] if "velocity" in memory else []
+            _sgd_(*_alike(names, w, g, *speeds), settings=settings, decay=rate, lr=lr)
         else:
-            _adam_(some, g, memory, settings, rate, lr)
+            _adam_(part_of(w, names), g, memory, settings, rate, lr)
 
 
-def _by_decay(w: Tensors, settings: Settings, decayed: Collection[str]) -> list[tuple[list[str], float]]:
-    """The entries that decay and those that do not, each with their rate."""
-    chosen = [name for name in w if name in decayed]
-    return [(chosen, settings.weight_decay), ([name for name in w if name not in decayed], 0.0)]
+def _by_decay(w: Tensors, settings: Settings, decayed: Collection[str]) -> list[tuple[Collection[str], float]]:
+    """The entries that decay and those that do not, as far as there are any, each with their rate."""
+    chosen = [name for name in w if name in decayed] if settings.weight_decay else []
+    if not chosen or len(chosen) == len(w):
+        return [(w, settings.weight_decay if chosen else 0.0)]
+    return [(set(chosen), settings.weight_decay), (w.keys() - set(chosen), 0.0)]
+
+
+def _alike(names: Collection[str], *trees: Tensors) -> list[Tensors]:
+    """Some entries of trees; as one vector each where all are flat and these entries side by side."""
+    parts = list(trees) if len(names) == len(trees[0]) else [part_of(tree, names) for tree in trees]
+    if alike := flats(*parts):
+        return [{"": flat.base} for flat in alike]
+    return parts
 
 
 def laid_out_like(weight: Tensor, values: Tensor) -> Tensor:
@@ -106,56 +102,39 @@ def laid_out_like(weight: Tensor, values: Tensor) -> Tensor:
     )
 
 
-def flat_decay(w: Tensors, settings: Settings, decayed: Collection[str]) -> Tensor | None:
-    """The weight decay of every number of a flat tree, where it is not the same for all; else None."""
-    if not isinstance(w, Flat) or not settings.weight_decay or len({name in decayed for name in w}) == 1:
-        return None
-    rates = Flat(torch.zeros_like(w.base), w.layout)
-    for name in w.keys() & set(decayed):
-        rates[name].fill_(settings.weight_decay)
-    return rates.base
-
-
 def _sgd_(
     w: Tensors,
     g: Tensors,
     velocity: Tensors | None = None,
     *,
     settings: Settings,
-    decay: float | Tensor,
+    decay: float,
     lr: Tensor | None,
 ) -> None:
     """g + λw, v ← ρv + g, w ← w − ηv (Nesterov: w − η(g + ρv))."""
-    if lr is not None and velocity is not None and isinstance(decay, float) and _all_float32(w):
+    if lr is not None and all(weight.dtype == torch.float32 for weight in w.values()):
         # The same in one kernel for all, which takes the rate as a float32 tensor, and numbers in the same order.
-        if w:
-            torch._fused_sgd_(
-                list(w.values()),
-                [laid_out_like(weight, g[name]) for name, weight in w.items()],
-                [velocity[name] for name in w],
-                weight_decay=decay,
-                momentum=settings.momentum,
-                lr=lr,
-                dampening=0.0,
-                nesterov=settings.nesterov,
-                maximize=False,
-                is_first_step=False,
-            )
+        torch._fused_sgd_(
+            list(w.values()),
+            [laid_out_like(weight, g[name]) for name, weight in w.items()],
+            [velocity[name] for name in w] if velocity is not None else [],
+            weight_decay=decay,
+            momentum=settings.momentum,
+            lr=lr,
+            dampening=0.0,
+            nesterov=settings.nesterov,
+            maximize=False,
+            is_first_step=False,
+        )
         return
     for name, weight in w.items():
         slope = g[name]
-        if isinstance(decay, Tensor):
-            slope = torch.addcmul(slope, decay, weight)
-        elif decay:
+        if decay:
             slope = slope + decay * weight
         if velocity is not None:
             speed = velocity[name].mul_(settings.momentum).add_(slope)
             slope = slope + settings.momentum * speed if settings.nesterov else speed
         _subtract_(weight, slope, settings.lr if lr is None else lr)
-
-
-def _all_float32(tensors: Tensors) -> bool:
-    return all(tensor.dtype == torch.float32 for tensor in tensors.values())
 
 
 def _subtract_(weight: Tensor, slope: Tensor, lr: float | Tensor) -> None:

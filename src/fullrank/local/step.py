@@ -41,8 +41,6 @@ class Context:
     """The shared entries as received, where a flat copy of them is kept; else they are taken from `received`."""
     lr: Tensor | None = None
     """The learning rate, where a step is replayed at others than the one it was recorded with."""
-    decay: Tensor | None = None
-    """The weight decay of every number of flat entries, where it is not the same for all."""
     fixed: dict[str, Tree] = field(default_factory=dict)
     """What each method computed before the fit."""
 
@@ -63,7 +61,7 @@ class State:
 
 
 for _kind, _fields in (
-    (Context, ("received", "own", "sent", "counts", "w0", "lr", "decay", "fixed")),
+    (Context, ("received", "own", "sent", "counts", "w0", "lr", "fixed")),
     (State, ("trained", "rest", "buffers", "memory")),
 ):
     torch.utils._pytree.register_dataclass(_kind, field_names=list(_fields), drop_field_names=[])
@@ -166,14 +164,14 @@ class Step:
             combine(state.memory, torch.clone),
         )
         g, new.buffers, terms = self.gradient(state, context, x, y)
-        descend_(new.trained, g, new.memory, self.settings, self.decayed, context.lr, context.decay)
+        descend_(new.trained, g, new.memory, self.settings, self.decayed, context.lr)
         return new, terms
 
     def advance_(self, state: State, context: Context, x: Tensor, y: Tensor) -> dict[str, Tensor]:
         """The same in place, for engines that own the state's tensors."""
         g, state.buffers, terms = self.gradient(state, context, x, y)
         with torch.no_grad():
-            descend_(state.trained, g, state.memory, self.settings, self.decayed, context.lr, context.decay)
+            descend_(state.trained, g, state.memory, self.settings, self.decayed, context.lr)
         return terms
 
     def gradient(
