@@ -150,6 +150,25 @@ class Apart(FedRepOpt):
 
 
 @dataclass(frozen=True)
+class Tripled(FedRepOpt):
+    """FedRepOpt three times as fast."""
+
+    def grad(self, g, b):
+        return combine(super().grad(g, b), lambda g: 3 * g)
+
+
+@dataclass(frozen=True)
+class Overheard(Method):
+    """Uploads its weights once more, as they are; the server takes their mean for the model."""
+
+    def after(self, client):
+        return {"again": Mean(client.w, client.n)}
+
+    def aggregate(self, server, new, up):
+        return up["again"]
+
+
+@dataclass(frozen=True)
 class Balanced(Method):
     """Balanced softmax: the client's class counts in a criterion of its own."""
 

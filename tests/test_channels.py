@@ -224,3 +224,20 @@ def test_elements_and_bytes_are_counted_as_sent():
         }
     )
     assert (traffic.elements_up, traffic.bytes_up) == (12 + 1 + 10, 24 + 8 + 10)
+
+
+def test_a_refused_upload_is_no_example_for_others():
+    sums = Reduction()
+    with pytest.raises(Unusable, match="not finite"):
+        sums.add({"m": {"c": Sum({"a": torch.tensor([torch.nan])})}})
+    sums.add({"m": {"c": Sum({"a": torch.arange(4.0)})}})
+    with pytest.raises(Unusable, match=r"a has shape \(1,\) instead of \(4,\)"):
+        sums.add({"m": {"c": Sum({"a": torch.tensor([5.0])})}})
+    assert sums.result()["m"]["c"]["a"].tolist() == [0, 1, 2, 3]
+
+
+def test_sparse_uploads_are_summed():
+    sums = Reduction()
+    for _ in range(2):
+        sums.add({"m": {"c": Sum({"a": torch.eye(2).to_sparse()})}})
+    assert sums.result()["m"]["c"]["a"].tolist() == [[2, 0], [0, 2]]

@@ -16,6 +16,7 @@ import fullrank
 from fullrank import Mean, Method, Sum, fit
 from fullrank.engine import Serial
 from fullrank.errors import ClientFailed, Refusal
+from fullrank.models import Network
 from fullrank.trees import combine
 from hook_methods import (
     Balanced,
@@ -993,3 +994,31 @@ def test_a_layer_that_decides_itself_what_training_means_is_asked():
         after = fit(net, blobs(), "fedavg", rounds=1).model().state_dict()
         assert not after["1.running_mean"].any()
         assert not torch.equal(after["0.weight"], net[0].weight)
+
+
+def test_what_a_client_hands_out_is_its_own():
+    """A gradient at the model, or an entry written into what was received, is no other client's business."""
+    lengths = []
+
+    @dataclass(frozen=True)
+    class Looks(Method):
+        def after(self, client):
+            model = {name: tensor.requires_grad_() for name, tensor in client.model.items()}
+            assert all(tensor.grad is None for tensor in model.values())
+            client.network.at(model, torch.ones(2, WIDTH, dtype=torch.float64)).logits.sum().backward()
+            lengths.append(client.w0.pop("0.weight").sum().item())
+            return {}
+
+    fit(plain(), blobs(), Looks(), rounds=1)
+    assert len(lengths) == 3
+    assert len(set(lengths)) == 1
+
+
+def test_a_layer_that_joins_later_follows_the_mode():
+    """In a network of the user's own, whatever was looked up before."""
+    module = nn.Sequential(nn.Linear(WIDTH, HIDDEN), nn.Linear(HIDDEN, CLASSES))
+    network = Network.of(module, torch.zeros(2, WIDTH), CLASSES)
+    network.settle()
+    module[0].late = nn.Dropout(0.5)
+    network.set_mode(train=False)
+    assert not module[0].late.training

@@ -1,5 +1,6 @@
 """The logic of the `cuda` engine without a GPU: steps are run again instead of replayed from graphs."""
 
+import copy
 import dataclasses
 import gc
 
@@ -322,3 +323,29 @@ def test_what_is_sent_and_kept_lies_in_vectors():
     assert seen[2] is kept
     assert torch.equal(seen[5].base, kept.base)
     assert all(torch.equal(seen[0][name], tensor) for name, tensor in job.broadcast["w"].items())
+
+
+def test_uploads_that_are_the_networks_own_tensors_are_those_of_their_client():
+    """The slot's next client comes before the server has read them."""
+    check_same({**BASE, "method.name": "hook_methods:Overheard"}, cuda(1))
+
+
+def test_a_method_that_changes_more_than_it_says_is_asked():
+    """One that inherits from a method that only multiplies."""
+    values = on_its_network(BASE, "fedrepopt")
+    check_same({**values, "method.name": "hook_methods:Tripled"}, cuda())
+
+
+def test_a_copy_of_a_flat_network_is_loaded_by_itself():
+    parts = assemble(Experiment.of(BASE))
+    engine = Cuda(parts.site, (CPU,), 1, record=rerun)
+    network = engine.hands[0].site.network
+    w = network.some(parts.entries.shared)
+    assert isinstance(w, Flat)
+    other = copy.deepcopy(network)
+    other.load(Flat(torch.ones_like(w.base), w.layout))
+    assert all((other.tensors()[name] == 1).all() for name in w)
+    assert not all((network.tensors()[name] == 1).all() for name in w)
+    network.head = torch.nn.Linear(network.head.in_features, 10).double()
+    assert torch.equal(network.some(["head.weight"])["head.weight"], network.head.weight)
+    engine.close()

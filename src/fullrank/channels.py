@@ -71,6 +71,7 @@ class Reduction:
     likeness: Upload = field(default_factory=dict)
     clients: int = 0
     _outlines: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Of what is expected: most uploads are found to be right by one comparison."""
 
     def add(self, upload: Upload, model: Tree | None = None) -> None:
         """Add one client's upload, or raise `Unusable` and leave the sums as they were.
@@ -90,7 +91,7 @@ class Reduction:
             raise Unusable(f"its uploads differ from the other clients' in {', '.join(sorted(misnamed))}")
         for space, parts in upload.items():
             for name, part in parts.items():
-                what = f"{space}/{name}" if space else name
+                what = _called(space, name)
                 like = expected[space][name]
                 if not isinstance(part, (Sum, Mean)):
                     raise Unusable(f"its {what} is a {type(part).__name__}; uploads are a Sum or a Mean")
@@ -98,7 +99,9 @@ class Reduction:
                     raise Unusable(f"its {what} is a {type(part).__name__}, other clients' a {type(like).__name__}")
                 known = model[name] if model is not None and not space else None
                 reference = like.tree if known is None else known
-                if outline(part.tree) != self._outline(what, reference):
+                if known is not None and what not in self._outlines:
+                    self._outlines[what] = outline(known)
+                if outline(part.tree) != self._outlines.get(what):
                     if problem := misfit(part.tree, reference):
                         first = (
                             "" if known is not None or like is part else " (as the first client of the round sent it)"
@@ -111,12 +114,6 @@ class Reduction:
                 if isinstance(part, Mean) and not (math.isfinite(part.weight) and part.weight >= 0):
                     raise Unusable(f"the weight of its {what} is {part.weight}")
 
-    def _outline(self, what: str, reference: Tree) -> dict[str, Any]:
-        """That of what is expected, which is the same for all clients."""
-        if what not in self._outlines:
-            self._outlines[what] = outline(reference)
-        return self._outlines[what]
-
     def _accumulate(self, space: str, name: str, part: Sum | Mean) -> None:
         weight = part.weight if isinstance(part, Mean) else 1.0
         totals = self.totals.setdefault(space, {})
@@ -124,6 +121,7 @@ class Reduction:
             empty = pointwise(part.tree, _empty_sum if isinstance(part, Sum) else _empty_mean)
             totals[name] = Mean(empty, 0.0) if isinstance(part, Mean) else Sum(empty)
             self.likeness.setdefault(space, {})[name] = type(part)(pointwise(part.tree, _meta))
+            self._outlines.setdefault(_called(space, name), outline(part.tree))
         total = totals[name]
         pairs = list(beside(total.tree, part.tree))
         counters = [(into, value) for into, value in pairs if _counts(into)]
@@ -151,6 +149,10 @@ class Reduction:
 def _apart(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     one, other = zip(*pairs, strict=True)
     return list(one), list(other)
+
+
+def _called(space: str, name: str) -> str:
+    return f"{space}/{name}" if space else name
 
 
 def _names(upload: Upload) -> set[str]:

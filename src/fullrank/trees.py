@@ -236,8 +236,10 @@ def outline(tree: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[tuple[
     for name, value in tree.items():
         if isinstance(value, Tensor):
             found[f"{prefix}{name}"] = tuple(value.shape), value.dtype
-        else:
+        elif isinstance(value, Mapping):
             found |= outline(value, f"{prefix}{name}/") or {f"{prefix}{name}/": ((), None)}
+        else:
+            found[f"{prefix}{name}"] = (), None
     return found
 
 
@@ -358,22 +360,22 @@ def moved(tree: Mapping[str, Any], device: torch.device) -> Tree:
 
 def elements(tree: Mapping[str, Any]) -> int:
     """How many numbers a tree holds."""
-    return sum(tensor.numel() for tensor in _vectors(tree))
+    return sum(tensor.numel() for tensor in vectors(tree))
 
 
 def nbytes(tree: Mapping[str, Any]) -> int:
     """How many bytes a tree's numbers take."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in _vectors(tree))
+    return sum(tensor.numel() * tensor.element_size() for tensor in vectors(tree))
 
 
-def _vectors(tree: Mapping[str, Any]) -> Iterator[Tensor]:
+def vectors(tree: Mapping[str, Any]) -> Iterator[Tensor]:
     """The tensors of a tree, of a flat one its vector."""
     if isinstance(tree, Flat):
         yield tree.base
         return
     for value in tree.values():
         if isinstance(value, Mapping):
-            yield from _vectors(value)
+            yield from vectors(value)
         else:
             yield value
 
@@ -428,12 +430,13 @@ def _suspects(found: Tensors) -> list[str]:
     alike: dict[Any, list[str]] = {}
     for path, tensor in found.items():
         if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel():
-            alike.setdefault((tensor.device, tensor.dtype), []).append(path)
+            alike.setdefault((tensor.device, tensor.dtype, tensor.layout), []).append(path)
     suspects: set[str] = set()
     for paths in alike.values():
         some = [found[path].detach() for path in paths]
         # On a GPU one kernel for all; on a CPU a plain sum is the fastest.
-        sums = torch._foreach_norm(some, 1) if some[0].is_cuda else [tensor.sum() for tensor in some]
+        at_once = some[0].is_cuda and some[0].layout == torch.strided
+        sums = torch._foreach_norm(some, 1) if at_once else [tensor.sum() for tensor in some]
         finite = torch.isfinite(torch.stack(sums))
         suspects |= set(itertools.compress(paths, (~finite).tolist()))
     return [path for path in found if path in suspects]

@@ -26,7 +26,7 @@ from ..models.net import Net, Output
 from ..models.network import Network
 from ..randomness import leave_generators_alone, seeded
 from ..site import Job, Result, Site
-from ..trees import Flat, Tree, clone, copy_, in_vectors, moved, pointwise
+from ..trees import Flat, Tree, clone, copy_, in_vectors, moved, pointwise, vectors
 from .compiled import Compiled, Forward
 from .padding import Filled, can_be_filled, count_samples_
 from .replay import Recorder
@@ -232,12 +232,22 @@ class Hand:
             leave_generators_alone()
         with self.place.turns.together():
             if self.stream is None:
-                return self.site.do(job)
+                return self._kept_apart(self.site.do(job))
             with torch.cuda.device(self.place.device), torch.cuda.stream(self.stream):
                 self.stream.wait_stream(torch.cuda.default_stream(self.place.device))
-                result = self.site.do(_sent_to(self.place.device, job) if self.place.away else job)
+                result = self._kept_apart(self.site.do(_sent_to(self.place.device, job) if self.place.away else job))
                 with self.aside():
                     self.wait()
+        return result
+
+    def _kept_apart(self, result: Result) -> Result:
+        """What a method uploads, as copies where it is the network's own: the next client gets it before it is read."""
+        further = [parts for space, parts in result.upload.items() if space]
+        own = {_storage(tensor) for tensor in self.site.network.tensors().values()} if further else set()
+        for parts in further:
+            for name, part in parts.items():
+                if any(_storage(tensor) in own for tensor in vectors(part.tree)):
+                    parts[name] = dataclasses.replace(part, tree=clone(part.tree))
         return result
 
     def record(self, step: Callable[[], None], changed: list[Tree]) -> Callable[[], None]:
@@ -303,6 +313,10 @@ class RecordedForward:
     @torch.no_grad()
     def _step(self) -> None:
         self._out = self._network(self._x)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
 
 
 def _stream(device: torch.device) -> Any:

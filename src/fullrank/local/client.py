@@ -67,9 +67,8 @@ class Home:
 
     def all(self) -> Tensors:
         """All entries, where they are, detached."""
-        if self._aside is None:
-            return self._network.detached()
-        return {name: self._aside[name].detach() for name in self._network.names}
+        own = self._network.tensors() if self._aside is None else self._aside
+        return {name: own[name].detach() for name in self._network.names}
 
     def some(self, names: Iterable[str]) -> Tensors:
         """Some of the entries, where they are."""
@@ -121,7 +120,7 @@ class Client:
         self._composition = composition
         self._settings = settings
         self._received = received
-        self.w0 = w0
+        self.w0 = w0 if isinstance(w0, Flat) else dict(w0)
         """The shared entries as received."""
         self._sent = sent
         self._stepper_of = stepper_of

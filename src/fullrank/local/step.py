@@ -209,15 +209,15 @@ class Step:
                 g = merged(g, part.grad(part_of(g, self.shared), view)) if part.drift else part.grad(g, view)
         return g, seen
 
-    @staticmethod
-    def _times(context: Context, at: Tensors, corrections: list[Method]) -> Flat | None:
+    def _times(self, context: Context, at: Tensors, corrections: list[Method]) -> Flat | None:
         """By what the first correction multiplies the gradient, if it does nothing else and the trees are flat.
 
         Then it is multiplied as it is gathered, where a correction of its own would read and write it once more.
         """
-        if not corrections or not (name := corrections[0].multiplies):
+        part, name = self.composition.multiplier
+        if not name or not corrections:
             return None
-        alike = flats(at, context.fixed[corrections[0].name][name])
+        alike = flats(at, context.fixed[part][name])
         return alike[1] if alike else None
 
     def _objective(

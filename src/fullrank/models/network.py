@@ -91,7 +91,7 @@ class Network:
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_walked": None}  # a copy has layers of its own
+        return {**self.__dict__, "_walked": None, "flat": None}  # a copy has layers and tensors of its own
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
@@ -129,14 +129,6 @@ class Network:
                 return part
         own = self.tensors()
         return {name: own[name] for name in wanted}
-
-    def detached(self) -> Tensors:
-        """The module's own tensors, detached: live, made anew only where the module has others than before."""
-        known: dict[str, tuple[Tensor, Tensor]] = self.fact("detached", dict)
-        for name, tensor in self.tensors().items():
-            if name not in known or known[name][0] is not tensor:
-                known[name] = tensor, tensor.detach()
-        return {name: twin for name, (_, twin) in known.items()}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -200,7 +192,7 @@ class Network:
     def head(self, head: nn.Module) -> None:
         if not self.head_name:
             raise Refusal("the model is a single layer, so its classifier cannot be replaced; wrap it in a module")
-        self._settled = False
+        self._settled, self.flat = False, None
         neck, replaced = self.neck, head is not self.head
         self.module.set_submodule(self.head_name, head)
         if not isinstance(self.module, Net) and _logits_alone not in head._forward_hooks.values():
@@ -219,7 +211,7 @@ class Network:
 
     @neck.setter
     def neck(self, neck: nn.Module) -> None:
-        self._settled = False
+        self._settled, self.flat = False, None
         if not self.neck_name:
             self.neck_name = self._place_of_neck()
             self._neck_hook = _Neck(neck)
@@ -298,13 +290,14 @@ class Network:
 
     def set_mode(self, train: bool, stats: str = "move") -> None:
         """Train or eval mode; `stats="freeze"` leaves norm layers in eval mode."""
-        if self.fact("own train", lambda: any(map(_has_own_train, self._structure.modules))):
-            self.module.train(train)
-        else:
-            for module in self._structure.modules:
+        parts = self._structure.modules
+        if self.fact("plain train", lambda: isinstance(self.module, Net) and not any(map(_has_own_train, parts))):
+            for module in parts:
                 _switch(module, train)
+        else:
+            self.module.train(train)
         if stats == "freeze":
-            for module in self._structure.modules:
+            for module in parts:
                 if isinstance(module, NORM_LAYERS):
                     _switch(module, False)
 
@@ -322,7 +315,7 @@ class Network:
 
 def _has_own_train(module: nn.Module) -> bool:
     """Whether a layer decides itself what a change of mode means: by its class, or as the layer that it is."""
-    names = ("train", "children", "__setattr__")
+    names = ("train", "children", "named_children", "__setattr__")
     return "train" in vars(module) or any(getattr(type(module), n) is not getattr(nn.Module, n) for n in names)
 
 
