@@ -231,6 +231,11 @@ class Client:
             self._run(label, settings, self._trained(only), True, True, loss, criterion, stats)
             return clone(self.model)
 
+    def train(self) -> None:
+        """The fit of a round that has no other, as the settings have it: `fit()` without a look at the result."""
+        label = f"fit-{len(self.reports)}"
+        self.reports.append(self._run(label, self._settings, self.trainable, False, False, None, None, "move"))
+
     def mark(self) -> None:
         """Note how good the current model is on the client's hold-out: the course of a personalisation."""
         if self.judge is not None:

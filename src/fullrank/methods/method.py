@@ -133,7 +133,7 @@ class Method:
 
     def train(self, client: Client) -> None:
         """Run the local fits. Exclusive."""
-        client.fit()
+        client.train()
 
     def after(self, client: Client) -> Mapping[str, Sum | Mean]:
         """After local training: update `client.own`, return further uploads."""
