@@ -24,7 +24,7 @@ from . import (
     searchcli,
 )
 from .assemble import federate
-from .cliparts import AsJson, File, Overrides, answer, experiment_values, fail
+from .cliparts import AsJson, File, Overrides, answer, experiment_values, fail, picture
 from .config import Experiment
 from .data.heterogeneity import draw_text
 from .errors import Interrupted
@@ -131,10 +131,7 @@ def partition(
 
     Example: fullrank partition --set data.alpha=0.05 --set data.clients=20
     """
-    if png is not None:
-        from .report.style import figure_file
-
-        figure_file(png)  # refused before data are read in vain
+    picture(png)
     federation = federate(_experiment(file, overrides))
     facts = federation.describe()
     if png is not None:

@@ -24,6 +24,14 @@ Overrides = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 
+def picture(png: str | None) -> None:
+    """Refuse a file that no picture could be drawn in, before the work for it is done in vain."""
+    if png is not None:
+        from .report.style import figure_file
+
+        figure_file(png)
+
+
 def experiment_values(file: str | None, overrides: list[str] | None) -> dict[str, Any]:
     """A file's values, if there is one, with the overrides on top; not yet checked."""
     values = read_toml(file) if file is not None else {}

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .cliparts import AsJson, Overrides
+from .cliparts import AsJson, Overrides, picture
 from .collapse import recall
 from .collapse.spectra import THRESHOLD
 from .config import parse_overrides
@@ -75,10 +75,7 @@ def inspect_command(
 
     Example: fullrank inspect mine:trained cifar10
     """
-    if png is not None:
-        from .report.style import figure_file
-
-        figure_file(png)  # refused before a model is looked at in vain
+    picture(png)
     found = _look(what, data, client, model, root, overrides)
     if png is not None:
         from .report.spectra import draw_one_spectrum

@@ -285,23 +285,18 @@ def merged(tree: Tensors, changed: Mapping[str, Tensor]) -> Tensors:
     return {**tree, **changed}
 
 
-def laid_out(tree: Mapping[str, Any], layout: Layout) -> Tree:
-    """A copy of a tree in which every subtree with a layout's names and shapes is flat."""
-    if tree and layout.fits(tree) and len({tensor.dtype for tensor in tree.values()}) == 1:
-        return Flat.copied(tree, layout)
-    return {
-        name: laid_out(value, layout) if isinstance(value, Mapping) else value.detach().clone()
-        for name, value in tree.items()
-    }
-
-
 def in_vectors(tree: Mapping[str, Any], layout: Layout) -> Tree:
     """The same tree with every subtree of a layout's names and shapes flat; what is flat already is not copied."""
-    if isinstance(tree, Flat):
+    if isinstance(tree, Flat) and tree.layout == layout:
         return tree
     if tree and layout.fits(tree) and len({tensor.dtype for tensor in tree.values()}) == 1:
         return Flat.copied(tree, layout)
     return {name: in_vectors(value, layout) if isinstance(value, Mapping) else value for name, value in tree.items()}
+
+
+def laid_out(tree: Mapping[str, Any], layout: Layout) -> Tree:
+    """A copy of a tree in which every subtree with a layout's names and shapes is flat."""
+    return pointwise(in_vectors(tree, layout), lambda tensor: tensor.detach().clone())
 
 
 @torch.no_grad()

@@ -8,17 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..local.step import Bound, Objective
+from ..local.step import Bound, Objective, multiplied
 from ..models.net import Output
 from ..models.network import Network
-from ..trees import Flat, Layout, Tensors, pointwise
+from ..trees import Flat, Layout, Tensors
 
 SHORTENED = (nn.modules.conv._ConvNd, nn.Linear)
 """Layers that compute in the shorter dtype under autocast."""
 
 
 def order_of(network: Network, names: Sequence[str]) -> list[str]:
-    """Names with those side by side that go into the shorter dtype, among these the matrices, which alone may decay.
+    """Names with those side by side that go into the shorter dtype; matrices first, as they may be all that decays.
 
     Sizes that would disturb the alignment of others come last.
     """
@@ -72,15 +72,14 @@ class Shortened(Bound):
         value, aux = objective(trained)
         short = self._short
         if short is None or not isinstance(trained, Flat):
-            g = self.slopes(value, trained)
-            return g if times is None else pointwise(g, torch.mul, times), aux
+            return multiplied(self.slopes(value, trained), times), aux
         wanted = [*short.values(), *trained.values()]
         slopes = torch.autograd.grad(value, wanted, allow_unused=True)
         passed = dict(zip(short, slopes, strict=False))
         direct = dict(zip(trained, slopes[len(short) :], strict=True))
         if times is None or all(direct[name] is None for name in short):
             return _gathered(trained, passed, direct, short.layout, times), aux
-        return pointwise(_gathered(trained, passed, direct, short.layout, None), torch.mul, times), aux
+        return multiplied(_gathered(trained, passed, direct, short.layout, None), times), aux
 
 
 @torch.no_grad()

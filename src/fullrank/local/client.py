@@ -6,7 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -22,8 +22,9 @@ from ..models.net import Output
 from ..models.network import Network
 from ..objectives import class_prototypes
 from ..randomness import generator, seeded
-from ..trees import Flat, Tensors, Tree, clone, copied_together, flats
+from ..trees import Flat, Tensors, Tree, clone, flats
 from .batch import Batch
+from .home import Home
 from .loop import Eager, Fit, Report, Samples, StepperOf, train
 from .optimiser import memory
 from .plan import Plan, make_plan
@@ -34,51 +35,6 @@ OPTIMISER = ("optimizer", "lr", "momentum", "nesterov", "weight_decay", "decay_o
 """Settings that make another optimiser."""
 OPTIMISER_SPACE = "optimizer"
 """Where a client's state holds an optimiser that is kept between rounds."""
-
-
-class Home:
-    """Where a client's entries are: in the network, or aside as long as nobody needs them there."""
-
-    def __init__(self, network: Network, tensors: Tensors, aside: bool, laid_out: Tensors | None = None):
-        self._network = network
-        self._aside: Tensors | None = tensors
-        if laid_out is not None and not aside:  # some of the entries once more, for one copy of all
-            network.load(laid_out)
-            network.load({name: tensor for name, tensor in tensors.items() if name not in laid_out})
-            self._aside = None
-        elif not aside:
-            self.enter()
-
-    def enter(self) -> Network:
-        """The network, holding the entries."""
-        if self._aside is not None:
-            self._network.load(self._aside)
-            self._aside = None
-        return self._network
-
-    def leave(self) -> None:
-        """Make room in the network for others."""
-        if self._aside is None:
-            self._aside = clone(self._network.tensors())
-
-    def move(self, tensors: Tensors) -> None:
-        """Other values of all entries, aside."""
-        self._aside = tensors
-
-    def all(self) -> Tensors:
-        """All entries, where they are, detached."""
-        own = self._network.tensors() if self._aside is None else self._aside
-        return {name: own[name].detach() for name in self._network.names}
-
-    def some(self, names: Iterable[str]) -> Tensors:
-        """Some of the entries, where they are."""
-        if self._aside is None:
-            return self._network.some(names)
-        return {name: self._aside[name] for name in names}
-
-    def copied(self, names: Iterable[str]) -> Tensors:
-        """Some of the entries, as nobody will change them."""
-        return copied_together(self.some(names)) if self._aside is None else self.some(names)
 
 
 class Client:
@@ -109,7 +65,7 @@ class Client:
         self.n = len(samples)
         self.samples = samples
         self.counts = _class_counts(samples, network)
-        self.home = Home(network, received, aside, w0 if isinstance(w0, Flat) else None)
+        self.home = Home(network, received, aside, w0)
         self.entries = entries
         self.reports: list[Report] = []
         self.judge: Callable[[], dict[str, float]] | None = None

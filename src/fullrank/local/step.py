@@ -77,6 +77,11 @@ class Backend(Protocol):
         """The gradient of an objective's first result at `trained`, multiplied where asked, and its second result."""
 
 
+def multiplied(g: Tensors, times: Flat | None) -> Tensors:
+    """A gradient times a tree, where there is one."""
+    return g if times is None else pointwise(g, torch.mul, times)
+
+
 class Functional:
     """Pure: the network by `functional_call`, the gradient by `torch.func.grad`."""
 
@@ -95,7 +100,7 @@ class Functional:
     def gradient(self, objective: Objective, trained: Tensors, times: Flat | None) -> tuple[Tensors, Any]:
         """By `torch.func.grad`."""
         g, aux = torch.func.grad(objective, has_aux=True)(trained)
-        return g if times is None else pointwise(g, torch.mul, times), aux
+        return multiplied(g, times), aux
 
 
 class Bound(Functional):
@@ -117,7 +122,7 @@ class Bound(Functional):
             trained = self.leaves(trained)
         value, aux = objective(trained)
         g = self.slopes(value, trained)
-        return g if times is None else pointwise(g, torch.mul, times), aux
+        return multiplied(g, times), aux
 
     @staticmethod
     def leaves(trained: Tensors) -> Tensors:
