@@ -10,7 +10,8 @@ from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fullrank.data import DataSet, Pipeline, Split
-from fullrank.data.autoaugment import CIFAR10, RANDOM, SIGNED, AutoAugment, Catalogue, RandAugment, magnitude
+from fullrank.data.autoaugment import CIFAR10, RANDOM, SIGNED, AutoAugment, RandAugment, magnitude
+from fullrank.data.catalogue import Catalogue
 from fullrank.errors import Refusal
 from pictures import ROUNDING, SHAPES, difference, from_pillow, pictures, to_pillow
 
@@ -246,7 +247,7 @@ def data(request):
     return DataSet("pictures", Split(x, torch.arange(len(x)) % 2), None, ("a", "b"))
 
 
-EVERY = ["rotate:15", "resized-crop", "autoaugment", "randaugment", "randaugment:3,20"]
+EVERY = ["rotate:15", "resized-crop", "autoaugment", "randaugment", "randaugment:3,20", "raug"]
 
 
 def prepared(data, augment, seed=0):
@@ -321,7 +322,7 @@ def test_numbers_at_the_ends_of_the_interval(data, name, dtype):
 
 
 def test_draws_and_values(data):
-    assert [Pipeline.build(data, augment=[name]).draws for name in EVERY] == [1, 22, 5, 4, 6]
+    assert [Pipeline.build(data, augment=[name]).draws for name in EVERY] == [1, 22, 5, 4, 6, 12]
     height, width = data.input_shape[1:]
     assert Pipeline.build(data, augment=["randaugment"]) == Pipeline.build(data, augment=["randaugment:2,9"])
     assert Pipeline.build(data, augment=["randaugment:1,30"]).operations == (RandAugment(height, width, 1, 30),)
@@ -345,7 +346,7 @@ def test_refusals(data, augment, words):
         Pipeline.build(data, augment=[augment])
 
 
-@pytest.mark.parametrize("name", ["autoaugment", "randaugment"])
+@pytest.mark.parametrize("name", ["autoaugment", "randaugment", "raug"])
 @pytest.mark.parametrize(("channels", "dtype"), [(3, torch.float32), (2, torch.uint8), (4, torch.uint8)])
 def test_levels_of_what_is_no_picture_are_refused(name, channels, dtype):
     x = torch.zeros(4, channels, 8, 8, dtype=dtype)

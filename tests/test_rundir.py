@@ -386,6 +386,7 @@ def test_a_second_process_is_refused_and_readers_are_not(tmp_path):
         os.read(wait, 1)
 
     def meanwhile(pid):
+        os.close(tell)
         os.read(ready, 1)
         with nothing_changes(tmp_path / "run"), pytest.raises(Refusal) as caught:
             run(tmp_path / "run")
@@ -395,7 +396,7 @@ def test_a_second_process_is_refused_and_readers_are_not(tmp_path):
         os.close(release)
 
     forked(hold, during=meanwhile).succeeded()
-    for end in (ready, tell, wait):
+    for end in (ready, wait):
         os.close(end)
     assert run(tmp_path / "run").complete
 
@@ -666,13 +667,13 @@ def test_a_signal_from_outside(uninterrupted, tmp_path):
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
     def send(pid):
+        os.close(tell)  # so that the read ends even if the child does without a word
         os.read(ready, 1)
         os.kill(pid, signal.SIGTERM)
 
     strike = Strike("a local step", 9, signal.SIGCONT)  # by itself it does nothing
     ended = attempt({**SETTINGS, **LONGER}, tmp_path / "run", strike, during=send, reached=wait_for_it)
     os.close(ready)
-    os.close(tell)
     assert ended.error == "Interrupted", ended.traceback
     assert RunDirectory(tmp_path / "run").last_round() == 1
     run(tmp_path / "run", LONGER)

@@ -22,6 +22,7 @@ from .constants import constant
 from .dataset import DataSet, is_integer
 from .geometry import Rotate
 from .operation import Operation, pick
+from .raug import RepAugment
 from .resize import ResizedCrop
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
@@ -108,6 +109,10 @@ def _randaugment(argument: str, dataset: DataSet) -> RandAugment:
     return RandAugment.parse(argument, *_size_of_pictures("randaugment", dataset))
 
 
+def _raug(argument: str, dataset: DataSet) -> RepAugment:
+    return RepAugment.parse(argument, *_size_of_pictures("raug", dataset))
+
+
 def _refuse_argument(name: str, argument: str) -> None:
     if argument:
         raise Refusal(f'"{name}" takes no number, but "{name}:{argument}" was given')
@@ -130,6 +135,7 @@ OPERATIONS: dict[str, Callable[[str, DataSet], Operation]] = {
     "resized-crop": _resized_crop,
     "autoaugment": _autoaugment,
     "randaugment": _randaugment,
+    "raug": _raug,
 }
 
 

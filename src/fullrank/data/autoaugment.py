@@ -1,31 +1,24 @@
 """AutoAugment and RandAugment on whole batches of 8-bit images.
 
-A change is an operation with its magnitude, such as ("Rotate", -6.7). All changes that a policy can make are known
-beforehand; what each needs stands in one row of a catalogue, and the random numbers only choose rows. Magnitudes and
-operations are torchvision's on Pillow images: the nearest pixel is taken and what comes from outside is black.
+Magnitudes and operations are torchvision's on Pillow images: the nearest pixel is taken and what comes from outside is
+black.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from ..errors import Refusal
-from . import colour
-from .colour import Kind
+from .catalogue import Catalogue, both_ways
 from .constants import constant
-from .geometry import IDENTITY, Affine, fixed_point, rotation, sample
 from .operation import Operation, pick
-
-Change = tuple[str, float]
 
 Rule = tuple[str, float, int]
 """An operation, how probable it is, and its magnitude's level of 0..9."""
@@ -80,14 +73,6 @@ RANDOM = (
 SIGNED = frozenset(RANDOM[1:10])
 """Operations that go either way, by equal chance."""
 
-_KINDS = {
-    "Contrast": Kind.CONTRAST,
-    "AutoContrast": Kind.AUTO_CONTRAST,
-    "Equalize": Kind.EQUALIZE,
-    "Color": Kind.COLOR,
-    "Sharpness": Kind.SHARPNESS,
-}
-
 _LARGEST = {
     "ShearX": 0.3,
     "ShearY": 0.3,
@@ -111,92 +96,17 @@ def magnitude(name: str, level: int, levels: int, height: int, width: int) -> fl
     return _LARGEST.get(name, 0.0) * level / last
 
 
-@dataclass(frozen=True)
-class Catalogue:
-    """Changes of images of one size, a row for each, and what they do to a batch."""
-
-    changes: tuple[Change, ...]
-    height: int
-    width: int
-
-    def apply(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Change every image of (N, C, H, W) as its row (N,) says; labels and shapes stay."""
-        kind, factor, table, affine = (part[rows] for part in self._parts(x.device))
-        # a row changes places or levels, never both, so the order of the two does not matter
-        return sample(colour.recolour(x, kind, factor, table), affine)
-
-    def place(self, device: torch.device) -> None:
-        """Put the rows on a device ahead of time."""
-        colour.place(device)
-        self._parts(device)
-
-    def _parts(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return (
-            constant((self, "kind"), self._kinds, device, torch.int64),
-            constant((self, "factor"), self._factors, device, torch.float32),
-            constant((self, "table"), self._tables, device, torch.uint8),
-            constant((self, "affine"), self._affines, device, torch.int64),
-        )
-
-    def _kinds(self) -> npt.NDArray[np.int64]:
-        return np.array([_KINDS.get(name, Kind.TABLE) for name, _ in self.changes], np.int64)
-
-    def _factors(self) -> npt.NDArray[np.float32]:
-        return np.array([1 + size for _, size in self.changes], np.float32)
-
-    def _tables(self) -> npt.NDArray[np.uint8]:
-        return np.stack([_table(*change) for change in self.changes])
-
-    def _affines(self) -> npt.NDArray[np.int64]:
-        maps = [fixed_point(_affine(*change, self.height, self.width)) for change in self.changes]
-        return np.array(maps, np.int64)
-
-
-def _table(name: str, size: float) -> npt.NDArray[np.uint8]:
-    if name == "Brightness":
-        return colour.brightness(1 + size)
-    if name == "Posterize":
-        return colour.posterize(int(size))
-    if name in ("Solarize", "Invert"):
-        return colour.solarize(0 if name == "Invert" else size)
-    return np.arange(colour.LEVELS, dtype=np.uint8)
-
-
-def _affine(name: str, size: float, height: int, width: int) -> Affine:
-    a, b, c, d, e, f = IDENTITY
-    if name == "ShearX":
-        return a, size, c, d, e, f
-    if name == "ShearY":
-        return a, b, c, size, e, f
-    if name == "TranslateX":
-        return a, b, -size, d, e, f
-    if name == "TranslateY":
-        return a, b, c, d, e, -size
-    if name == "Rotate":
-        angle = math.radians(size)
-        return rotation(math.cos(angle), math.sin(angle), height, width)
-    return IDENTITY
-
-
-def _both_ways(name: str, size: float) -> tuple[Change, Change]:
-    """The rows of an operation: the first for numbers below one half."""
-    return (name, -size if name in SIGNED else size), (name, size)
-
-
 @lru_cache
 def _cifar10(height: int, width: int) -> Catalogue:
-    changes = _rows((name, magnitude(name, level, 10, height, width)) for pair in CIFAR10 for name, _, level in pair)
+    every = ((name, magnitude(name, level, 10, height, width)) for pair in CIFAR10 for name, _, level in pair)
+    changes = both_ways(every, SIGNED)
     return Catalogue((*changes, ("Identity", 0.0)), height, width)
 
 
 @lru_cache
 def _random(level: int, levels: int, height: int, width: int) -> Catalogue:
-    changes = _rows((name, magnitude(name, level, levels, height, width)) for name in RANDOM)
-    return Catalogue(changes, height, width)
-
-
-def _rows(changes: Iterable[Change]) -> tuple[Change, ...]:
-    return tuple(row for change in changes for row in _both_ways(*change))
+    every = ((name, magnitude(name, level, levels, height, width)) for name in RANDOM)
+    return Catalogue(both_ways(every, SIGNED), height, width)
 
 
 @dataclass(frozen=True)

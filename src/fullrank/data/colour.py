@@ -87,6 +87,12 @@ def solarize(threshold: float) -> npt.NDArray[np.uint8]:
     return np.where(levels >= threshold, LEVELS - 1 - levels, levels).astype(np.uint8)
 
 
+def lighten_dark(by: int) -> npt.NDArray[np.uint8]:
+    """Levels of the darker half raised, the others as they were."""
+    levels = np.arange(LEVELS)
+    return np.where(levels < LEVELS // 2, np.minimum(levels + by, LEVELS - 1), levels).astype(np.uint8)
+
+
 def _grey_shares(device: torch.device) -> Tensor:
     return constant("grey", lambda: np.array(_GREY)[:, None, None], device, torch.float32)
 

@@ -1,7 +1,8 @@
 """Moving pixels: affine maps of whole batches, each image by its own.
 
-Coordinates are those of Pillow's `Image.transform` with NEAREST: fixed-point numbers with 16 digits after the point.
-So the same map moves the same pixels there and here, on every device.
+Where the nearest pixel is taken, coordinates are those of Pillow's `Image.transform` with NEAREST: fixed-point numbers
+with 16 digits after the point. So the same map moves the same pixels there and here, on every device. Interpolation is
+that of Pillow's BILINEAR and BICUBIC, in double precision as there.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ Number = TypeVar("Number", float, Tensor)
 _FRACTION_BITS = 16
 _ONE = 1 << _FRACTION_BITS
 
+_HAIR = 1e-9
+"""More than what rounding takes away: a sum that is a whole level is not cut off to the one below it."""
+
 Affine = tuple[float, float, float, float, float, float]
 """(a, b, c, d, e, f): the pixel at (x, y) comes from (a·x + b·y + c, d·x + e·y + f)."""
 
@@ -32,7 +36,8 @@ def rotation(
 ) -> tuple[Number, Number, Number, Number, Number, Number]:
     """The map that turns an image about its centre, counter-clockwise by the angle with this cosine and sine."""
     across, down = width / 2, height / 2
-    return cos, -sin, across - cos * across + sin * down, sin, cos, down - sin * across - cos * down
+    # added up in Pillow's order
+    return cos, -sin, -cos * across + sin * down + across, sin, cos, -sin * across - cos * down + down
 
 
 def fixed_point(affine: Affine) -> tuple[int, ...]:
@@ -60,6 +65,47 @@ def sample(x: Tensor, fixed: Tensor) -> Tensor:
     source = (inner_row * width + inner_column).flatten(1).unsqueeze(1)
     moved = x.flatten(2).gather(2, source.expand(-1, x.shape[1], -1)).reshape(x.shape)
     return torch.where(inside.unsqueeze(1), moved, torch.zeros((), dtype=x.dtype, device=x.device))
+
+
+def interpolate(x: Tensor, maps: Tensor, cubic: Tensor, outside: int) -> Tensor:
+    """8-bit images under maps (N, 6), between 2×2 pixels or, where `cubic` (N,) says so, 4×4.
+
+    Borders go on beyond the image as far as a pixel is made of them; a pixel whose centre comes from outside has the
+    level `outside`.
+    """
+    height, width = x.shape[-2:]
+    a, b, c, d, e, f = maps[:, :, None, None].unbind(1)
+    across = torch.arange(width, device=x.device) + 0.5
+    down = torch.arange(height, device=x.device)[:, None] + 0.5
+    column, row = a * across + b * down + c, d * across + e * down + f
+    inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+    columns, column_weights = _taps(column - 0.5, width, cubic)
+    rows, row_weights = _taps(row - 0.5, height, cubic)
+    pixels = x.flatten(2).double()
+    total = torch.full_like(pixels, _HAIR)
+    for row, row_weight in zip(rows, row_weights, strict=True):
+        for column, column_weight in zip(columns, column_weights, strict=True):
+            level = pixels.gather(2, (row * width + column).expand(-1, x.shape[1], -1))
+            total = torch.addcmul(total, level, row_weight * column_weight)
+    moved = total.clamp(0, 255).to(x.dtype).reshape(x.shape)
+    return torch.where(inside.unsqueeze(1), moved, torch.full((), outside, dtype=x.dtype, device=x.device))
+
+
+def _taps(position: Tensor, size: int, cubic: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """The four pixels of a line about each position (N, H, W), and their weights, each (N, 1, H·W)."""
+    position = position.flatten(1).unsqueeze(1)
+    first = position.floor()
+    part, first = position - first, first.long()
+    before = part * (-1 + part * (2 - part))
+    here = 1 + part * part * (-2 + part)
+    there = part * (1 + part * (1 - part))
+    beyond = part * part * (-1 + part)
+    none, cubic = torch.zeros_like(part), cubic[:, None, None]
+    weights = [
+        torch.where(cubic, curved, straight)
+        for curved, straight in ((before, none), (here, 1 - part), (there, part), (beyond, none))
+    ]
+    return [(first + tap).clamp(0, size - 1) for tap in range(-1, 3)], weights
 
 
 @dataclass(frozen=True)
