@@ -985,7 +985,7 @@ def test_get_without_a_source_or_a_folder_says_what_to_do(small_official, tmp_pa
     (tmp_path / "file").write_text("")
     status, _, err = fullrank("data", "get", "cifar10", "--root", tmp_path / "file", capsys=capsys)
     assert status == 2
-    assert "cannot be written to" in err
+    assert "cannot be written: " in err
     monkeypatch.setitem(known.KNOWN, "mnist", replace(MNIST, downloads=()))
     status, _, err = fullrank("data", "get", "mnist", capsys=capsys)
     assert status == 2

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 
 class Refusal(ValueError):
@@ -63,6 +65,15 @@ def kind_of(error: BaseException) -> str:
 
 class Interrupted(KeyboardInterrupt):
     """SIGTERM or Ctrl-C was received and everything worth keeping has been saved."""
+
+
+@contextmanager
+def writing(target: Path, kind: str = "", instead: str = "") -> Iterator[None]:
+    """What the system says against writing a file or a folder, as one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise Refusal(f'{kind}"{target}" cannot be written: {error.strerror or error}{instead}') from None
 
 
 def nearest(wrong: str, right: Iterable[str]) -> str:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from . import __version__, methods, models
 from .assemble import Assembly, changed, is_given
 from .config import GIVEN
-from .errors import Refusal
+from .errors import Refusal, writing
 from .exportformats import FORMATS, Format, Predict, chosen
 from .methods import Composition
 from .models.fuse import to_deploy
@@ -315,11 +315,9 @@ def _place_for(folder: Path, wanted: Mapping[str, Format]) -> Iterator[Path]:
     """A directory beside the files' place: what does not hold is gone with it, and what was there before stays."""
     _refuse_others_files(folder, wanted)
     new = not folder.exists()
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.TemporaryDirectory(dir=folder, prefix=".export-")
-    except OSError as error:
-        raise Refusal(f'"{folder}" cannot be written: {error.strerror}') from None
     try:
         with scratch as path:
             yield Path(path)

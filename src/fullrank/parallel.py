@@ -20,7 +20,7 @@ from typing import IO, Any
 from . import interrupt
 from .config import Experiment
 from .display import Silent
-from .errors import ClientFailed, Refusal, RunFailed
+from .errors import ClientFailed, Refusal, RunFailed, writing
 from .result import Run
 from .run import run
 from .rundir import RunDirectory, write_atomically
@@ -202,11 +202,9 @@ def pass_on(task: Task, line: str, onlooker: Onlooker) -> None:
 def _written(task: Task) -> Path:
     """The file from which a child reads its experiment."""
     file = task.path.parent / "experiments" / f"{task.path.name}.toml"
-    try:
+    with writing(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, task.experiment.as_toml().encode())
-    except OSError as error:
-        raise Refusal(f'"{file.parent}" cannot be written: {error.strerror}') from None
     return file
 
 

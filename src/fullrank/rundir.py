@@ -21,7 +21,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save
 
 from . import __version__
-from .errors import Refusal
+from .errors import Refusal, writing
 from .server import Server
 from .store import ClientStore
 from .trees import Tensors, flatten, misfit, unflatten
@@ -138,11 +138,9 @@ class RunDirectory:
         """Create and lock the directory; a second process is refused, and so is a directory with other things."""
         if not self.started and self.foreign():
             raise Refusal(f'"{self.path}" is not empty and holds no run; choose another directory')
-        try:
+        with writing(self.path, "the run directory "):
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self._lock = (self.path / ".lock").open("a")
-        except OSError as error:
-            raise Refusal(f'the run directory "{self.path}" cannot be written: {error.strerror}') from None
         try:
             _lock(self._lock)
         except OSError:

@@ -12,7 +12,7 @@ import torch
 
 from .. import __version__
 from ..engine import cores
-from ..errors import Refusal
+from ..errors import Refusal, writing
 
 
 def describe(device: str = "cpu") -> dict[str, Any]:
@@ -48,12 +48,10 @@ def sentence(facts: dict[str, Any]) -> str:
 def write_json(path: str | Path, result: object) -> None:
     """Write a result whole or not at all."""
     target = Path(path)
-    try:
+    with writing(target):
         scratch = target.with_name(f".{target.name}.part")
         scratch.write_text(json.dumps(result, indent=1) + "\n")
         scratch.replace(target)
-    except OSError as error:
-        raise Refusal(f'"{target}" cannot be written: {error.strerror}') from None
 
 
 def _cpu() -> str:

@@ -12,11 +12,10 @@ import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from .. import __version__
-from ..errors import Refusal
+from ..errors import Refusal, writing
 from .places import Place, download_root
 from .stored import Download, Stored, content_md5
 
@@ -38,7 +37,7 @@ def get(stored: Stored, root: str | Path = "", watch: Watch | None = None) -> st
     folder = download_root(root)
     if not stored.downloads:
         raise Refusal(f"{stored.title} cannot be downloaded by a program; {stored.how_to_get()}")
-    with _writing(folder):
+    with writing(folder, instead="; give another --root"):
         for download in _way(stored, folder):
             fetched_here = not (folder / download.folder / download.file).is_file()
             file = fetch(download, folder, watch)
@@ -203,11 +202,3 @@ def _extract(archive: tarfile.TarFile, entry: tarfile.TarInfo, target: Path) -> 
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)
-
-
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise Refusal(f"{folder} cannot be written to: {error.strerror or error}; give another --root") from None

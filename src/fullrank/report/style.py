@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fullrank.errors import Refusal
+from fullrank.errors import Refusal, writing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -89,7 +89,7 @@ def figure_file(path: str | Path) -> Path:
 
 def save(figure: Figure, target: Path) -> None:
     """Write a figure, in a folder that is made where it is missing."""
-    with _written(target):
+    with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         # without the date, so that the same figure gives the same file
         figure.savefig(target, metadata={"CreationDate": None} if target.suffix.lower() == ".pdf" else None)
@@ -97,7 +97,7 @@ def save(figure: Figure, target: Path) -> None:
 
 def refuse_unwritable(target: Path) -> None:
     """Refuse a file that could not be written, without writing anything."""
-    with _written(target):
+    with writing(target):
         present = next((place for place in (target, *target.parents) if place.exists()), Path())
         if present == target and target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -105,15 +105,6 @@ def refuse_unwritable(target: Path) -> None:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
         if not os.access(present, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-
-@contextmanager
-def _written(target: Path) -> Iterator[None]:
-    """What the system says against a file, as one sentence."""
-    try:
-        yield
-    except OSError as error:
-        raise Refusal(f'"{target}" cannot be written: {error.strerror or error}') from None
 
 
 def line_colours(number: int) -> list[Any]:
