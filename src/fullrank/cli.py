@@ -18,6 +18,7 @@ from . import (
     exportcli,
     figurecli,
     inspectcli,
+    keyscli,
     methodscli,
     modelscli,
     probescli,
@@ -113,6 +114,7 @@ app.command("compare")(comparecli.compare_command)
 app.command("export")(exportcli.export_command)
 app.command("figure")(figurecli.figure_command)
 app.command("inspect")(inspectcli.inspect_command)
+app.command("keys")(keyscli.list_keys)
 app.command("models")(modelscli.list_models)
 app.command("probes")(probescli.probes_command)
 app.command("search-scales")(searchcli.search_command)

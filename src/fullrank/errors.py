@@ -76,8 +76,8 @@ def writing(target: Path, kind: str = "", instead: str = "") -> Iterator[None]:
         raise Refusal(f'{kind}"{target}" cannot be written: {error.strerror or error}{instead}') from None
 
 
-def nearest(wrong: str, right: Iterable[str]) -> str:
-    """A clause that suggests the nearest right name, or lists them all when none is near.
+def nearest(wrong: str, right: Iterable[str], otherwise: str = "") -> str:
+    """A clause that suggests the nearest right name, or lists them all (or says otherwise) when none is near.
 
     >>> nearest("feddecor", ["fedavg", "feddecorr"])
     'did you mean "feddecorr"?'
@@ -86,4 +86,6 @@ def nearest(wrong: str, right: Iterable[str]) -> str:
     close = difflib.get_close_matches(wrong.lower(), names, n=1, cutoff=0.6)
     if close:
         return f'did you mean "{close[0]}"?'
+    if otherwise:
+        return otherwise
     return "known: " + ", ".join(names) if names else "none is known"
