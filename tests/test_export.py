@@ -20,8 +20,10 @@ from fullrank.errors import Refusal
 from fullrank.export import ExportFailed
 from fullrank.exportformats import FORMATS
 from fullrank.models import build
+from fullrank.models.fuse import to_deploy
 from fullrank.models.reparam import operators
 from fullrank.models.repghost import repghost
+from fullrank.models.repvgg import repvgg
 from fullrank.models.scales import write_scales
 
 VGG = {"name": "fullrank.models.repvgg:repvgg", "widths": [4, 4, 6], "blocks": [2, 1]}
@@ -287,6 +289,20 @@ def test_a_programs_module_goes_from_the_run_that_fit_returns(tmp_path):
     load_model(own, done.path / "model.safetensors")
     assert_alike(own, trained.model(), x)
     assert done.facts["classes"] == [str(c) for c in range(small.CLASSES)]
+
+
+def test_a_programs_module_with_branches_is_loaded_into_its_plain_form(tmp_path):
+    def made():
+        return repvgg(small.CLASSES, 1, widths=(4, 4, 6), blocks=(2, 1), mode="repopt")
+
+    x = torch.randn(20, 1, 8, 8)
+    trained = fit(made(), [(x, torch.arange(20) % small.CLASSES)], method="fedrepopt", rounds=1)
+    done = export_run(trained, tmp_path / "export")
+    with pytest.raises(Refusal, match=r"make one there, give it its plain form by .*to_deploy, and load"):
+        load_export(done.path)
+    own = to_deploy(made()).eval()
+    load_model(own, done.path / "model.safetensors")
+    assert_alike(own, trained.model(), x)
 
 
 def test_a_run_in_no_directory_is_told_where_to_go(tmp_path):

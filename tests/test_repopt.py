@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import json
 import math
+import warnings
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -21,7 +22,6 @@ from torch import nn
 
 import fullrank
 from fullrank import fit, methods, models
-from fullrank.display import warnings
 from fullrank.engine.serial import Serial
 from fullrank.errors import Refusal
 from fullrank.local.client import decayed
@@ -819,12 +819,25 @@ def test_a_network_without_scales_is_refused():
     ],
 )
 def test_what_is_missing_or_broken_is_said(mode, method, keys, says, tmp_path):
-    run = fit(vgg(mode).double(), clients_of((6, 6)), method, rounds=2, set=keys, out=tmp_path / "run")
-    said = [row.get("cautions", []) for row in run.metrics]
-    assert said[1] == []  # once is enough
-    assert [says in text for text in said[0]] == ([True] if says else [])
-    assert warnings(run.metrics[0]) == said[0]
-    assert (says in (tmp_path / "run" / "log.txt").read_text()) or not says
+    def played(rounds, net):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            run = fit(net, clients_of((6, 6)), method, rounds=rounds, set=keys, out=tmp_path / "run")
+        told = [str(each.message) for each in caught if each.category is UserWarning]
+        assert [says in text for text in told] == ([True] if says else [])
+        return run, told
+
+    net = vgg(mode).double()
+    run, told = played(2, net)
+    assert [row.get("cautions", []) for row in run.metrics] == [told, []]
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert says in log.split("round 1/2")[0]  # before anything is played
+    played(3, net)  # whoever goes on is told again
+
+
+def test_a_network_inside_another_is_made_for_the_method_too():
+    with pytest.warns(UserWarning, match='made for the method "fedrepopt", which is missing'):
+        fit(nn.Sequential(nn.Identity(), vgg("repopt").double()), clients_of((6, 6)), "fedavg", rounds=1)
 
 
 def test_what_is_known_of_the_method():
@@ -868,13 +881,21 @@ def test_a_round_of_a_real_network_with_a_file_of_scales(tmp_path):
     write_scales(path, source, "repghost-0.5")
     values = {"data.name": str(tmp_path / "tiny.npz"), "data.partition": "iid", "data.clients": 2, "train.rounds": 1}
     values |= {"model.name": "repghost-0.5", "model.mode": "repopt", "model.scales": str(path)}
-    run = fullrank.run({**values, "train.batch_size": 8, "method.name": "fedrepopt"}, tmp_path / "run")
+    values |= {"train.batch_size": 8, "method.name": "fedrepopt"}
+    run = fullrank.run(values, tmp_path / "run")
     assert "cautions" not in run.metrics[0]
     net = run.model()
     scales = [part.scales_beside_identity.kernel for _, part in operators(net)]
     assert [set(scale.tolist()) for scale in scales] == [{0.5 + number / 32} for number in range(32)]
     assert all(torch.isfinite(value).all() for value in net.state_dict().values())
     assert sizes(to_deploy(net))[0] == 1_281_728 - 196 * 1281
+    # a path is as good as its text, and a file that has changed is another experiment
+    assert fullrank.run({**values, "model.scales": path}, tmp_path / "run").complete
+    built = models.build("repghost-0.5", 4, mode="hs", scales=path)
+    assert [set(part.kernel.tail.weight.flatten().tolist()) for _, part in operators(built)][1] == {0.5 + 1 / 32}
+    write_scales(path, models.build("repghost-0.5", 10, mode="hs"), "repghost-0.5")
+    with pytest.raises(Refusal, match=r"the file of model.scales is not what it was when .* was started"):
+        fullrank.run({**values, "train.rounds": 2}, tmp_path / "run")
 
 
 @pytest.mark.parametrize("name", ["fullrank.models.fuse"])

@@ -103,6 +103,55 @@ def test_one_clients_part(tmp_path):
     assert facts["data"]["classes"] == len(np.unique(labels[part]))
 
 
+@pytest.mark.parametrize("size", [0, 16])
+def test_one_clients_part_of_a_partition_that_a_run_saved(size, tmp_path):
+    """Of the images as that run saw them: neither grey ones nor those of another size are others here."""
+    keys = {"data.clients": 3, "data.alpha": 1.0, "data.size": size, "model.name": "mlp", "train.rounds": 1}
+    run = fullrank.run(keys, tmp_path / "run")
+    saved = {"name": "digits", "partition": str(run.path / "partition.safetensors"), "clients": 3, "size": size}
+    values = {**SMALL, "data": saved, "train": {"rounds": 1, "batch_size": 16}}
+    found = search_scales(NAME, tmp_path / "a", values=values, client=2)
+    mine = found.run._assembled().federation
+    np.testing.assert_array_equal(mine.parts[0], run._assembled().federation.parts[2])
+    assert mine.data.input_shape == (3, 32, 32)
+    facts = json.loads((tmp_path / "a.json").read_text())
+    assert facts["data"]["fingerprint"] == load_dataset("digits").fingerprint()
+    assert facts["data"]["samples_hash"] == mine.hash
+    assert facts["data"]["subset"] == f"client 2 of 3, {saved['partition']}"
+
+
+def test_a_partition_of_other_data_is_refused(tmp_path):
+    run = fullrank.run({"data.clients": 3, "model.name": "mlp", "train.rounds": 1}, tmp_path / "run")
+    saved = {"name": "digits", "partition": str(run.path / "partition.safetensors"), "clients": 3, "size": 16}
+    with pytest.raises(Refusal, match="divides other data"):
+        search_scales(NAME, tmp_path / "a", values={**SMALL, "data": saved}, client=0)
+
+
+def test_everything_that_was_chosen_is_in_the_facts(tmp_path):
+    data = {"name": "digits", "partition": "pathological", "classes": 3, "clients": 4, "seed": 5, "augment": ["flip"]}
+    values = {"data": data, "model": SMALL["model"], "train": {"rounds": 1, "batch_size": 16}}
+    search_scales(NAME, tmp_path / "a", values=values, client=1)
+    facts = json.loads((tmp_path / "a.json").read_text())
+    assert {key: facts["data"]["keys"][key] for key in data if key != "name"} == {
+        k: data[k] for k in data if k != "name"
+    }
+    assert facts["options"] == {"mode": "hs", **SMALL["model"]}
+    values = {**SMALL, "data": {"name": "digits", "validation": 0.25}, "train": {"rounds": 1}}
+    search_scales(NAME, tmp_path / "b", values=values)
+    assert json.loads((tmp_path / "b.json").read_text())["data"]["subset"] == "all but a share of 0.25"
+
+
+@pytest.mark.parametrize("key", ["epochs", "steps", "participation"])
+def test_a_round_is_an_epoch_of_all(key):
+    with pytest.raises(Refusal, match=f"train.{key}: a round of a search is an epoch of all its samples; leave it out"):
+        searched("repvgg-a0", {"train": {key: 2}})
+
+
+def test_a_warm_up_is_as_long_as_is_said():
+    assert searched("repvgg-a0", {"train": {"rounds": 4}}).train.warmup == 2  # theirs is longer than that
+    assert searched("repvgg-a0", {"train": {"rounds": 4, "warmup": 3}}).train.warmup == 3
+
+
 class Stops(Silent):
     """Fails after a round."""
 
@@ -228,6 +277,9 @@ def test_the_command(tmp_path, capsys):
     _, said, _ = command("run", *quick, *sets, "--out", tmp_path / "run", capsys=capsys)
     assert f"complete already in {tmp_path / 'run'}: its only round is behind it\n" in said
     assert (tmp_path / "a.safetensors").is_file()
+    arguments[-1] = tmp_path / "named.safetensors"
+    status, out, err = command(*arguments, capsys=capsys)
+    assert (tmp_path / "named.safetensors").read_bytes() == (tmp_path / "a.safetensors").read_bytes()
     status, _, err = command("search-scales", "resnet18", "--out", tmp_path / "b", capsys=capsys)
     assert status != 0
     assert err.count("\n") == 1

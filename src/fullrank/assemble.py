@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -59,7 +61,8 @@ class Assembly:
         """What a user must know of a run that can be made, but is not what a method or the network promises."""
         parts = self.composition.parts
         said = [text for part in parts if (text := part.caution(self.site.settings))]
-        wanted = getattr(self.network.module, "made_for", "")
+        made_for = (getattr(module, "made_for", "") for module in self.network.module.modules())
+        wanted = next(filter(None, made_for), "")
         if wanted and wanted not in [part.name for part in parts]:
             said.append(
                 f'the network is made for the method "{wanted}", which is missing, so it trains by plain gradients; '
@@ -91,6 +94,23 @@ class Assembly:
                 raise Refusal(
                     f'{what} is not what it was when "{path}" was started ({before[:12]}… is now {after[:12]}…)'
                 )
+
+    def files(self) -> dict[str, str]:
+        """SHA-256 of the files that the experiment's model comes from, by key."""
+        table = self.experiment.model
+        named = {"model.start": table.start, "model.scales": table.options.get("scales")}
+        return {
+            key: hashlib.sha256(Path(name).read_bytes()).hexdigest()
+            for key, name in named.items()
+            if isinstance(name, str) and Path(name).is_file()
+        }
+
+    def check_files(self, path: Path, recorded: Mapping[str, str]) -> None:
+        """Refuse files other than those with which the run in a directory was started."""
+        now = self.files()
+        for key, before in recorded.items():
+            if key in now and now[key] != before:
+                raise Refusal(f'the file of {key} is not what it was when "{path}" was started; choose another --out')
 
     def judge(self, model: Tensors) -> dict[str, Any]:
         """How good a global model is on the test set and on the validation share, where there are."""

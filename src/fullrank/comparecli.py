@@ -17,7 +17,7 @@ from rich.table import Table
 from .cliparts import AsJson, Overrides, experiment_values, fail
 from .compare import compare
 from .comparison import Comparison, Row, compare_runs
-from .display import Pace, clock, counted, scores, setting, warnings
+from .display import Pace, amiss, clock, counted, scores, setting
 from .errors import Interrupted, Refusal
 from .parallel import Onlooker, Task
 
@@ -155,7 +155,7 @@ class PlainBoard(Onlooker):
 
     def round_done(self, task: Task, row: Mapping[str, Any]) -> None:
         """Say how far a run is, unless that was said just before."""
-        for warning in warnings(row):
+        for warning in (*row.get("cautions", []), *amiss(row)):
             self._say(f"{task.name}: {warning}")
         if row["round"] < task.rounds and time.monotonic() - self.spoken[task.name] > PAUSE:
             self.spoken[task.name] = time.monotonic()
@@ -208,7 +208,7 @@ class LiveBoard(Onlooker):
         self.progress.update(self.bars[task.name], completed=row["round"], state=state)
         self.pace.round_done()
         self.progress.update(self.all, **self._state())
-        for warning in warnings(row):
+        for warning in (*row.get("cautions", []), *amiss(row)):
             self._print(f"{task.name}: {warning}", style="yellow")
 
     def said(self, task: Task, text: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -418,11 +419,15 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for key, value in values.items():
         *above, name = str(key).split(".")
-        node: Any = {name: nested(value) if isinstance(value, Mapping) else value}
+        node: Any = {name: nested(value) if isinstance(value, Mapping) else _text(value)}
         for step in reversed(above):
             node = {step: node}
         tree = merged(tree, node)
     return tree
+
+
+def _text(value: Any) -> Any:
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
@@ -26,6 +27,9 @@ class Watcher(Protocol):
 
     def started(self, experiment: Experiment, done: int, clients: int, out: Path | None) -> None:
         """The run begins, or goes on after `done` rounds, with so many clients a round."""
+
+    def cautioned(self, text: str) -> None:
+        """The run is not what a method or the network promises; said before the first round that is played."""
 
     def client_done(self, result: Result) -> None:
         """A client has finished its part of the round."""
@@ -52,6 +56,9 @@ class Silent:
         self.done, self.clients_done = done, 0
         self.pace = Pace(self.rounds - done)
 
+    def cautioned(self, text: str) -> None:
+        """Shown by others; the first row of the metrics has it too."""
+
     def client_done(self, result: Result) -> None:
         """One more client has finished."""
         self.clients_done += 1
@@ -63,6 +70,14 @@ class Silent:
 
     def ended(self, run: Run) -> None:
         """The run is complete."""
+
+
+class Unwatched(Silent):
+    """Nobody looks on, as when a program runs an experiment: cautions become Python's warnings."""
+
+    def cautioned(self, text: str) -> None:
+        """Warn."""
+        warnings.warn(text, stacklevel=2)
 
 
 class Plain(Silent):
@@ -80,12 +95,16 @@ class Plain(Silent):
         for line in opening(experiment, done, clients, out):
             self._say(line)
 
+    def cautioned(self, text: str) -> None:
+        """Say it."""
+        self._say(text)
+
     def round_done(self, row: Mapping[str, Any]) -> None:
         """Say how the round ended."""
         super().round_done(row)
         left = f"  left {clock(self.pace.left())}" if self.done < self.rounds else ""
         self._say(f"round {row['round']}/{self.rounds}{scores(row)}  {row['seconds']:.1f} s{left}")
-        for warning in warnings(row):
+        for warning in amiss(row):
             self._say(warning)
 
 
@@ -120,6 +139,10 @@ class Live(Silent):
             self.clients_bar = self.progress.add_task("clients", total=clients, state=f"0/{clients}")
             self.progress.start()
 
+    def cautioned(self, text: str) -> None:
+        """Say it in yellow."""
+        self._warn(text)
+
     def client_done(self, result: Result) -> None:
         """Move the clients' bar."""
         super().client_done(result)
@@ -131,12 +154,15 @@ class Live(Silent):
         super().round_done(row)
         self.progress.update(self.rounds_bar, completed=self.done, state=self._state(row))
         self.progress.update(self.clients_bar, completed=0, state=f"0/{self.clients}")
-        for warning in warnings(row):
-            self.progress.console.print(warning, style="yellow", highlight=False)
+        for warning in amiss(row):
+            self._warn(warning)
 
     def ended(self, run: Run) -> None:
         """Show the result."""
         self.progress.stop()
+
+    def _warn(self, text: str) -> None:
+        self.progress.console.print(text, style="yellow", highlight=False, markup=False)
 
     def _state(self, row: Mapping[str, Any]) -> str:
         left = f"  left {clock(self.pace.left())}" if row and self.done < self.rounds else ""
@@ -170,6 +196,11 @@ class Together:
         """Tell all."""
         for watcher in self.watchers:
             watcher.started(experiment, done, clients, out)
+
+    def cautioned(self, text: str) -> None:
+        """Tell all."""
+        for watcher in self.watchers:
+            watcher.cautioned(text)
 
     def client_done(self, result: Result) -> None:
         """Tell all."""
@@ -245,14 +276,13 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def warnings(row: Mapping[str, Any]) -> list[str]:
+def amiss(row: Mapping[str, Any]) -> list[str]:
     """What went wrong in a round without stopping it."""
     lines = [f"round {row['round']}: client {k} was left out: {why}" for k, why in row.get("skipped", {}).items()]
     if row.get("idle"):
         names = ", ".join(map(str, row["idle"]))
         lines.append(f"round {row['round']}: no batch to train on and so nothing sent by client {names}")
     if row["round"] == 1:
-        lines += row.get("cautions", [])
         lines += [f"steps run one by one, not from a recording: {reason}" for reason in row.get("not_recorded", [])]
         lines += [f"clients train one by one, not in groups: {reason}" for reason in row.get("one_by_one", [])]
     return lines

@@ -102,8 +102,10 @@ def load_export(path: str | Path) -> nn.Module:
     if file.name not in facts["files"]:
         raise Refusal(f'"{path}" holds {", ".join(facts["files"])}; export it in the format "safetensors" too')
     if facts["model"]["name"] == GIVEN:
+        plain = facts["model"]["form"] == "plain"
+        how = "give it its plain form by fullrank.models.fuse.to_deploy, and load" if plain else "and load"
         raise Refusal(
-            f'the model in "{path}" is a {facts["model"]["class"]} that a program gave: make one there, and load '
+            f'the model in "{path}" is a {facts["model"]["class"]} that a program gave: make one there, {how} '
             f'"{file.name}" with safetensors.torch.load_model'
         )
     module = _rebuilt(facts)

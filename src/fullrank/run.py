@@ -12,7 +12,7 @@ from typing import Any
 from . import interrupt
 from .assemble import Assembly, assemble
 from .config import Experiment, merged, read_toml, same
-from .display import Plain, Silent, Together, Watcher
+from .display import Plain, Silent, Together, Unwatched, Watcher
 from .engine import Engine, choose, open_engine
 from .engine.vectorised import suits
 from .errors import ClientFailed, Interrupted, Refusal
@@ -75,7 +75,7 @@ def execute(
         with interrupt.guard(), threads(experiment.engine.threads), _log(directory) as log:
             assembly = assemble(experiment, **parts)
             assembly.experiment = _with_engine(experiment, **decided(assembly))
-            return _play(assembly, directory, Together(watcher or Silent(), log), changes)
+            return _play(assembly, directory, Together(watcher or Unwatched(), log), changes)
     except Refusal:
         if directory is not None:
             directory.abandon()
@@ -136,6 +136,8 @@ def _play(assembly: Assembly, directory: RunDirectory | None, watcher: Watcher, 
     )
     try:
         watcher.started(experiment, server.round, len(server.sample(server.round)), path)
+        for text in assembly.cautions():
+            watcher.cautioned(text)
         while server.round < experiment.train.rounds:
             _one_round(assembly, engine, directory, rows, watcher, prober)
         return _end(assembly, engine, directory, rows, watcher, prober.found)
@@ -201,13 +203,14 @@ def _begin(assembly: Assembly, directory: RunDirectory, changes: Mapping[str, An
         directory.refuse_if_stripped()
         assembly.check_data(path)
         history = read_json(path / "environment.json")
+        assembly.check_files(path, history.get("files", {}))
         if not directory.finished(experiment.train.rounds):
             entry = {"after_round": directory.last_round(), **around, "changed_engine": dict(changes)}
             history.setdefault("resumed", []).append(entry)
     else:
         save_tensors(path / "partition.safetensors", assembly.federation.tensors())
         write_json(path / "partition.json", assembly.facts())
-        history = around
+        history = {**around, "files": assembly.files()}
     write_json(path / "environment.json", history)
     write_atomically(path / "experiment.toml", experiment.as_toml().encode())
     directory.restore(assembly.server, assembly.device)
@@ -299,7 +302,8 @@ def agreed(
     refused = [key for key in different if not (change_engine and key.startswith("engine."))]
     if refused:
         shown = "; ".join(f"{key} was {before.get(key)!r}, is now {now.get(key)!r}" for key in refused)
-        hint = " (--change-engine allows it)" if all(key.startswith("engine.") for key in refused) else ""
+        free = all(key.startswith("engine.") for key in refused)
+        hint = " (fullrank run --change-engine allows it)" if free else ""
         raise Refusal(f'"{path}" holds another experiment: {shown}; choose another --out{hint}')
     done = directory.last_round()
     if done and now["train.lr_schedule"] == "cosine" and before["train.rounds"] != now["train.rounds"]:

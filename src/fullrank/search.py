@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .assemble import federate
+from .assemble import federate, pipeline
 from .config import Experiment, merged
 from .data import DataSet, Split, load_dataset
 from .data.federation import Federation
@@ -75,10 +75,11 @@ def search_scales(
     partition that the values describe. The run lies in `OUT.run`; the same call goes on where it stopped.
     """
     experiment = searched(model, values or {})
-    data = for_search(load_dataset(experiment.data.name, experiment.data.root, seed=experiment.seed))
-    federation = _chosen(federate(experiment, data), per_class, client, experiment.seed)
+    stored = load_dataset(experiment.data.name, experiment.data.root, seed=experiment.seed)
+    federation = _chosen(_divided(experiment, stored), per_class, client, experiment.seed)
     _refuse_less_than_a_batch(experiment, len(federation.parts[0]), per_class, client)
     path = Path(out)
+    path = path.with_suffix("") if path.suffix == ".safetensors" else path
     if not path.name:
         raise Refusal(f'--out "{out}" has no name; give one, as in --out scales/a0')
     playing = path.with_name(f"{path.name}.run")
@@ -86,7 +87,8 @@ def search_scales(
     run = execute(experiment, playing, watcher=watcher, federation=federation)
     scales, facts = (path.with_name(f"{path.name}.{end}") for end in ("safetensors", "json"))
     write_scales(scales, run.model(), model.rpartition(":")[2])
-    write_json(facts, _facts(run, model, federation, _subset(experiment, per_class, client), scales))
+    subset = _subset(experiment, per_class, client)
+    write_json(facts, _facts(run, model, federation, stored.fingerprint(), subset, scales))
     return Found(scales, facts, run)
 
 
@@ -104,13 +106,29 @@ def searched(model: str, values: Mapping[str, Any]) -> Experiment:
     settled = merged(start, values)
     if settled["model"].get("mode") != "hs" or settled["method"]["name"] != "fedavg":
         raise Refusal('a search trains a network in mode "hs" by fedavg; leave model.mode and method.name alone')
-    for key in ("size", "holdout", "unseen"):
+    saved = str(settled["data"]["partition"]).endswith(".safetensors")
+    for key in ("holdout", "unseen") if saved else ("size", "holdout", "unseen"):
         if settled["data"].get(key):
             raise Refusal(f"data.{key}: a search learns 32×32 images of all its samples; leave it out")
+    given = values.get("train", {})
+    for key in ("epochs", "steps", "participation"):
+        if key in given:
+            raise Refusal(f"train.{key}: a round of a search is an epoch of all its samples; leave it out")
     settled["train"] = {**settled["train"], "epochs": 1, "participation": 1.0}
     experiment = Experiment(**settled)  # refuses what is no number before anything is computed with it
+    if "warmup" in given:
+        return experiment
     settled["train"]["warmup"] = min(experiment.train.warmup, experiment.train.rounds // 2)
     return Experiment(**settled)
+
+
+def _divided(experiment: Experiment, stored: DataSet) -> Federation:
+    """The data set as a search sees it, divided as it is stored, or as the run saw it that saved its partition."""
+    data = for_search(stored)
+    if not experiment.data.partition.endswith(".safetensors"):
+        return federate(experiment, data)
+    as_then = federate(experiment.but(data__augment="none"), resized(stored, experiment.data.size))
+    return dataclasses.replace(as_then, data=data, pipeline=pipeline(experiment, data))
 
 
 def for_search(data: DataSet) -> DataSet:
@@ -194,18 +212,18 @@ def _refuse_other_samples(experiment: Experiment, federation: Federation, path: 
 
 
 def _subset(experiment: Experiment, per_class: int, client: int | None) -> str:
+    table = experiment.data
     if per_class:
         return f"{counted(per_class, 'sample')} of each class"
     if client is None:
-        return "all"
-    table = experiment.data
+        return f"all but a share of {table.validation:g}" if table.validation else "all"
     kind = (
         f"{table.partition} α={table.alpha:g} ({table.variant})" if table.partition == "dirichlet" else table.partition
     )
     return f"client {client} of {table.clients}, {kind}"
 
 
-def _facts(run: Run, model: str, federation: Federation, subset: str, scales: Path) -> dict[str, Any]:
+def _facts(run: Run, model: str, federation: Federation, fingerprint: str, subset: str, scales: Path) -> dict[str, Any]:
     experiment, data = run.experiment, federation.data
     accuracy = run.summary().get("accuracy", {})
     around = environment(experiment.engine.threads, torch.device(experiment.engine.device or "cpu"))
@@ -214,11 +232,14 @@ def _facts(run: Run, model: str, federation: Federation, subset: str, scales: Pa
         "model": model,
         "data": {
             "name": data.name,
-            "fingerprint": data.fingerprint(),
+            "fingerprint": fingerprint,
             "subset": subset,
+            "samples_hash": federation.hash,
+            "keys": {key: value for key, value in experiment.data.model_dump().items() if key not in ("name", "root")},
             "samples": len(federation.parts[0]),
             "classes": int(torch.unique(data.train.y[torch.from_numpy(federation.parts[0])]).numel()),
         },
+        "options": experiment.model.options,
         "seed": experiment.seed,
         "epochs": experiment.train.rounds,
         "train": experiment.train.model_dump(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -54,7 +55,7 @@ def search_command(
             raise Refusal(f"--epochs {epochs}: must be at least 1")
         short = merged(short, nested({"train.rounds": epochs}))
     values = merged(short, parse_overrides(overrides or []))
-    name = out or f"scales/{model.rpartition(':')[2]}-{data}"
+    name = out or f"scales/{model.rpartition(':')[2]}-{Path(values['data']['name']).stem}"
     try:
         with display.choose(quiet, as_json) as watcher:
             found = search_scales(model, name, values=values, per_class=per_class, client=client, watcher=watcher)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
@@ -70,6 +71,7 @@ def build(name: str, num_classes: int, in_channels: int = 3, **options: Any) -> 
     128
     """
     function = builder(name)
+    options = {key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in options.items()}
     check_options(name, function, options)
     net = function(num_classes=num_classes, in_channels=in_channels, **options)
     if not isinstance(net, nn.Module):
