@@ -10,7 +10,7 @@ from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fullrank.data import DataSet, Pipeline, Split
-from fullrank.data.autoaugment import CIFAR10, RANDOM, SIGNED, AutoAugment, RandAugment, magnitude
+from fullrank.data.autoaugment import CIFAR10, RANDOM, SIGNED, AutoAugment, RandAugment, in_bin, magnitude
 from fullrank.data.catalogue import Catalogue
 from fullrank.errors import Refusal
 from pictures import ROUNDING, SHAPES, difference, from_pillow, pictures, to_pillow
@@ -191,6 +191,69 @@ def counted(rows: torch.Tensor, operation: AutoAugment | RandAugment, side: int)
     return found
 
 
+GRIDS = {  # the ends of an operation's range, of which a level is a tenth, as in the code of FedDecorr's authors
+    "ShearY": (-0.3, 0.3),
+    "TranslateX": (-150 / 331, 150 / 331),
+    "TranslateY": (-150 / 331, 150 / 331),
+    "Rotate": (-30, 30),
+    "Solarize": (0, 256),
+    "Posterize": (4, 8),
+    **dict.fromkeys(("Color", "Contrast", "Brightness", "Sharpness"), (0.1, 1.9)),
+}
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_magnitudes_in_bins_lie_evenly_between_two_points_of_the_grid(name):
+    from scipy.ndimage import affine_transform
+
+    grid, height, width = np.linspace(*GRIDS[name], 11), 40, 24
+    picture = np.zeros((height, width))
+    picture[12:28, 8:16] = 200.0
+    for level in range(10):
+        found = np.array([size for _, size in in_bin(name, level, height, width)])
+        share = grid[level] + (np.arange(16) + 0.5) / 16 * (grid[level + 1] - grid[level])
+        match name:
+            case "Posterize":
+                expected = np.round(share)
+            case "Solarize":
+                expected = share
+            case "TranslateX" | "TranslateY" | "Rotate" | "ShearY":
+                # where they are sampled from, in rows and columns about the middle
+                middle = np.array([height - 1, width - 1]) / 2
+                for change, amount in zip(in_bin(name, level, height, width)[::5], share[::5], strict=True):
+                    angle = np.deg2rad(amount)
+                    matrix = {
+                        "ShearY": [[1, 0], [amount, 1]],
+                        "Rotate": [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]],
+                    }.get(name, [[1, 0], [0, 1]])
+                    shift = {"TranslateX": (0, width * amount), "TranslateY": (height * amount, 0)}.get(name, (0, 0))
+                    offset = middle + shift - matrix @ middle
+                    theirs = affine_transform(picture, np.array(matrix), offset, order=1)
+                    catalogue = Catalogue((change,), height, width)
+                    x = torch.from_numpy(picture.astype(np.uint8))[None, None]
+                    straight = torch.zeros(1, dtype=torch.bool)
+                    ours = catalogue.apply_smoothly(x, torch.zeros(1, dtype=torch.long), straight, 0)[0, 0].numpy()
+                    assert np.abs(ours - theirs).max() <= 1.001, (level, amount)  # cut off to whole levels
+                continue
+            case _:
+                expected = share - 1
+        np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def test_bins_are_drawn_evenly_and_as_often_as_the_table_says():
+    u = torch.cartesian_prod(centres(25), centres(20), centres(20), centres(16), centres(1))
+    operation = AutoAugment(32, 32, bins=True)
+    rows = operation.rows(u).reshape(25, -1, 2)
+    none = 25 * 2 * 16
+    for number, (pair, ((_, first, _), (_, second, _))) in enumerate(zip(rows, PAIRS, strict=True)):
+        assert float((pair[:, 0] != none).double().mean()) == pytest.approx(first)
+        assert float((pair[:, 1] != none).double().mean()) == pytest.approx(second)
+        chosen = pair[:, 0][pair[:, 0] != none]
+        assert set(chosen.tolist()) == (set(range(32 * number, 32 * number + 16)) if first else set())
+    changes = operation._catalogue().changes
+    assert [change[0] for change in changes[::32]][:4] == ["Invert", "Rotate", "Sharpness", "CentredShearX"]
+
+
 def test_randaugment_draws_every_operation_equally_often():
     operation = RandAugment(32, 32)
     rows = operation.rows(torch.cartesian_prod(centres(14), centres(14), centres(2), centres(2)))
@@ -247,7 +310,7 @@ def data(request):
     return DataSet("pictures", Split(x, torch.arange(len(x)) % 2), None, ("a", "b"))
 
 
-EVERY = ["rotate:15", "resized-crop", "autoaugment", "randaugment", "randaugment:3,20", "raug"]
+EVERY = ["rotate:15", "resized-crop", "autoaugment", "randaugment", "randaugment:3,20", "raug", "autoaugment:bins"]
 
 
 def prepared(data, augment, seed=0):
@@ -322,7 +385,7 @@ def test_numbers_at_the_ends_of_the_interval(data, name, dtype):
 
 
 def test_draws_and_values(data):
-    assert [Pipeline.build(data, augment=[name]).draws for name in EVERY] == [1, 22, 5, 4, 6, 12]
+    assert [Pipeline.build(data, augment=[name]).draws for name in EVERY] == [1, 22, 5, 4, 6, 12, 5]
     height, width = data.input_shape[1:]
     assert Pipeline.build(data, augment=["randaugment"]) == Pipeline.build(data, augment=["randaugment:2,9"])
     assert Pipeline.build(data, augment=["randaugment:1,30"]).operations == (RandAugment(height, width, 1, 30),)
@@ -332,7 +395,7 @@ def test_draws_and_values(data):
 @pytest.mark.parametrize(
     ("augment", "words"),
     [
-        ("autoaugment:2", '"autoaugment" takes no number'),
+        ("autoaugment:2", 'there are "autoaugment" and "autoaugment:bins"'),
         ("randaugment:2", 'as in "randaugment:2,9"'),
         ("randaugment:2,9,1", 'as in "randaugment:2,9"'),
         ("randaugment:2,-9", 'as in "randaugment:2,9"'),

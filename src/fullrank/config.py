@@ -84,7 +84,7 @@ class Data(Table):
     """By the data set's statistics, not at all, to ±1 (half), or { mean = [...], std = [...] }, one per channel."""
     augment: Literal["auto", "none"] | list[str] = "auto"
     """What is usual for the data set, nothing, or a list of crop:4, crop-reflect:4, flip, rotate:15, resized-crop,
-    autoaugment, randaugment:2,9 and raug:15."""
+    autoaugment, autoaugment:bins (as in FedDecorr's code), randaugment:2,9 and raug:15 (as in FedRepOpt's)."""
 
     @model_validator(mode="after")
     def _names(self) -> Data:

@@ -101,8 +101,7 @@ def _resized_crop(argument: str, dataset: DataSet) -> ResizedCrop:
 
 
 def _autoaugment(argument: str, dataset: DataSet) -> AutoAugment:
-    _refuse_argument("autoaugment", argument)
-    return AutoAugment(*_size_of_pictures("autoaugment", dataset))
+    return AutoAugment.parse(argument, *_size_of_pictures("autoaugment", dataset))
 
 
 def _randaugment(argument: str, dataset: DataSet) -> RandAugment:

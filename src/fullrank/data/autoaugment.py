@@ -1,7 +1,7 @@
 """AutoAugment and RandAugment on whole batches of 8-bit images.
 
 Magnitudes and operations are torchvision's on Pillow images: the nearest pixel is taken and what comes from outside is
-black.
+black. `autoaugment:bins` has the same policy with magnitudes as in FedDecorr's authors' code.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Refusal
-from .catalogue import Catalogue, both_ways
+from .catalogue import Catalogue, Change, both_ways
 from .constants import constant
 from .operation import Operation, pick
 
@@ -70,6 +70,9 @@ RANDOM = (
 )
 """The operations among which RandAugment draws."""
 
+PER_BIN = 16
+"""Magnitudes among which one is drawn inside a bin."""
+
 SIGNED = frozenset(RANDOM[1:10])
 """Operations that go either way, by equal chance."""
 
@@ -109,36 +112,83 @@ def _random(level: int, levels: int, height: int, width: int) -> Catalogue:
     return Catalogue(both_ways(every, SIGNED), height, width)
 
 
+@lru_cache
+def _cifar10_in_bins(height: int, width: int) -> Catalogue:
+    changes = [change for pair in CIFAR10 for name, _, level in pair for change in in_bin(name, level, height, width)]
+    return Catalogue((*changes, ("Identity", 0.0)), height, width)
+
+
+def in_bin(name: str, level: int, height: int, width: int) -> list[Change]:
+    """The changes that a level stands for in FedDecorr's code, evenly over a tenth of the operation's whole range.
+
+    The range goes from the largest magnitude in one direction to the largest in the other, so a level has its
+    direction. Shears and turns are about the middle (there about a point one pixel off it).
+    """
+    within = (torch.arange(PER_BIN, dtype=torch.float64) + 0.5) / PER_BIN
+    shares = ((level + within) / 10).tolist()
+    match name:
+        case "ShearY":  # it moves along the rows, by how far up or down a pixel lies
+            return [("CentredShearX", 0.6 * share - 0.3) for share in shares]
+        case "TranslateX" | "TranslateY":
+            side = width if name == "TranslateX" else height
+            return [(name, -150 / 331 * side * (2 * share - 1)) for share in shares]
+        case "Rotate":
+            return [(name, 30 - 60 * share) for share in shares]
+        case "Posterize":
+            return [(name, float(round(4 + 4 * share))) for share in shares]
+        case "Solarize":
+            return [(name, 256 * share) for share in shares]
+        case "Color" | "Contrast" | "Brightness" | "Sharpness":
+            return [(name, 0.1 + 1.8 * share - 1) for share in shares]
+    return [(name, 0.0)] * PER_BIN
+
+
 @dataclass(frozen=True)
 class AutoAugment(Operation):
     """Two operations in a row, with probabilities and magnitudes of a policy's 25 pairs, drawn for every image.
 
-    The policy is that of Cubuk et al. for CIFAR-10 (arXiv:1805.09501), with magnitudes on 10 levels.
+    The policy is that of Cubuk et al. for CIFAR-10 (arXiv:1805.09501), with magnitudes on 10 levels and either
+    direction by equal chance. With `bins` a magnitude is drawn inside the level's tenth of the whole range, as in
+    FedDecorr's code, and pixels that move are interpolated (there by splines, here by cubic curves).
     """
 
     height: int
     width: int
+    bins: bool = False
     draws: ClassVar[int] = 5
 
     def apply(self, x: Tensor, u: Tensor) -> Tensor:
-        """Change each sample: one number chooses the pair, two whether, and two in which direction."""
-        catalogue = _cifar10(self.height, self.width)
+        """Change each sample: one number chooses the pair, two whether, and two in which direction or how far."""
+        catalogue = self._catalogue()
         for rows in self.rows(u).unbind(1):
-            x = catalogue.apply(x, rows)
+            if self.bins:
+                x = catalogue.apply_smoothly(x, rows, cubic=torch.ones_like(rows, dtype=torch.bool), outside=0)
+            else:
+                x = catalogue.apply(x, rows)
         return x
 
     def rows(self, u: Tensor) -> Tensor:
         """The rows of the catalogue that the numbers choose (N, 2)."""
         pair = pick(u[:, :1], len(CIFAR10))
-        first_or_second = torch.arange(2, device=u.device)
-        row = (2 * pair + first_or_second) * 2 + (u[:, 3:] >= 0.5)
+        rule = 2 * pair + torch.arange(2, device=u.device)
+        row = rule * PER_BIN + pick(u[:, 3:], PER_BIN) if self.bins else rule * 2 + (u[:, 3:] >= 0.5)
         happens = u[:, 1:3] < self._probabilities(u.device)[pair[:, 0]]
-        return torch.where(happens, row, 4 * len(CIFAR10))
+        return torch.where(happens, row, len(self._catalogue().changes) - 1)
 
     def place(self, device: torch.device) -> None:
         """Put the policy on a device ahead of time."""
         self._probabilities(device)
-        _cifar10(self.height, self.width).place(device)
+        self._catalogue().place(device)
+
+    @classmethod
+    def parse(cls, argument: str, height: int, width: int) -> AutoAugment:
+        """From what follows the colon."""
+        if argument not in ("", "bins"):
+            raise Refusal(f'"autoaugment:{argument}" is not known; there are "autoaugment" and "autoaugment:bins"')
+        return cls(height, width, argument == "bins")
+
+    def _catalogue(self) -> Catalogue:
+        return (_cifar10_in_bins if self.bins else _cifar10)(self.height, self.width)
 
     def _probabilities(self, device: torch.device) -> Tensor:
         return constant(

@@ -109,6 +109,8 @@ def _affine(name: str, size: float, height: int, width: int) -> Affine:
     a, b, c, d, e, f = IDENTITY
     if name == "ShearX":
         return a, size, c, d, e, f
+    if name == "CentredShearX":
+        return a, size, -size * height / 2, d, e, f
     if name == "ShearY":
         return a, b, c, size, e, f
     if name == "TranslateX":
