@@ -124,6 +124,10 @@ WRONG = {
     "labels": (["--set", "data.name=labels.npz"], "label 3"),
     "no such module": (["--set", "model.name=usermodel:wrong"], 'no module "usermodel"'),
     "not a directory": (["--out", "small.npz/run"], "cannot be written"),
+    "a method that does not train": (
+        ["--set", "method.fedprox.mu=1"],
+        "the method is fedavg, so this has no effect; name it too, as in --set method.name=fedavg+fedprox",
+    ),
     "unknown data": (["--set", "data.name=digit"], 'did you mean "digits"'),
     "not key=value": (["--set", "alpha"], "key=value"),
     "no field": (["--set", "method.name=usermethods:C"], "@dataclass(frozen=True)"),

@@ -19,6 +19,7 @@ from . import (
     figurecli,
     inspectcli,
     keyscli,
+    methods,
     methodscli,
     modelscli,
     probescli,
@@ -26,9 +27,9 @@ from . import (
 )
 from .assemble import federate
 from .cliparts import AsJson, File, Overrides, answer, experiment_values, fail, picture
-from .config import Experiment
+from .config import Experiment, parse_overrides
 from .data.heterogeneity import draw_text
-from .errors import Interrupted
+from .errors import Interrupted, Refusal
 from .run import run as run_experiment
 
 app = typer.Typer(
@@ -85,6 +86,7 @@ def run(
     Example: fullrank run --set method.name=fedavg+feddecorr --set data.alpha=0.05 --set train.rounds=30
     """
     experiment = _experiment(file, overrides)
+    _refuse_without_effect(experiment, overrides)
     try:
         with display.choose(quiet, as_json) as watcher:
             finished = run_experiment(experiment, out, change_engine=change_engine, watcher=watcher)
@@ -165,6 +167,17 @@ def _apart(facts: dict[str, Any]) -> str:
         if facts[name]
     ]
     return f" (and {', '.join(parts)})" if parts else ""
+
+
+def _refuse_without_effect(experiment: Experiment, overrides: list[str] | None) -> None:
+    """Refuse to set hyper-parameters of a method that does not train; in a file they may wait for a comparison."""
+    used = {methods.find(piece).name for piece in experiment.method.name.split("+")}
+    for name, value in parse_overrides(overrides or []).get("method", {}).items():
+        if isinstance(value, dict) and name not in used:
+            raise Refusal(
+                f"--set method.{name}.{next(iter(value), '')}: the method is {experiment.method.name}, so this has no "
+                f"effect; name it too, as in --set method.name={experiment.method.name}+{name}"
+            )
 
 
 def _experiment(file: str | None, overrides: list[str] | None) -> Experiment:
