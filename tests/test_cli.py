@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from commands import fullrank
-from fullrank import cli, display
+from fullrank import cli, display, methods
 
 QUICK = ["--set", "train.rounds=2", "--set", "model.width=4", "--set", "data.clients=3"]
 
@@ -63,6 +63,24 @@ def test_a_file_with_overrides_on_top(capsys, tmp_path):
     assert len(json.loads(out.splitlines()[0])["clients"]) == 3
 
 
+@pytest.mark.parametrize(("rounds", "every", "number"), [(3, 1, 3), (3, 2, 2), (6, 1, 5)])
+def test_the_mean_over_the_last_rounds_says_over_how_many(rounds, every, number, capsys):
+    keys = ["--set", f"train.rounds={rounds}", "--set", f"evaluate.every={every}"]
+    _, out, _ = fullrank("run", *QUICK, *keys, capsys=capsys)
+    assert f"mean of last {number}\n" in out
+
+
+def test_without_a_global_model_what_was_measured_of_clients_is_shown(capsys):
+    keys = ["--set", "method.name=fedrep", "--set", "data.holdout=0.2", "--set", "data.partition=iid"]
+    _, out, _ = fullrank("run", *QUICK, *keys, "--set", 'evaluate.metrics=["accuracy", "macro-f1"]', capsys=capsys)
+    assert "mean of last" not in out
+    for measure in ("accuracy", "macro f1"):
+        assert f"\npersonal {measure}, after local training: 0." in out
+    _, out, _ = fullrank("run", *QUICK, "--set", "data.holdout=0.2", capsys=capsys)
+    assert "personal accuracy" in out
+    assert "personal loss" not in out
+
+
 def test_methods_show_says_what_leaves_the_site(capsys):
     status, out, _ = fullrank("methods", "show", "scaffold", capsys=capsys)
     assert status == 0
@@ -73,6 +91,23 @@ def test_methods_show_says_what_leaves_the_site(capsys):
     status, _, err = fullrank("methods", "show", "scafold", capsys=capsys)
     assert status == 2
     assert 'did you mean "scaffold"' in err
+
+
+def test_methods_show_explains_each_part_of_a_composition(capsys):
+    status, out, _ = fullrank("methods", "show", "fedprox+feddecorr", capsys=capsys)
+    assert status == 0
+    assert out.index("[method.fedprox]") < out.index("feddecorr  Shi") < out.index("[method.feddecorr]")
+    _, out, _ = fullrank("methods", "show", "fedprox + feddecorr", "--json", capsys=capsys)
+    assert [part["name"] for part in json.loads(out)] == ["fedprox", "feddecorr"]
+
+
+def test_what_comes_to_a_site_is_said_in_words(capsys):
+    for name, cls in methods.available().items():
+        assert bool(cls.receives) == bool(cls.broadcast), name
+    _, out, _ = fullrank("methods", "show", "fedmr", capsys=capsys)
+    comes = " ".join(out[out.index("Comes to a site") :].split())
+    assert "the mean features of every class over all clients" in comes
+    assert "its available" not in comes
 
 
 def test_methods_and_models(capsys):
@@ -102,6 +137,20 @@ def test_partition_in_text_json_and_as_a_picture(capsys, tmp_path):
     assert apart["hash"] != facts["hash"]
 
 
+LACKING = ["--set", "data.partition=class-disjoint", "--set", "data.clients=3"]
+
+
+def test_what_a_partition_leaves_out_is_said(capsys):
+    said = "571 of 1437 training samples belong to nobody, 4 of 10 classes have no client (6, 7, 8, 9)"
+    assert f"left out             {said}\n" in fullrank("partition", *LACKING, capsys=capsys)[1]
+    facts = json.loads(fullrank("partition", *LACKING, "--json", capsys=capsys)[1])
+    assert (facts["unassigned"], facts["classes_without_client"]) == (571, ["6", "7", "8", "9"])
+    _, out, _ = fullrank("run", *QUICK, *LACKING, "--set", "train.rounds=1", capsys=capsys)
+    assert out.index(f"the partition leaves data out: {said}\n") < out.index("round 1/1")
+    apart = ["--set", "data.holdout=0.2", "--set", "data.validation=0.1"]
+    assert "left out" not in fullrank("partition", *apart, capsys=capsys)[1]
+
+
 WRONG = {
     "misspelt key": (["--set", "data.alhpa=1"], 'did you mean "alpha"'),
     "key with a dash": (
@@ -119,6 +168,7 @@ WRONG = {
     "alpha = -1": (["--set", "data.alpha=-1"], "greater than 0"),
     "100 clients on 50 samples": (["--set", "data.name=small.npz", "--set", "data.clients=100"], "samples"),
     "unknown method": (["--set", "method.name=fedavgg"], 'did you mean "fedavg"'),
+    "a method too few": (["--set", "method.name=fedprox+"], 'a name is missing before or after "+"'),
     "conflict": (["--set", "method.name=usermethods:A+usermethods:B"], '"a" and "b" cannot be combined'),
     "width": (["--set", "model.name=usermodels:wrong"], "12 outputs, but the data have 10 classes"),
     "labels": (["--set", "data.name=labels.npz"], "label 3"),
@@ -281,3 +331,18 @@ def test_the_engine_for_gpus_is_refused_on_a_cpu_before_anything_is_written(tmp_
         assert status == 2
         assert 'engine.name = "cuda" needs engine.device = "cuda", not "cpu"' in err
     assert not (tmp_path / "run").exists()
+
+
+def test_a_device_that_is_not_there_is_refused_in_any_directory(capsys):
+    fullrank("run", *QUICK, "--out", "mine", capsys=capsys)
+    status, _, err = fullrank("run", *QUICK, "--out", "mine", "--set", "engine.device=tpu", capsys=capsys)
+    assert status == 2
+    assert 'engine.device = "tpu" is not a device' in err
+
+
+@pytest.mark.usefixtures("_user_files")
+def test_only_modules_in_the_current_directory_are_suggested(capsys):
+    _, _, err = fullrank("run", "--set", "model.name=usermodel:wrong", capsys=capsys)
+    assert 'did you mean "usermodels"?' in err
+    _, _, err = fullrank("run", "--set", "model.name=mm:tiny", capsys=capsys)  # Python has a module mmap
+    assert "did you mean" not in err

@@ -127,6 +127,8 @@ def test_the_values_of_a_measure(tmp_path):
     assert number("loss", "best") == pytest.approx(0.1)
     assert number("loss", "final") == 0.5  # nothing was finished: the last
     assert number("bytes_up", "last5") == 60
+    with pytest.raises(Refusal, match=r"known: accuracy, bytes_down, bytes_up, .*, loss, rounds, seconds"):
+        found.by("foo")
     with pytest.raises(Refusal, match='no run has the measure "acuracy"; did you mean "accuracy"'):
         found.by("acuracy")
     with pytest.raises(Refusal, match='no value "lst"'):
@@ -464,6 +466,46 @@ def test_a_class_of_ones_own_under_a_name_of_the_library_keeps_its_table_to_itse
     )
     planned = compare_module._planned({"method.fedprox.nu": 2.0}, ["fedavg", "ownmethods:FedProx"], [0])
     assert [e.method.tables for e in planned.values()] == [{}, {"fedprox": {"nu": 2.0}}]
+
+
+def test_runs_of_ones_own_model_and_method_are_compared_where_these_are_not(tmp_path, capsys):
+    own = tmp_path / "ownmethods.py"
+    own.write_text(
+        "from dataclasses import dataclass\nfrom fullrank import Method\n\n\n"
+        "@dataclass(frozen=True)\nclass Own(Method):\n    nu: float = 0.1\n\n\n"
+        "def tiny(num_classes, in_channels): ...\n"
+    )
+    keys = {"method": "ownmethods:Own", "model__name": "ownmethods:tiny"}
+    pretend(tmp_path / "a", **keys)
+    pretend(tmp_path / "b", **keys, method__own__nu=0.5)
+    there = fullrank.load_run(tmp_path / "a").experiment
+    known = Experiment.of(there)
+    assert (known, known.hash(), known.directory()) == (there, there.hash(), there.directory())
+    own.unlink()
+    del sys.modules["ownmethods"]
+    importlib.invalidate_caches()
+    status, out, _ = command("--runs", "a", "b", capsys=capsys)
+    assert status == 0
+    assert "ownmethods:Own (own.nu=0.1)" in out
+    assert run_command("figure", "accuracy", "a", "--out", "a.pdf", capsys=capsys)[0] == 0
+    for way in (fullrank.load_run("a")._assembled, lambda: fullrank.run(there, "c")):
+        with pytest.raises(Refusal, match='there is no module "ownmethods"'):
+            way()
+
+
+def test_a_recorded_experiment_that_cannot_be_read_is_named(tmp_path, capsys):
+    record = pretend(tmp_path / "a") / "experiment.toml"
+    record.write_text(record.read_text().replace('name = "fedavg"', 'name = "fedavgg"'))
+    status, _, err = command("--runs", "a", capsys=capsys)
+    assert status == 2
+    assert 'the experiment of the run in "a" cannot be read: method.name: there is no method "fedavgg"' in err
+
+
+def test_the_title_says_which_value_is_shown(tmp_path, capsys):
+    pretend(tmp_path / "a", accuracy=[0.5, 0.6, 0.7], evaluate__every=2)
+    assert "mean of the last 2 evaluations:" in command("--runs", "a", capsys=capsys)[1]
+    _, out, _ = command("--runs", "a", "--value", "validated", capsys=capsys)
+    assert "at the round that was best in validation:" in out
 
 
 @pytest.mark.slow

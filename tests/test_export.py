@@ -115,7 +115,7 @@ def test_a_clients_own_model(tmp_path, capsys):
     status, _, err = fullrank("export", tmp_path, capsys=capsys)
     assert status == 2
     assert "no complete global model" in err
-    assert "--client 0" in err
+    assert "--client K" in err
     status, out, _ = fullrank("export", tmp_path, "--client", 1, "--json", capsys=capsys)
     assert status == 0
     facts = json.loads(out)

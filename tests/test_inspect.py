@@ -114,7 +114,10 @@ def test_a_clients_own_model(tmp_path, run, capsys):
     facts = found(own.path, "--client", 1, capsys=capsys)
     assert "note" not in facts
     assert_measured(facts, own.client_model(1), *prepared())
-    assert "no complete global model" in refused(own.path, capsys=capsys)
+    lacking = refused(own.path, capsys=capsys)
+    assert "no complete global model" in lacking
+    assert "--client K" in lacking
+    assert "client_model" not in lacking
     assert "there is no client 9" in refused(own.path, "--client", 9, capsys=capsys)
 
 

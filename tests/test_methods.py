@@ -88,7 +88,7 @@ def test_a_plain_method_is_fedavg():
     ("name", "sentence"),
     [
         ("feddecor", 'there is no method "feddecor"; did you mean "feddecorr"'),
-        ("fedprox+", 'there is no method ""'),
+        ("fedprox+", "a name is missing"),
         ("nowhere:Mine", 'there is no module "nowhere" on the import path'),
         ("hook_methods:Varietes", 'the module "hook_methods" has no .*"Varietes"; did you mean "Variates"'),
         ("hook_methods:combine", '"hook_methods:combine" is not a subclass of fullrank.Method'),

@@ -105,6 +105,11 @@ def test_a_function_of_ones_own_must_take_what_it_is_given_and_return_a_module(t
     assert models.build("own_models:takes_any", 3, other=2).out_features == 3
 
 
+def test_images_without_channels_are_told_what_they_lack():
+    with pytest.raises(Refusal, match=r"grey images, add a channel axis: \(N, 1, 28, 20\)"):
+        Network.of(models.build("cnn", CLASSES, 1), torch.zeros(2, 28, 20), CLASSES)
+
+
 def test_data_that_a_model_cannot_take_are_refused():
     for module, words in [
         (

@@ -68,6 +68,9 @@ class Assembly:
                 f'the network is made for the method "{wanted}", which is missing, so it trains by plain gradients; '
                 "name it in method.name, alone or with others (+)"
             )
+        # Some authors' partitions lose a few samples, and one client alone, as in a search, is a part taken on purpose.
+        if self.federation.orphaned and self.federation.clients > 1:
+            said.append(f"the partition leaves data out: {self.federation.left_out()}")
         return said
 
     def facts(self) -> dict[str, Any]:
@@ -159,7 +162,7 @@ def assemble(
     head: str | None = None,
 ) -> Assembly:
     """Put a run together; what is given replaces what the experiment would name."""
-    device = _device(experiment.engine)
+    device = find_device(experiment.engine)
     federation = federation or federate(experiment)
     composition = Composition(method or methods.build(experiment.method.name, **experiment.method.tables))
     network = _network(experiment, federation, composition, module, head or experiment.model.head or None, device)
@@ -357,7 +360,8 @@ def _start_from(network: Network, path: Path) -> None:
     network.load(given)
 
 
-def _device(table: EngineTable) -> torch.device:
+def find_device(table: EngineTable) -> torch.device:
+    """The device that is asked for, if this machine has it."""
     name = table.device
     try:
         device = torch.device(name or "cpu")

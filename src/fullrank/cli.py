@@ -43,12 +43,6 @@ app.add_typer(datacli.app, name="data")
 app.add_typer(methodscli.app, name="methods")
 app.add_typer(benchcli.app, name="bench")
 
-STAGES = {
-    "received": "of the model as received",
-    "local": "after local training",
-    "personalised": "personalised by the method",
-}
-
 
 def _version(asked: bool) -> None:
     if asked:
@@ -95,14 +89,11 @@ def run(
     if quiet or as_json:
         return
     console = Console(soft_wrap=True)
-    console.print(display.summary_table(finished))
-    summary = finished.summary()
-    for group, who in (("personal", "clients"), ("unseen", "clients that never trained")):
-        for stage, values in summary.get(group, {}).items():
-            print(
-                f"personal accuracy, {STAGES[stage]}: {values['mean']:.4f} (weighted {values['weighted']:.4f}, "
-                f"std {values['std']:.4f}, worst tenth {values['worst_decile']:.4f}) over {values['clients']} {who}"
-            )
+    table, summary = display.summary_table(finished), finished.summary()
+    if table.rows:
+        console.print(table)
+    for line in display.personal_lines(summary):
+        print(line)
     for measure, reason in summary["absent"].items():
         if measure == "personal":
             continue  # said in the summary; most runs have no hold-outs and do not miss them
@@ -150,6 +141,8 @@ def partition(
     print()
     print(f"clients              {facts['clients']}")
     print(f"training samples     {facts['samples']}" + _apart(facts))
+    if left_out := federation.left_out():
+        print(f"left out             {left_out}")
     print(f"size                 {size['min']} to {size['max']}, median {size['median']:g}")
     print(f"classes per client   {facts['classes_per_client']:.2f} on average, of {federation.data.num_classes}")
     print(f"label entropy        {entropy['mean']:.3f} nats on average")

@@ -17,7 +17,7 @@ from rich.table import Table
 from .cliparts import AsJson, Overrides, experiment_values, fail
 from .compare import compare
 from .comparison import Comparison, Row, compare_runs
-from .display import Pace, amiss, clock, counted, scores, setting
+from .display import Pace, amiss, averaged, clock, counted, scores, setting
 from .errors import Interrupted, Refusal
 from .parallel import Onlooker, Task
 
@@ -55,8 +55,9 @@ def compare_command(
         str,
         typer.Option(
             "--value",
-            metavar="last5|last|best|final",
-            help="Mean of the last five rounds, last round, best over rounds, or after the method's finish.",
+            metavar="last5|last|best|validated|final",
+            help="Mean of the last five rounds, last round, best over rounds, round that was best in validation, or "
+            "after the method's finish.",
         ),
     ] = "last5",
     runs: Annotated[
@@ -288,11 +289,12 @@ def _show(found: Comparison) -> None:
 
 def _title(found: Comparison) -> str:
     experiment, measure = found.experiment, found.measure
-    rounds = min(5, experiment.train.rounds)
+    judged = "round" if experiment.evaluate.every == 1 else "evaluation"
     values = {
-        "last5": f"mean of the last {rounds} {'rounds' if experiment.evaluate.every == 1 else 'evaluations'}",
+        "last5": f"mean of the last {counted(averaged(experiment), judged)}",
         "last": "last round",
         "best": "best over rounds",
+        "validated": "at the round that was best in validation",
         "final": "after the method's finish",
     }
     words = {"accuracy": "test accuracy", "loss": "test loss", "personal": "accuracy on clients' hold-outs"}

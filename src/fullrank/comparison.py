@@ -83,7 +83,8 @@ class Comparison:
 
     `measure` is a key of a run's summary ("accuracy", "loss", "validation_accuracy", "personal", or a path such as
     "personal.local.worst_decile"); `value` says which of its numbers: "last5" (mean of the last five rounds), "last",
-    "best" (over rounds) or "final" (after the method's finish, where it has one, else the last).
+    "best" (over rounds), "validated" (at the round that was best in validation) or "final" (after the method's finish,
+    where it has one, else the last).
     """
 
     runs: Mapping[tuple[str, int], Run]
@@ -98,8 +99,10 @@ class Comparison:
         check_comparable(list(self.runs.values()))
         summaries = [run.summary() for run in self.runs.values()]
         if not any(_is_known(summary, self.measure) for summary in summaries):
-            known = {key for summary in summaries for key, value in summary.items() if isinstance(value, Mapping)}
-            raise Refusal(f'no run has the measure "{self.measure}"; {nearest(self.measure, known - {"absent"})}')
+            known = [
+                name for name in MEASURES if any(_look(summary, name, "last")[0] is not None for summary in summaries)
+            ]
+            raise Refusal(f'no run has the measure "{self.measure}"; {nearest(self.measure, known)}')
 
     @property
     def methods(self) -> tuple[str, ...]:

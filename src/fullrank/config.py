@@ -283,19 +283,29 @@ class Experiment(Table):
     def _resolvable(self) -> Experiment:
         """The method and the model exist and take these options."""
         try:
-            if self.model.name != GIVEN:
+            if self._looks_up(self.model.name):
                 models.check_options(self.model.name, models.builder(self.model.name), self.model.options)
-            if not self.method.name.startswith(f"{GIVEN}:"):
+            if self._looks_up(self.method.name):
                 methods.build(self.method.name, **self.method.tables)
         except Refusal as problem:
             raise ValueError(str(problem)) from problem
         return self
+
+    def _looks_up(self, name: str) -> bool:
+        """Whether a model's or method's name must lead to what it names."""
+        return name != GIVEN and not name.startswith(f"{GIVEN}:")
+
+    def __eq__(self, other: object) -> bool:
+        # Not by class: a run read back is of the experiment that was run.
+        return isinstance(other, Experiment) and self.model_dump() == other.model_dump()
 
     # Reading and writing
 
     @classmethod
     def of(cls, source: Experiment | str | Path | Mapping[str, Any]) -> Experiment:
         """From an experiment, the path of a TOML file, or a dict with nested or dotted keys."""
+        if isinstance(source, Recorded):
+            return cls(**source.model_dump())
         if isinstance(source, Experiment):
             return source
         if isinstance(source, Mapping):
@@ -334,7 +344,7 @@ class Experiment(Table):
         }
 
     def _method_names(self) -> list[str]:
-        return [] if self.method.name.startswith(f"{GIVEN}:") else self.method.name.split("+")
+        return self.method.name.split("+") if self._looks_up(self.method.name) else []
 
     def resolved(self) -> Experiment:
         """With every hyper-parameter of its methods written out."""
@@ -342,7 +352,7 @@ class Experiment(Table):
         for piece in self._method_names():
             cls = methods.find(piece)
             tables[cls.name] = methods.check_fields(cls, tables.get(cls.name, {}))
-        return Experiment(**merged(self.model_dump(), {"method": tables}))
+        return type(self)(**merged(self.model_dump(), {"method": tables}))
 
     def hash(self) -> str:
         """Of what decides the result: keys at their defaults, where data lie, engine, run and rounds left out."""
@@ -366,6 +376,33 @@ class Experiment(Table):
         """The data's name as part of a directory's name."""
         name = self.data.name
         return (Path(name).stem if name.endswith(".npz") else name).replace(":", ".")
+
+
+class Recorded(Experiment):
+    """The experiment of a run as its directory has it: modules of the user's are not imported to read it.
+
+    They need not be where the metrics are looked at; whatever builds the model or the method still asks for them.
+    """
+
+    @classmethod
+    def by(cls, path: Path) -> Recorded:
+        """What the run in a directory recorded."""
+        values = read_toml(path / "experiment.toml")
+        try:
+            return cls(**values)
+        except Refusal as problem:
+            raise Refusal(f'the experiment of the run in "{path}" cannot be read: {problem}') from None
+
+    def _looks_up(self, name: str) -> bool:
+        return super()._looks_up(name) and ":" not in name
+
+    def hash(self) -> str:
+        """That of the experiment that was run, for which its methods must be there."""
+        return Experiment.of(self).hash()
+
+    def directory(self) -> Path:
+        """Where the experiment that was run goes, for which its methods must be there."""
+        return Experiment.of(self).directory()
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 import warnings
@@ -16,10 +17,16 @@ from rich.table import Table
 
 from .config import Experiment
 from .site import Result
-from .summary import MEASURED
+from .summary import LOWER_IS_BETTER, MEASURED
 
 if TYPE_CHECKING:
     from .result import Run
+
+STAGES = {
+    "received": "of the model as received",
+    "local": "after local training",
+    "personalised": "personalised by the method",
+}
 
 
 class Watcher(Protocol):
@@ -311,11 +318,16 @@ def size(number: float) -> str:
     return f"{number:.1f} TB"
 
 
+def averaged(experiment: Experiment) -> int:
+    """How many evaluations a mean of the last five is over: a short run has fewer."""
+    return min(5, math.ceil(experiment.train.rounds / experiment.evaluate.every))
+
+
 def summary_table(run: Run) -> Table:
-    """The result of a run."""
+    """The result of a run; without rows where there is no global model that could be judged."""
     summary = run.summary()
     table = Table(title=None, box=None, pad_edge=False)
-    columns = {"last": "last", "best": "best over rounds", "last5": "mean of last 5"}
+    columns = {"last": "last", "best": "best over rounds", "last5": f"mean of last {averaged(run.experiment)}"}
     if "validated_round" in summary:
         columns["validated"] = f"at round {summary['validated_round']}, best in validation"
     for column in ("", *columns.values()):
@@ -328,3 +340,22 @@ def summary_table(run: Run) -> Table:
             if "final" in values:
                 table.add_row(f"{measure.replace('_', ' ')} after finishing", f"{values['final']:.4f}")
     return table
+
+
+def personal_lines(summary: Mapping[str, Any]) -> list[str]:
+    """How clients' own models did: their accuracy, and all that was measured where nothing else was judged."""
+    measures = MEASURED[:1] if any(measure in summary for measure in MEASURED) else MEASURED
+    return [
+        f"personal {measure.replace('_', ' ')}, {STAGES[stage]}: {_over_clients(values, measure)} {who}"
+        for group, who in (("personal", "clients"), ("unseen", "clients that never trained"))
+        for stage, found in summary.get(group, {}).items()
+        for measure in measures
+        if (values := found if measure == "accuracy" else found.get(measure))
+    ]
+
+
+def _over_clients(values: Mapping[str, Any], measure: str) -> str:
+    # The tenth is that of the lowest values, which is the worst only where more is better.
+    worst = "" if measure in LOWER_IS_BETTER else f", worst tenth {values['worst_decile']:.4f}"
+    spread = f"weighted {values['weighted']:.4f}, std {values['std']:.4f}{worst}"
+    return f"{values['mean']:.4f} ({spread}) over {values['clients']}"

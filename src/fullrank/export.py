@@ -27,7 +27,7 @@ from .models.fuse import to_deploy
 from .models.network import Network
 from .models.reparam import operators
 from .randomness import seeded
-from .result import Run, refuse_lost_model, run_here
+from .result import Run, chosen_model, refuse_lost_model, run_here
 from .rundir import read_json, write_json
 
 DESCRIPTION = "model.json"
@@ -148,10 +148,7 @@ def _folder(run: Run, to: str | Path | None, client: int | None) -> Path:
 
 def _trained(run: Run, client: int | None) -> nn.Module:
     """The run's model with tensors of its own on the CPU, in float32 or float64."""
-    lacking = run._assembled().no_global_model
-    if client is None and lacking:
-        raise Refusal(f"there is no complete global model: {lacking}; choose a client's, as --client 0 (client=0) does")
-    module = run.model() if client is None else run.client_model(client)
+    module = chosen_model(run, client)
     for tensor in (*module.parameters(), *module.buffers()):
         # They may be views of one vector, and images' channels may come last: neither belongs into a file.
         tensor.data = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)

@@ -19,7 +19,7 @@ from .models.network import Network
 from .naming import import_object
 from .probe import Looking
 from .randomness import seeded
-from .result import Run, refuse_lost_model, threads
+from .result import Run, chosen_model, refuse_lost_model, threads
 from .rundir import RunDirectory
 
 FILE = ".safetensors"
@@ -55,7 +55,7 @@ class Inspected:
 def inspect_run(run: Run, client: int | None = None, data: str = "", root: str = "") -> Inspected:
     """A run's final global model, or a client's own, on the run's test set or on another one, prepared as the run's."""
     _refuse_untrained(run)
-    module = run.model() if client is None else run.client_model(client)
+    module = chosen_model(run, client)
     assembly = run._assembled()
     given = assembly.federation.data
     if data:

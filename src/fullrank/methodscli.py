@@ -48,25 +48,36 @@ def list_methods(context: typer.Context, as_json: AsJson = False) -> None:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A method, or package.module:Class.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A method, several as fedprox+feddecorr, or package.module:Class.")
+    ],
     as_json: AsJson = False,
 ) -> None:
     """Explain a method: its equation, its hyper-parameters, and in plain words what leaves a site.
 
+    Of several, joined by +, one is explained after the other; JSON is then a list.
+
     Example: fullrank methods show scaffold
     """
-    known = facts(methods.find(name))
+    found = [facts(type(part)) for part in methods.build(name).parts]
     if as_json:
-        print(json.dumps(known, indent=1))
+        print(json.dumps(found if len(found) > 1 else found[0], indent=1))
         return
     console = Console(soft_wrap=False, highlight=False)
+    for number, known in enumerate(found):
+        if number:
+            console.print()
+        _explain(known, console)
+
+
+def _explain(known: dict[str, Any], console: Console) -> None:
     console.print(f"{known['name']}  {known['paper']}\n", style="bold", markup=False)
     console.print(known["explanation"], markup=False)
     console.print(f"\nLeaves a site, after every round in which it takes part: {known['sends']}.", markup=False)
     down = [
         "the shared weights and statistics",
         "what is frozen at its first contact and when it changes",
-        *(f"its {entry}" for entry in known["broadcast"]),
+        *([known["receives"]] if known["receives"] else (f"its {entry}" for entry in known["broadcast"])),
     ]
     console.print(f"Comes to a site: {', '.join(down)}.", markup=False)
     console.print(f"A client keeps between rounds: {known['keeps']}.", markup=False)
@@ -89,6 +100,7 @@ def facts(cls: type[Method]) -> dict[str, Any]:
         "sends": cls.sends,
         "keeps": cls.keeps,
         "broadcast": list(cls.broadcast),
+        "receives": cls.receives,
         "personal": list(cls.personal),
         "hyper_parameters": methods.check_fields(cls, {}),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 from typing import Any
 
@@ -30,8 +31,11 @@ def import_object(name: str, where: str, kind: str) -> Any:
 
 
 def _nearest_module(missing: str) -> str:
-    """A suggestion among the modules beside the missing one, if one is near: they are too many to list."""
+    """A suggestion among the modules beside the missing one, if one is near: they are too many to list.
+
+    Of the modules that stand alone only those in the current directory can be meant, not Python's own.
+    """
     package, _, name = missing.rpartition(".")
-    places = getattr(importlib.import_module(package), "__path__", []) if package else None
+    places = getattr(importlib.import_module(package), "__path__", []) if package else [os.getcwd()]
     clause = nearest(name, [module.name for module in pkgutil.iter_modules(places)])
     return f"; {clause}" if clause.startswith("did") else " on the import path (the current directory is on it)"

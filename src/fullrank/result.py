@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from .assemble import Assembly, assemble, is_given
-from .config import Experiment, read_toml
+from .config import Experiment, Recorded
 from .errors import Refusal
 from .probe.files import read_probes
 from .rundir import RunDirectory, read_json, read_rows
@@ -125,7 +125,7 @@ def load_run(path: str | Path) -> Run:
     path = Path(path)
     if not (path / "experiment.toml").is_file():
         raise Refusal(f'"{path}" is not a run directory: it has no experiment.toml')
-    experiment = Experiment(**read_toml(path / "experiment.toml"))
+    experiment = Recorded.by(path)
     summary = path / "summary.json"
     ending = read_json(summary).get("ending", {}) if summary.is_file() else {}
     return Run(experiment, read_rows(path), path, ending=ending)
@@ -143,6 +143,14 @@ def run_here(path: str | Path) -> Run:
         engine = {"device": "", "name": "serial", "precision": precision}
         run.experiment = run.experiment.but(**{f"engine__{key}": value for key, value in engine.items()})
     return run
+
+
+def chosen_model(run: Run, client: int | None) -> nn.Module:
+    """The global model or a client's own, for a user who may be at a command line."""
+    lacking = run._assembled().no_global_model
+    if client is None and lacking:
+        raise Refusal(f"there is no complete global model: {lacking}; choose client K's with --client K (client=K)")
+    return run.model() if client is None else run.client_model(client)
 
 
 def refuse_lost_model(run: Run) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from . import interrupt
-from .assemble import Assembly, assemble
-from .config import Experiment, merged, read_toml, same
+from .assemble import Assembly, assemble, find_device
+from .config import Experiment, Recorded, merged, same
 from .display import Plain, Silent, Together, Unwatched, Watcher
 from .engine import Engine, choose, open_engine
 from .engine.vectorised import suits
@@ -64,6 +64,7 @@ def execute(
     """Run what is described and given; without a path nothing is written."""
     directory = RunDirectory(path) if path is not None else None
     experiment = experiment.resolved()
+    find_device(experiment.engine)  # first, because no directory can go on with one that is not there
     if directory is not None:
         directory.open()
     try:
@@ -289,7 +290,7 @@ def agreed(
 ) -> tuple[Experiment, dict[str, Any]]:
     """The experiment to go on with, if it differs from the recorded one in nothing that matters, and engine changes."""
     path = directory.path
-    recorded = Experiment(**read_toml(path / "experiment.toml")).resolved()
+    recorded = Experiment.of(Recorded.by(path)).resolved()
     mine, theirs = experiment.engine, recorded.engine
     open_still = [key for key in ("name", "precision", "compile") if getattr(mine, key) == "auto"]
     experiment = _with_engine(experiment, **{key: getattr(theirs, key) for key in open_still})

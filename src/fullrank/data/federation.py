@@ -19,6 +19,8 @@ from .dataset import DataSet
 from .heterogeneity import counts, describe, partition_hash
 from .split import split_by_class
 
+CLASSES_NAMED = 10
+
 
 @dataclass(frozen=True)
 class Federation:
@@ -64,6 +66,25 @@ class Federation:
         """Training samples by client and class (K, C)."""
         return counts(self.data.train.y.numpy(), self.parts, self.data.num_classes)
 
+    @cached_property
+    def unassigned(self) -> int:
+        """How many training samples belong to nobody: to no client, and not to the validation share."""
+        used = np.unique(np.concatenate([*self.parts, *self.holdouts, self.validation]))
+        return len(self.data.train) - len(used)
+
+    @cached_property
+    def orphaned(self) -> list[str]:
+        """The classes of the training set that no client has."""
+        there = np.bincount(self.data.train.y.numpy(), minlength=self.data.num_classes)
+        return [self.data.classes[c] for c in np.flatnonzero((there > 0) & (self.class_counts.sum(0) == 0))]
+
+    def left_out(self) -> str:
+        """What of the training set nobody has, in words; empty where somebody has everything."""
+        samples = f"{self.unassigned} of {len(self.data.train)} training samples belong to nobody"
+        named = ", ".join(self.orphaned[:CLASSES_NAMED]) + (", …" if len(self.orphaned) > CLASSES_NAMED else "")
+        classes = f"{len(self.orphaned)} of {self.data.num_classes} classes have no client ({named})"
+        return ", ".join([samples] * bool(self.unassigned) + [classes] * bool(self.orphaned))
+
     def describe(self) -> dict[str, Any]:
         """Sizes, entropy and distances of the division, for `partition.json`."""
         facts = describe(self.data.train.y.numpy(), self.parts, self.data.num_classes)
@@ -73,6 +94,8 @@ class Federation:
             "holdout": sum(map(len, self.holdouts)),
             "validation": len(self.validation),
             "unseen": self.unseen.tolist(),
+            "unassigned": self.unassigned,
+            "classes_without_client": self.orphaned,
         }
 
     def tensors(self) -> dict[str, torch.Tensor]:

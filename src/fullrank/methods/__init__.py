@@ -106,8 +106,11 @@ def build(name: str, **tables: Mapping[str, Any]) -> Method:
     0.2
     """
     parts: list[Method] = []
-    for piece in name.split("+"):
-        cls = find(piece.strip())
+    pieces = [piece.strip() for piece in name.split("+")]
+    if len(pieces) > 1 and "" in pieces:
+        raise Refusal(f'method.name = "{name}": a name is missing before or after "+", as in "fedprox+feddecorr"')
+    for piece in pieces:
+        cls = find(piece)
         parts.append(cls(**check_fields(cls, tables.get(cls.name, {}))))
     for table in tables:
         if table in {part.name for part in parts}:

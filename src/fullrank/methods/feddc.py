@@ -31,6 +31,7 @@ class FedDC(FedDyn):
     )
     keeps = "its drift and its mean gradient, each as large as the weights"
     broadcast = ("g",)
+    receives = "the mean of all clients' mean gradients, as large as the weights"
 
     def server_state(self, server: "Server") -> Tree:
         """The means of all clients' drifts and variates."""

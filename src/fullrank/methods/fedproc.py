@@ -34,6 +34,7 @@ class FedProc(WithPrototypes):
         "of its features and how many samples that is"
     )
     broadcast = (*WithPrototypes.broadcast, "a")
+    receives = f"{WithPrototypes.receives}, the share of cross-entropy in the round's loss"
     neutral = {"rounds": 0}
 
     rounds: Annotated[int, Field(ge=0)] = 100

@@ -60,6 +60,8 @@ class Method:
     """Those of them without which the global model predicts: it is complete although a client has more."""
     broadcast: ClassVar[tuple[str, ...]] = ()
     """Entries of its server state, where it has one, that travel down each round."""
+    receives: ClassVar[str] = ""
+    """What these are, in plain words."""
     drift: ClassVar[bool] = False
     """Its gradient correction concerns the distance to the global model: shared entries only, last, no side fits."""
     multiplies: ClassVar[str] = ""

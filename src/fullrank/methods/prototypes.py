@@ -25,6 +25,7 @@ class WithPrototypes(Method):
     """
 
     broadcast: ClassVar[tuple[str, ...]] = ("prototypes", "available")
+    receives: ClassVar[str] = "the mean features of every class over all clients, and which classes have any"
 
     min_count: Annotated[int, Field(ge=0)] = field(default=0, kw_only=True)
 

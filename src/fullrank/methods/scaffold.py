@@ -32,6 +32,7 @@ class Scaffold(Method):
     )
     keeps = "its control variate, as large as the weights"
     broadcast, drift = ("c",), True
+    receives = "the mean control variate of all clients, as large as the weights"
 
     weights: Literal["samples", "uniform"] = "samples"
 

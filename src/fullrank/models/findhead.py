@@ -82,9 +82,16 @@ def _first_forward(module: nn.Module, example: Tensor) -> Iterator[None]:
         lines = str(error).strip().splitlines()
         raise Refusal(
             f"the model ({type(module).__name__}) cannot take a batch of shape {tuple(example.shape)} and dtype "
-            f"{example.dtype} ({': '.join([type(error).__name__, *lines[:1]])}); choose a model for such data, "
-            "as the library's mlp is for any shape"
+            f"{example.dtype} ({': '.join([type(error).__name__, *lines[:1]])}); {_what_would_fit(example)}"
         ) from error
+
+
+def _what_would_fit(example: Tensor) -> str:
+    otherwise = "choose a model for such data, as the library's mlp is for any shape"
+    if example.dim() != 3:
+        return otherwise
+    height, width = example.shape[1:]
+    return f"if these are grey images, add a channel axis: (N, 1, {height}, {width}); else {otherwise}"
 
 
 @contextlib.contextmanager
