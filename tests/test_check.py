@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fullrank import Mean, Method, Sum, methods
+from fullrank.errors import Refusal
 from fullrank.testing import CheckFailed, check
 
 QUICK = ("degenerate", "trace", "engines", "resume", "exchange")
@@ -78,6 +79,26 @@ def test_what_is_wrong_is_said_in_one_sentence(method, only, says):
     with pytest.raises(CheckFailed, match=says) as caught:
         check(method, only=[only])
     assert "\n" not in str(caught.value)
+
+
+class NoDataclass(Method):
+    strength: float = 0.1
+
+
+def test_what_is_no_method_is_refused():
+    with pytest.raises(Refusal, match="method is a int; it must be"):
+        check(3)
+    with pytest.raises(Refusal, match=r"method is the class Grows; give an instance, Grows\(\)"):
+        check(Grows)
+
+
+@pytest.mark.parametrize("method", [NoDataclass(), Grows() + NoDataclass()])
+def test_a_class_that_a_run_refuses_is_refused_with_the_same_sentence(method):
+    with pytest.raises(Refusal) as of_a_run:
+        methods.find(f"{__name__}:NoDataclass")
+    with pytest.raises(Refusal) as of_the_check:
+        check(method)
+    assert str(of_the_check.value) == str(of_a_run.value)
 
 
 def test_an_unknown_check_is_named():

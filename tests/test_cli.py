@@ -184,6 +184,7 @@ WRONG = {
     "selector": (["--set", 'model.freeze=["heda"]'], 'did you mean "head"'),
     "participation": (["--set", "train.participation=11"], "only 10 clients"),
     "device": (["--set", "engine.device=foo"], "engine.device"),
+    "head of a library's network": (["--set", "model.head=nope"], 'model.head = "nope"'),
 }
 
 
@@ -205,6 +206,10 @@ def _user_files(tmp_path):
         "from torch import nn\n"
         "def wrong(num_classes, in_channels):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes + 2))\n"
+        "def boom(num_classes, in_channels):\n"
+        "    raise ValueError('kaboom')\n"
+        "def data(root, seed):\n"
+        "    raise ValueError('kaboom')\n"
         "def fixed():\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n"
     )
@@ -242,6 +247,48 @@ def test_a_clients_exception_comes_with_its_traceback_and_id(capsys):
     last = err.strip().splitlines()[-1]
     assert last.startswith("fullrank: client ")
     assert "out of luck" in last
+
+
+@pytest.mark.usefixtures("_user_files")
+@pytest.mark.parametrize(("key", "name"), [("model.name", "usermodels:boom"), ("data.name", "usermodels:data")])
+def test_an_exception_of_a_users_function_ends_with_the_key_that_named_it(key, name, capsys):
+    sentence = f'{key} = "{name}": it raised ValueError: kaboom'
+    commands = {"": ["run"], "fedavg seed 0: ": ["compare", "--methods", "fedavg,fedprox", "--jobs", "1"]}
+    for run, command in commands.items():
+        status, _, err = fullrank(*command, "--set", f"{key}={name}", capsys=capsys)
+        assert status == 1
+        assert "usermodels.py" in err
+        assert err.splitlines()[-1] == f"fullrank: {run}{sentence}"
+
+
+FULL = pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a file that is always full")
+
+
+@FULL
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [["methods"], ["--version"], ["run", *QUICK]])
+def test_an_output_that_is_full_is_one_sentence(arguments, unbuffered):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "fullrank", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+    assert (done.returncode, done.stderr) == (1, "fullrank: the output cannot be written: No space left on device\n")
+
+
+@FULL
+def test_a_full_disk_ends_a_run_with_a_sentence(capsys, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "log.txt").symlink_to("/dev/full")
+    status, _, err = fullrank("run", *QUICK, "--out", "run", capsys=capsys)
+    assert status == 1
+    assert err == (
+        'fullrank: "run/log.txt" cannot be written: No space left on device; no round was complete yet in "run"; '
+        "the same command goes on from there\n"
+    )
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

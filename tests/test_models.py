@@ -436,6 +436,13 @@ def test_a_named_classifier_must_exist_and_be_called(head, sentence):
         wrapped(module, head=head)
 
 
+def test_a_network_of_the_library_has_its_own_classifier():
+    net = models.build("mlp", CLASSES, 1)
+    assert wrapped(net, head="head").head is net.head
+    with pytest.raises(Refusal, match=r'model.head = "backbone" .* is for networks of your own'):
+        wrapped(net, head="backbone")
+
+
 class Pair(nn.Module):
     def __init__(self):
         super().__init__()

@@ -20,9 +20,9 @@ from torch import nn
 
 import fullrank
 import stateful
-from fullrank.errors import ClientFailed, Interrupted, Refusal
+from fullrank.errors import CallFailed, ClientFailed, Interrupted, Refusal, RunFailed, WriteFailed
 from fullrank.local.step import Step
-from fullrank.rundir import RunDirectory, read_rows, save_tensors, write_atomically
+from fullrank.rundir import RunDirectory, append_line, read_rows, save_tensors, write_atomically
 from fullrank.store import ClientStore
 from fullrank.trees import flatten
 from killing import (
@@ -577,6 +577,49 @@ def test_a_write_that_fails_leaves_the_former_content(failing, tmp_path, monkeyp
     assert path.read_bytes() == b"after"
 
 
+@pytest.mark.parametrize(
+    ("file", "saved"),
+    [
+        ("partition.json", "no round was complete yet"),
+        ("checkpoints/server-000001.safetensors", "no round was complete yet"),
+        ("checkpoints/000002.json", "the first 1 of 3 rounds are saved"),
+        ("model.safetensors", "the first 3 of 3 rounds are saved"),
+    ],
+)
+def test_a_full_disk_is_one_sentence_and_the_run_goes_on_once_there_is_room(file, saved, tmp_path, monkeypatch):
+    path, replace = tmp_path / "run", os.replace
+
+    def full(source, target):
+        if Path(target) == path / file:
+            raise OSError(28, "No space left on device")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(RunFailed) as caught:
+        run(path, STATEFUL)
+    sentence = f'"{path / file}" cannot be written: No space left on device; {saved} in "{path}"; the same command goes'
+    assert str(caught.value).startswith(sentence)
+    monkeypatch.undo()
+    run(path, STATEFUL)
+    run(tmp_path / "whole", STATEFUL)
+    assert_equal_outcomes(path, tmp_path / "whole")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a file that is always full")
+def test_a_line_that_finds_no_room_names_its_file():
+    with pytest.raises(WriteFailed, match='"/dev/full" cannot be written: No space left on device'):
+        append_line(Path("/dev/full"), {})
+
+
+def test_a_function_that_raises_before_round_1_leaves_nothing_behind(tmp_path, monkeypatch):
+    (tmp_path / "raising.py").write_text("def model(num_classes, in_channels):\n    raise ValueError('kaboom')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(CallFailed, match=r'model\.name = "raising:model": it raised ValueError: kaboom') as caught:
+        fullrank.run({"model.name": "raising:model"}, tmp_path / "run")
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_reader_never_sees_half_a_file(tmp_path):
     path = tmp_path / "file"
     contents = [bytes([number]) * 3_000_000 for number in range(4)]
@@ -1047,3 +1090,80 @@ def test_clients_own_entries_are_not_made_up(tmp_path):
     stripped(tmp_path / "run", **{"method.name": "fedrep"})
     with pytest.raises(Refusal, match="gone with its checkpoints"):
         fullrank.load_run(tmp_path / "run").client_model(0)
+
+
+# Files of a run that ended, damaged
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    path = tmp_path_factory.mktemp("ended") / "run"
+    run(path)
+    return path
+
+
+@pytest.mark.parametrize("damage", [truncate, Path.unlink])
+def test_a_lost_or_damaged_model_is_written_again(damage, ended, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(ended, path)
+    damage(path / "model.safetensors")
+    if damage is truncate:
+        with pytest.raises(
+            Refusal, match=r"model\.safetensors\" is damaged .*; the command that started the run writes"
+        ):
+            fullrank.load_run(path).model()
+    run(path)
+    assert_equal_outcomes(path, ended)
+
+
+def test_a_damaged_model_without_a_checkpoint_is_gone(tmp_path):
+    path = tmp_path / "run"
+    stripped(path)
+    truncate(path / "model.safetensors")
+    with pytest.raises(
+        Refusal, match=r"model\.safetensors\" is damaged .*; run the same experiment in another directory"
+    ):
+        fullrank.load_run(path).model()
+
+
+def test_an_emptied_experiment_is_not_taken_for_the_defaults(ended, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(ended, path)
+    (path / "experiment.toml").write_text("")
+    for way in (run, fullrank.load_run, lambda path: fullrank.compare_runs([path])):
+        with pytest.raises(Refusal, match=r'experiment\.toml" is empty, so it is damaged; put the experiment in it'):
+            way(path)
+    shutil.copy(ended / "experiment.toml", path)
+    assert run(path, {"train.rounds": 4}).complete
+
+
+def test_a_damaged_summary_is_written_anew_as_its_refusal_says(ended, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(ended, path)
+    (path / "summary.json").write_text("")
+    for way in (run, fullrank.load_run):
+        with pytest.raises(Refusal, match=r'summary\.json" is damaged .*; delete it and give the command'):
+            way(path)
+    (path / "summary.json").unlink()
+    run(path)
+    assert_equal_outcomes(path, ended)
+
+
+def test_a_damaged_summary_is_not_to_be_deleted_where_the_run_would_begin_anew(tmp_path):
+    stripped(tmp_path / "run")
+    (tmp_path / "run" / "summary.json").write_text("")
+    with pytest.raises(Refusal, match=r'summary\.json" is damaged .*; run the same experiment in another directory'):
+        fullrank.load_run(tmp_path / "run")
+
+
+@pytest.mark.parametrize("damage", [lambda file: file.write_text(""), Path.unlink])
+@pytest.mark.parametrize("name", ["partition.json", "environment.json"])
+def test_a_run_goes_on_with_the_files_of_its_like(name, damage, ended, tmp_path):
+    path = tmp_path / "run"
+    shutil.copytree(ended, path)
+    damage(path / name)
+    with pytest.raises(Refusal, match=rf"{name}.* the same experiment in another directory writes one before round 1"):
+        run(path, {"train.rounds": 4})
+    run(tmp_path / "other", {"train.rounds": 1})
+    shutil.copy(tmp_path / "other" / name, path)
+    assert run(path, {"train.rounds": 4}).complete

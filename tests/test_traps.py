@@ -177,6 +177,12 @@ def test_fit_refuses_what_it_would_ignore_and_serves_what_it_takes():
             fullrank.fit(net, data, "fedprox", rounds=1, set={key: value})
     with pytest.raises(Refusal, match=r"FedProx\(\)"):
         fullrank.fit(net, data, fullrank.methods.find("fedprox"), rounds=1)
+    with pytest.raises(Refusal, match="method is a int; it must be a method's name or"):
+        fullrank.fit(net, data, 3, rounds=1)
+    with pytest.raises(Refusal, match=r"model is a int; it must be a torch\.nn\.Module"):
+        fullrank.fit(3, data, rounds=1)
+    with pytest.raises(Refusal, match=r"model is the class Linear; give an instance, Linear\(…\)"):
+        fullrank.fit(nn.Linear, data, rounds=1)
     run = fullrank.fit(net, data, "fedavg", None, np.int64(1), set={"data.holdout": 0.25, "data.validation": 0.1})
     assert run.summary()["personal"]["received"]["clients"] == 2
     assert "validation_accuracy" in run.metrics[0]

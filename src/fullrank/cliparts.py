@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
@@ -9,7 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from .config import merged, parse_overrides, read_toml
-from .errors import ClientFailed, Refusal, RunFailed
+from .errors import ClientFailed, Refusal, RunFailed, WriteFailed
 
 File = Annotated[
     str | None,
@@ -22,6 +24,8 @@ Overrides = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the system says where a disk, or one's share of it, is full."""
 
 
 def picture(png: str | None) -> None:
@@ -41,7 +45,7 @@ def experiment_values(file: str | None, overrides: list[str] | None) -> dict[str
 def answer(command: Callable[[], Any]) -> None:
     """Run a command line: one clear sentence and a non-zero status for everything that a user can get wrong."""
     try:
-        command()
+        _run_and_flush(command)
     except Refusal as problem:
         fail(str(problem), 2)
     except ClientFailed as failure:
@@ -50,9 +54,33 @@ def answer(command: Callable[[], Any]) -> None:
     except RunFailed as failure:
         print(failure.traceback, end="", file=sys.stderr)
         fail(str(failure), 1)
+    except WriteFailed as failure:
+        fail(str(failure), 1)
     except BrokenPipeError:
         sys.stderr.close()  # whoever read us has read enough
         sys.exit(1)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        _give_up_output()
+        what = f'"{error.filename}"' if error.filename else "the output"
+        fail(f"{what} cannot be written: {error.strerror}", 1)
+
+
+def _run_and_flush(command: Callable[[], Any]) -> None:
+    try:
+        command()
+    finally:
+        sys.stdout.flush()  # at the interpreter's own end nobody could say any more what went wrong
+
+
+def _give_up_output() -> None:
+    """Forget what was printed and cannot be written: the interpreter would try it again at its end, and complain."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError):  # closing tries it too
+            sys.stdout.close()
 
 
 def fail(sentence: str, status: int) -> NoReturn:

@@ -150,7 +150,7 @@ def _is_complete(task: Task) -> bool:
     if not directory.started:
         return False
     agreed(task.experiment.resolved(), directory)
-    return directory.finished(task.rounds)
+    return directory.has_its_result(task.rounds)
 
 
 def _at_once(jobs: int, experiment: Experiment) -> int:

@@ -387,7 +387,13 @@ class Recorded(Experiment):
     @classmethod
     def by(cls, path: Path) -> Recorded:
         """What the run in a directory recorded."""
-        values = read_toml(path / "experiment.toml")
+        file = path / "experiment.toml"
+        values = read_toml(file)
+        if not values:
+            raise Refusal(
+                f'"{file}" is empty, so it is damaged; put the experiment in it with which the run was started, or '
+                "take another directory"
+            )
         try:
             return cls(**values)
         except Refusal as problem:

@@ -34,11 +34,22 @@ class ClientFailed(RuntimeError):
 
 
 class RunFailed(RuntimeError):
-    """One of several runs failed; the message names the run, and `traceback` is what it left, if anything."""
+    """A run cannot go on, or one of several; the message says which and why, `traceback` is what it left, if any."""
 
     def __init__(self, message: str, traceback: str = ""):
         super().__init__(message)
         self.traceback = traceback
+
+
+class CallFailed(RunFailed):
+    """A function of the user's raised; the message names the key that named it, and `traceback` is its own."""
+
+
+class WriteFailed(OSError):
+    """A file could not be written although its place is right, as on a disk that is full."""
+
+    def __str__(self) -> str:
+        return f'"{self.filename}" cannot be written: {self.strerror}'
 
 
 class _RemoteTraceback(Exception):
@@ -74,6 +85,15 @@ def writing(target: Path, kind: str = "", instead: str = "") -> Iterator[None]:
         yield
     except OSError as error:
         raise Refusal(f'{kind}"{target}" cannot be written: {error.strerror or error}{instead}') from None
+
+
+@contextmanager
+def naming(file: Path) -> Iterator[None]:
+    """What the system says against writing a file, with the file's name, which it does not say of a full disk."""
+    try:
+        yield
+    except OSError as error:
+        raise WriteFailed(error.errno, error.strerror or str(error), str(file)) from error
 
 
 def nearest(wrong: str, right: Iterable[str], otherwise: str = "") -> str:

@@ -62,8 +62,8 @@ def fit(
     """
     if not clients:
         raise Refusal("fit needs at least one client")
-    if isinstance(method, type):
-        raise Refusal(f"method is the class {method.__name__}; give an instance, {method.__name__}()")
+    _refuse_no_module(model)
+    methods.refuse_no_method(method)
     changes = nested(set or {})
     _refuse_arguments(changes)
     model = copy.deepcopy(model)
@@ -110,6 +110,13 @@ def fit(
         "head": head,
     }
     return execute(experiment, Path(out) if out is not None else None, watcher=watcher, **parts)
+
+
+def _refuse_no_module(model: Any) -> None:
+    if isinstance(model, type):
+        raise Refusal(f"model is the class {model.__name__}; give an instance, {model.__name__}(…)")
+    if not isinstance(model, nn.Module):
+        raise Refusal(f"model is a {type(model).__name__}; it must be a torch.nn.Module")
 
 
 def _engine(name: str, device: str, model: nn.Module) -> dict[str, Any]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+import traceback
+from collections.abc import Callable
 from typing import Any
 
-from .errors import Refusal, nearest
+from .errors import CallFailed, Refusal, nearest
 
 
 def import_object(name: str, where: str, kind: str) -> Any:
@@ -28,6 +30,17 @@ def import_object(name: str, where: str, kind: str) -> Any:
         hint = nearest(attribute, own)
         raise Refusal(f'{where} = "{name}": the module "{module_name}" has no {kind} "{attribute}"; {hint}')
     return found
+
+
+def called(function: Callable[..., Any], name: str, where: str, /, **arguments: Any) -> Any:
+    """What a function returns that `where` named; what it raises comes with that name and its own traceback."""
+    try:
+        return function(**arguments)
+    except Refusal:
+        raise
+    except Exception as error:
+        sentence = f'{where} = "{name}": it raised {type(error).__name__}: {error}'
+        raise CallFailed(sentence, traceback.format_exc()) from error
 
 
 def _nearest_module(missing: str) -> str:

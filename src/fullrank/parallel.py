@@ -102,6 +102,8 @@ def _one_by_one(tasks: Iterable[Task], onlooker: Onlooker) -> None:
         except ClientFailed as failure:
             message = f"{task.name}: {failure}; nothing of this round was kept"
             raise RunFailed(message, failure.traceback()) from failure
+        except RunFailed as failure:
+            raise RunFailed(f"{task.name}: {failure}", failure.traceback) from failure
 
 
 # In processes of their own

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
@@ -100,9 +101,16 @@ class Run:
             file = self.path / "model.safetensors"
             if self._stripped and not file.is_file():
                 raise Refusal(f'there is no model in "{self.path}": neither a checkpoint nor model.safetensors')
-            result = moved(load_file(file), assembly.device) if file.is_file() else {}
+            result = moved(self._read(file), assembly.device) if file.is_file() else {}
             self._final = {**assembly.server.model, **result}
         return self._final
+
+    def _read(self, file: Path) -> Tensors:
+        try:
+            return load_file(file)
+        except SafetensorError as error:
+            again = how_to_have_it_again(file.parent)
+            raise Refusal(f'the model in "{file}" is damaged ({error}); {again}') from None
 
     def _assembled(self) -> Assembly:
         """The run's parts, put together again from the directory if this process did not run it."""
@@ -118,6 +126,13 @@ class Run:
             directory.restore(self._assembly.server, self._assembly.device)
             self._stripped = not directory.last_round()
         return self._assembly
+
+
+def how_to_have_it_again(path: Path) -> str:
+    """What to do about a run's model that is lost or damaged."""
+    if RunDirectory(path).last_round():
+        return "the command that started the run writes it again from the last checkpoint"
+    return "run the same experiment in another directory to have it again"
 
 
 def load_run(path: str | Path) -> Run:
@@ -161,8 +176,8 @@ def refuse_lost_model(run: Run) -> None:
     # One that was stopped between its last round and its end still has a checkpoint, and can go on.
     if run.complete and (directory.finished(rounds) or not directory.last_round()):
         raise Refusal(
-            f'the run in "{run.path}" has all its rounds ({rounds}), but no model.safetensors: it was not kept; run '
-            "the same experiment in another directory to have it again"
+            f'the run in "{run.path}" has all its rounds ({rounds}), but no model.safetensors: it was not kept; '
+            f"{how_to_have_it_again(run.path)}"
         )
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from .config import Experiment, Recorded, merged, same
 from .display import Plain, Silent, Together, Unwatched, Watcher
 from .engine import Engine, choose, open_engine
 from .engine.vectorised import suits
-from .errors import ClientFailed, Interrupted, Refusal
+from .errors import CallFailed, ClientFailed, Interrupted, Refusal, RunFailed, WriteFailed, naming
 from .models.net import Net
 from .probe import Prober
 from .result import Run, load_run, threads
@@ -73,11 +72,16 @@ def execute(
             if not resume:
                 raise Refusal(f'"{path}" holds a run already; resume it, or choose another directory')
             experiment, changes = agreed(experiment, directory, change_engine)
-        with interrupt.guard(), threads(experiment.engine.threads), _log(directory) as log:
+        with interrupt.guard(), threads(experiment.engine.threads):
             assembly = assemble(experiment, **parts)
             assembly.experiment = _with_engine(experiment, **decided(assembly))
-            return _play(assembly, directory, Together(watcher or Unwatched(), log), changes)
-    except Refusal:
+            return _play(assembly, directory, Together(watcher or Unwatched(), _log(directory)), changes)
+    except WriteFailed as failure:
+        if directory is None:
+            raise
+        saved = _what_is_saved(directory.last_round(), experiment.train.rounds, directory.path)
+        raise RunFailed(f"{failure}; {saved}") from failure
+    except (Refusal, CallFailed):
         if directory is not None:
             directory.abandon()
         raise
@@ -117,7 +121,7 @@ def _play(assembly: Assembly, directory: RunDirectory | None, watcher: Watcher, 
     path = directory.path if directory is not None else None
     prober = Prober(assembly, path)
     rows = _begin(assembly, directory, changes) if directory is not None else []
-    if directory is not None and directory.finished(experiment.train.rounds):
+    if directory is not None and directory.has_its_result(experiment.train.rounds):
         finished = load_run(directory.path)
         finished._assembly = assembly
         watcher.started(experiment, server.round, 0, path)
@@ -155,12 +159,16 @@ def _play(assembly: Assembly, directory: RunDirectory | None, watcher: Watcher, 
 def _how_to_go_on(done: int, rounds: int, path: Path | None) -> str:
     if path is None:
         return f"stopped after round {done} of {rounds}; nothing is on disk, because no directory was given"
+    return f"stopped; {_what_is_saved(done, rounds, path)}"
+
+
+def _what_is_saved(done: int, rounds: int, path: Path) -> str:
     saved = (
         f'the first {done} of {rounds} rounds are saved in "{path}"'
         if done
         else f'no round was complete yet in "{path}"'
     )
-    return f"stopped; {saved}; the same command goes on from there"
+    return f"{saved}; the same command goes on from there"
 
 
 def _one_round(
@@ -205,7 +213,7 @@ def _begin(assembly: Assembly, directory: RunDirectory, changes: Mapping[str, An
         assembly.check_data(path)
         history = read_json(path / "environment.json")
         assembly.check_files(path, history.get("files", {}))
-        if not directory.finished(experiment.train.rounds):
+        if not directory.has_its_result(experiment.train.rounds):
             entry = {"after_round": directory.last_round(), **around, "changed_engine": dict(changes)}
             history.setdefault("resumed", []).append(entry)
     else:
@@ -317,11 +325,16 @@ def agreed(
     return experiment, {key: [before.get(key), now.get(key)] for key in different}
 
 
-@contextlib.contextmanager
-def _log(directory: RunDirectory | None) -> Iterator[Watcher]:
-    """The run's own log of plain lines."""
-    if directory is None:
-        yield Silent()
-        return
-    with (directory.path / "log.txt").open("a") as file:
-        yield Plain(file)
+class _Log(Plain):
+    """The run's own log of plain lines, opened for each: a line that cannot be written says in which file."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def _say(self, text: str) -> None:
+        with naming(self.path), self.path.open("a") as file:
+            print(text, file=file)
+
+
+def _log(directory: RunDirectory | None) -> Watcher:
+    return Silent() if directory is None else _Log(directory.path / "log.txt")

@@ -17,11 +17,11 @@ from typing import IO, Any, NamedTuple
 
 import numpy
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
 from . import __version__
-from .errors import Refusal, writing
+from .errors import Refusal, naming, writing
 from .server import Server
 from .store import ClientStore
 from .trees import Tensors, flatten, misfit, unflatten
@@ -33,11 +33,12 @@ CHECKPOINT_FILE = re.compile(r"\d+\.json|(server|clients)-\d+\.safetensors|\..*\
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that it is either there whole or as it was before, also after a power cut."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(beside, path)
+    with naming(path):
+        with beside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
     with contextlib.suppress(OSError):  # not every file system lets a directory be synchronised
         directory = os.open(path.parent, os.O_RDONLY)
         try:
@@ -53,7 +54,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def append_line(path: Path, value: Mapping[str, Any]) -> None:
     """Add a line of JSON to a file; a kill may cut it short."""
-    with path.open("a") as file:
+    with naming(path), path.open("a") as file:
         file.write(json.dumps(value) + "\n")
         file.flush()
         os.fsync(file.fileno())
@@ -88,9 +89,21 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text())
     except FileNotFoundError:
-        raise Refusal(f'the file "{path}" is missing') from None
+        raise Refusal(f'the file "{path}" is missing{_way_out(path)}') from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise Refusal(f'the file "{path}" is damaged ({error})') from None
+        raise Refusal(f'the file "{path}" is damaged ({error}){_way_out(path)}') from None
+
+
+def _way_out(path: Path) -> str:
+    """What can be done without a file of a run directory."""
+    if path.name in ("partition.json", "environment.json"):
+        return "; the same experiment in another directory writes one before round 1: copy that"
+    if path.name == "summary.json":
+        # Without a checkpoint a run that has no summary either would begin anew, over its rows.
+        saved = RunDirectory(path.parent).last_round()
+        again = "delete it and give the command that started the run again, which writes it anew"
+        return f"; {again}" if saved else "; run the same experiment in another directory"
+    return ""
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -194,6 +207,10 @@ class RunDirectory:
         """Whether a run of so many rounds is complete here, its result written."""
         summary = self.path / "summary.json"
         return summary.is_file() and read_json(summary)["rounds"] == rounds
+
+    def has_its_result(self, rounds: int) -> bool:
+        """Whether a run of so many rounds is complete here, and its model whole if a checkpoint could restore it."""
+        return self.finished(rounds) and (_is_whole(self.path / "model.safetensors") or not self.last_round())
 
     def refuse_if_stripped(self) -> None:
         """Of a run that ended, and so had a checkpoint: without one it would begin anew, over its rows."""
@@ -332,6 +349,14 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 def _read_header(path: Path) -> None:
     with safe_open(path, framework="pt"):  # refuses a file that is shorter or longer than its header says
         pass
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        _read_header(path)
+    except (OSError, SafetensorError):
+        return False
+    return True
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -82,7 +82,9 @@ def check(
     >>> print(check("fedprox", only=["degenerate"]).results)
     {'degenerate': 'holds'}
     """
+    methods.refuse_no_method(method)
     built = methods.build(method) if isinstance(method, str) else method
+    methods.refuse_undeclared(built)
     trial = Trial(built, module, settings or {})
     checks: dict[str, Callable[[Trial], str]] = {
         "degenerate": _degenerate,

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ..errors import Refusal, nearest
-from ..naming import import_object
+from ..naming import called, import_object
 from .dataset import DataSet, Split, class_names, with_classes
 from .known import KNOWN
 from .memory import as_split, channels_first, is_array, is_pair
@@ -125,4 +125,4 @@ def _call(source: str, root: str | Path, seed: int, options: Mapping[str, object
             f'data "{source}" cannot be called with {", ".join(sorted(arguments))}: {error};'
             " it must take root, seed and the options given"
         ) from None
-    return function(**arguments)
+    return called(function, source, "data.name", **arguments)

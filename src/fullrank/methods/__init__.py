@@ -52,12 +52,31 @@ def find(name: str) -> type[Method]:
     found = import_object(name, "method.name", "Class")
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise Refusal(f'method.name: "{name}" is not a subclass of fullrank.Method')
-    if missed := _undeclared_fields(found):
+    _refuse_undeclared_fields(found, name)
+    return found
+
+
+def refuse_no_method(method: Any) -> None:
+    """Of what a program hands over as a method: what is neither a name nor an instance."""
+    if isinstance(method, type):
+        raise Refusal(f"method is the class {method.__name__}; give an instance, {method.__name__}()")
+    if not isinstance(method, (str, Method)):
+        raise Refusal(f"method is a {type(method).__name__}; it must be a method's name or a fullrank.Method")
+
+
+def refuse_undeclared(method: Method) -> None:
+    """Of an instance: one of a class that `find` would refuse, alone or in a composition."""
+    for part in method.parts:
+        cls = type(part)
+        _refuse_undeclared_fields(cls, f"{cls.__module__}:{cls.__qualname__}")
+
+
+def _refuse_undeclared_fields(cls: type[Method], name: str) -> None:
+    if missed := _undeclared_fields(cls):
         raise Refusal(
             f'method.name: "{name}" sets {", ".join(missed)} to no effect: a hyper-parameter is declared with its type '
             f"({missed[0]}: float = …) in a class with @dataclass(frozen=True) above it"
         )
-    return found
 
 
 def _undeclared_fields(cls: type[Method]) -> list[str]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from ..checking import checked
 from ..errors import Refusal, nearest
-from ..naming import import_object
+from ..naming import called, import_object
 from .alexnet import alexnet_bn
 from .cnn import cnn
 from .efficientnet import efficientnet_b0
@@ -73,7 +73,8 @@ def build(name: str, num_classes: int, in_channels: int = 3, **options: Any) -> 
     function = builder(name)
     options = {key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in options.items()}
     check_options(name, function, options)
-    net = function(num_classes=num_classes, in_channels=in_channels, **options)
+    arguments = {"num_classes": num_classes, "in_channels": in_channels, **options}
+    net = called(function, name, "model.name", **arguments) if ":" in name else function(**arguments)
     if not isinstance(net, nn.Module):
         raise Refusal(f'model.name = "{name}": it must return a torch.nn.Module, but returned a {type(net).__name__}')
     return net

@@ -23,6 +23,11 @@ def output_width(module: nn.Module, example: Tensor, head: str | None = None) ->
 def find_head(module: nn.Module, example: Tensor, head: str | None) -> tuple[str, str, Any, Any, Any]:
     """One eval forward: the name of the classifier, of the module whose input is z; z, logits, the model's result."""
     if isinstance(module, Net):
+        if head not in (None, "head"):
+            raise Refusal(
+                f'model.head = "{head}" (head= in a program) is for networks of your own; the library\'s have theirs, '
+                "so leave it out"
+            )
         with _first_forward(module, example):
             out = module.represent(example)
         return "head", "head", out.z, out.logits, out.logits

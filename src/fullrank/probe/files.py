@@ -14,7 +14,7 @@ import torch
 from safetensors.numpy import load_file
 
 from ..collapse import recall
-from ..errors import Refusal
+from ..errors import Refusal, naming
 from ..rundir import append_line, read_lines, save_tensors, write_lines
 
 LINES, FOLDER = "probes.jsonl", "probes"
@@ -46,7 +46,8 @@ class Probe:
 
 def write_probe(path: Path, probe: Probe) -> None:
     """Add a probe to a run directory: the line that names it comes last, so that it is never there alone."""
-    (path / FOLDER).mkdir(exist_ok=True)
+    with naming(path / FOLDER):
+        (path / FOLDER).mkdir(exist_ok=True)
     tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in probe.arrays.items()}
     save_tensors(_file(path, probe.row["round"]), tensors)
     append_line(path / LINES, probe.row)
