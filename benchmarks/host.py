@@ -17,8 +17,9 @@ import torch
 from fullrank.assemble import assemble
 from fullrank.bench import machine, repopt
 from fullrank.bench.figures import Figure, table
-from fullrank.config import GIVEN, Experiment
+from fullrank.config import Experiment
 from fullrank.engine.cuda import Cuda
+from fullrank.tables import GIVEN
 from fullrank.trees import elements
 
 CASES: list[tuple[str, dict[str, Any]]] = [

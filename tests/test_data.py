@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from fullrank.data import DataSet, Split, as_split, load_dataset
 from fullrank.data.split import split_by_class
-from fullrank.errors import Refusal
+from fullrank.errors import CallFailed, Refusal
 
 # digits
 
@@ -595,8 +595,9 @@ def test_functions(tmp_path):
     assert load_dataset("mine.hospital:scans", num_classes=4).num_classes == 4
     assert load_dataset("mine.hospital:ready", anything=1).name == "digits"
     assert len(load_dataset("mine.hospital:where", save(tmp_path / "f.npz", **GOOD)).train) == 2
-    with pytest.raises(KeyError, match="inside"):
+    with pytest.raises(CallFailed, match=r'data.name = "mine.hospital:broken": it raised KeyError: .inside.') as caught:
         load_dataset("mine.hospital:broken")
+    assert isinstance(caught.value.__cause__, KeyError)
     with pytest.raises(ModuleNotFoundError, match="something_that_is_not_there"):
         load_dataset("mine.lacking:scans")
 

@@ -3,9 +3,10 @@
 import json
 
 from commands import fullrank
-from fullrank.config import PARTITIONS, VARIANTS, Experiment, dotted
+from fullrank.config import Experiment, dotted
 from fullrank.data.augment import OPERATIONS
 from fullrank.data.known import KNOWN
+from fullrank.tables import PARTITIONS, VARIANTS
 
 
 def listed(capsys, *words):

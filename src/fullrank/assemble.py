@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from . import methods, models
-from .config import GIVEN, EngineTable, Experiment, Statistics
+from .config import Experiment
 from .data import DataSet, Pipeline, Split, load_dataset, resized
 from .data.federation import Federation, divide, keep_unseen
 from .errors import Refusal
@@ -32,6 +32,7 @@ from .randomness import seeded
 from .rundir import read_json
 from .server import Server
 from .site import Site
+from .tables import GIVEN, EngineTable, Statistics
 from .trees import Tensors
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__
-from .config import GIVEN, Experiment, same
+from .config import Experiment, same
 from .errors import Refusal, nearest
 from .result import Run, load_run
 from .rundir import RunDirectory, read_json
 from .spread import interval, std
 from .summary import MEASURED
+from .tables import GIVEN
 
 MEASURES = (
     *MEASURED,

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from . import __version__, methods, models
 from .assemble import Assembly, changed, is_given
-from .config import GIVEN
 from .errors import Refusal, writing
 from .exportformats import FORMATS, Format, Predict, chosen
 from .methods import Composition
@@ -29,6 +28,7 @@ from .models.reparam import operators
 from .randomness import seeded
 from .result import Run, chosen_model, refuse_lost_model, run_here
 from .rundir import read_json, write_json
+from .tables import GIVEN
 
 DESCRIPTION = "model.json"
 TOLERANCE = 1e-4

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from . import methods
 from .assemble import pipeline
-from .config import GIVEN, Experiment, merged, nested
+from .config import Experiment, merged, nested
 from .data import DataSet, Pipeline, Split, as_split
 from .data.federation import given, keep_unseen
 from .display import Watcher
@@ -25,6 +25,7 @@ from .methods import Method
 from .models.findhead import output_width
 from .result import Run
 from .run import execute
+from .tables import GIVEN
 
 
 def fit(

@@ -12,7 +12,7 @@ from torch import nn
 
 from .assemble import Assembly, assemble
 from .collapse import recall
-from .config import GIVEN, Experiment, merged
+from .config import Experiment, merged
 from .data import DataSet, Split, load_dataset, resized
 from .errors import Refusal
 from .models.network import Network
@@ -21,6 +21,7 @@ from .probe import Looking
 from .randomness import seeded
 from .result import Run, chosen_model, refuse_lost_model, threads
 from .rundir import RunDirectory
+from .tables import GIVEN
 
 FILE = ".safetensors"
 

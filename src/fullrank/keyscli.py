@@ -13,8 +13,9 @@ from rich.markup import escape
 from rich.padding import Padding
 
 from .cliparts import AsJson
-from .config import Experiment, Table
+from .config import Experiment
 from .errors import Refusal, nearest
+from .tables import Table
 
 
 def list_keys(

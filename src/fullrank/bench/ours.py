@@ -10,11 +10,12 @@ import torch
 
 from .. import __version__
 from ..assemble import assemble
-from ..config import GIVEN, Experiment
+from ..config import Experiment
 from ..data import DataSet, Pipeline, Split
 from ..data.federation import Federation, given
 from ..display import Silent
 from ..run import decided, execute
+from ..tables import GIVEN
 from .alone.task import Task, mark
 
 PUBLISHED = 1500

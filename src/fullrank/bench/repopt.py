@@ -19,12 +19,13 @@ from typing import Any
 import torch
 
 from ..assemble import assemble
-from ..config import GIVEN, Experiment
+from ..config import Experiment
 from ..data import DataSet, Pipeline, Split
 from ..data.federation import Federation, given
 from ..errors import Refusal, RunFailed, nearest
 from ..methods.fedrepopt import FedRepOpt
 from ..result import threads
+from ..tables import GIVEN
 from . import machine
 from .eager import synchronise
 from .figures import Figure, table
