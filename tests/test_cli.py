@@ -279,6 +279,12 @@ def test_an_output_that_is_full_is_one_sentence(arguments, unbuffered):
     assert (done.returncode, done.stderr) == (1, "fullrank: the output cannot be written: No space left on device\n")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell that closes an output")
+def test_no_output_at_all_is_no_failure():
+    done = subprocess.run(f"{sys.executable} -m fullrank methods >&-", shell=True, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @FULL
 def test_a_full_disk_ends_a_run_with_a_sentence(capsys, tmp_path):
     (tmp_path / "run").mkdir()

@@ -138,7 +138,8 @@ def test_everything_that_was_chosen_is_in_the_facts(tmp_path):
     assert facts["options"] == {"mode": "hs", **SMALL["model"]}
     values = {**SMALL, "data": {"name": "digits", "validation": 0.25}, "train": {"rounds": 1}}
     search_scales(NAME, tmp_path / "b", values=values)
-    assert json.loads((tmp_path / "b.json").read_text())["data"]["subset"] == "all but a share of 0.25"
+    facts = json.loads((tmp_path / "b.json").read_text())
+    assert facts["data"]["subset"] == "1077 of 1437: what clients have to train with"  # a quarter of each class less
 
 
 @pytest.mark.parametrize("key", ["epochs", "steps", "participation"])
@@ -292,6 +293,8 @@ def test_the_command(tmp_path, capsys):
         (["--epochs", 0, "--per-class", 1], "--epochs 0: must be at least 1"),
         (["--epochs", 1, "--out", "file/x"], 'the run directory "file/x.run" cannot be written: Not a directory'),
         (["--epochs", 1, "--out", "."], '--out "." has no name; give one, as in --out scales/a0'),
+        (["--out", ".safetensors"], '--out ".safetensors" has no name; give one, as in --out scales/a0'),
+        (["--set", "train=3"], "train = 3: must be a table, as in [train]"),
     ],
 )
 def test_the_command_speaks_of_what_was_typed(arguments, said, tmp_path, capsys, monkeypatch):

@@ -71,7 +71,8 @@ def _run_and_flush(command: Callable[[], Any]) -> None:
     try:
         command()
     finally:
-        sys.stdout.flush()  # at the interpreter's own end nobody could say any more what went wrong
+        if sys.stdout is not None:  # as in a process that was started without one
+            sys.stdout.flush()  # at the interpreter's own end nobody could say any more what went wrong
 
 
 def _give_up_output() -> None:

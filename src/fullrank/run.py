@@ -75,7 +75,7 @@ def execute(
         with interrupt.guard(), threads(experiment.engine.threads):
             assembly = assemble(experiment, **parts)
             assembly.experiment = _with_engine(experiment, **decided(assembly))
-            return _play(assembly, directory, Together(watcher or Unwatched(), _log(directory)), changes)
+            return _play(assembly, directory, Together(_log(directory), watcher or Unwatched()), changes)
     except WriteFailed as failure:
         if directory is None:
             raise

@@ -34,11 +34,15 @@ def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that it is either there whole or as it was before, also after a power cut."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
     with naming(path):
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
+        try:
+            with beside.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        except OSError:
+            beside.unlink(missing_ok=True)  # on a full disk every byte is wanted
+            raise
     with contextlib.suppress(OSError):  # not every file system lets a directory be synchronised
         directory = os.open(path.parent, os.O_RDONLY)
         try:

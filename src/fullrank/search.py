@@ -78,16 +78,16 @@ def search_scales(
     stored = load_dataset(experiment.data.name, experiment.data.root, seed=experiment.seed)
     federation = _chosen(_divided(experiment, stored), per_class, client, experiment.seed)
     _refuse_less_than_a_batch(experiment, len(federation.parts[0]), per_class, client)
-    path = Path(out)
-    path = path.with_suffix("") if path.suffix == ".safetensors" else path
-    if not path.name:
+    name = Path(out).name.removesuffix(".safetensors")
+    if not name:
         raise Refusal(f'--out "{out}" has no name; give one, as in --out scales/a0')
+    path = Path(out).with_name(name)
     playing = path.with_name(f"{path.name}.run")
     _refuse_other_samples(experiment, federation, playing)
     run = execute(experiment, playing, watcher=watcher, federation=federation)
     scales, facts = (path.with_name(f"{path.name}.{end}") for end in ("safetensors", "json"))
     write_scales(scales, run.model(), model.rpartition(":")[2])
-    subset = _subset(experiment, per_class, client)
+    subset = _subset(experiment, federation, per_class, client)
     write_json(facts, _facts(run, model, federation, stored.fingerprint(), subset, scales))
     return Found(scales, facts, run)
 
@@ -104,6 +104,7 @@ def searched(model: str, values: Mapping[str, Any]) -> Experiment:
         "train": SETTINGS[family],
     }
     settled = merged(start, values)
+    Experiment(**settled)  # refuses what is no table or no number before anything is looked up or computed
     if settled["model"].get("mode") != "hs" or settled["method"]["name"] != "fedavg":
         raise Refusal('a search trains a network in mode "hs" by fedavg; leave model.mode and method.name alone')
     saved = str(settled["data"]["partition"]).endswith(".safetensors")
@@ -115,7 +116,7 @@ def searched(model: str, values: Mapping[str, Any]) -> Experiment:
         if key in given:
             raise Refusal(f"train.{key}: a round of a search is an epoch of all its samples; leave it out")
     settled["train"] = {**settled["train"], "epochs": 1, "participation": 1.0}
-    experiment = Experiment(**settled)  # refuses what is no number before anything is computed with it
+    experiment = Experiment(**settled)
     if "warmup" in given:
         return experiment
     settled["train"]["warmup"] = min(experiment.train.warmup, experiment.train.rounds // 2)
@@ -211,12 +212,12 @@ def _refuse_other_samples(experiment: Experiment, federation: Federation, path: 
         )
 
 
-def _subset(experiment: Experiment, per_class: int, client: int | None) -> str:
-    table = experiment.data
+def _subset(experiment: Experiment, federation: Federation, per_class: int, client: int | None) -> str:
+    table, samples, every = experiment.data, len(federation.parts[0]), len(federation.data.train)
     if per_class:
         return f"{counted(per_class, 'sample')} of each class"
     if client is None:
-        return f"all but a share of {table.validation:g}" if table.validation else "all"
+        return "all" if samples == every else f"{samples} of {every}: what clients have to train with"
     kind = (
         f"{table.partition} α={table.alpha:g} ({table.variant})" if table.partition == "dirichlet" else table.partition
     )

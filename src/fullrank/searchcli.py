@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,7 +11,7 @@ from . import display
 from .cliparts import AsJson, Overrides, fail
 from .config import merged, nested, parse_overrides
 from .errors import Interrupted, Refusal
-from .search import search_scales
+from .search import search_scales, searched
 
 
 def search_command(
@@ -55,7 +54,7 @@ def search_command(
             raise Refusal(f"--epochs {epochs}: must be at least 1")
         short = merged(short, nested({"train.rounds": epochs}))
     values = merged(short, parse_overrides(overrides or []))
-    name = out or f"scales/{model.rpartition(':')[2]}-{Path(values['data']['name']).stem}"
+    name = out or f"scales/{model.rpartition(':')[2]}-{searched(model, values).data_label}"
     try:
         with display.choose(quiet, as_json) as watcher:
             found = search_scales(model, name, values=values, per_class=per_class, client=client, watcher=watcher)

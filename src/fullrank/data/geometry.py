@@ -2,7 +2,7 @@
 
 Where the nearest pixel is taken, coordinates are those of Pillow's `Image.transform` with NEAREST: fixed-point numbers
 with 16 digits after the point. So the same map moves the same pixels there and here, on every device. Interpolation is
-that of Pillow's BILINEAR and BICUBIC, in double precision as there.
+that of Pillow's BILINEAR and BICUBIC, in double precision as there; where rounding decides, a level may differ by one.
 """
 
 from __future__ import annotations
