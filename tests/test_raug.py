@@ -11,7 +11,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from fullrank.data import DataSet, Pipeline, Split
 from fullrank.data.geometry import interpolate
-from fullrank.data.raug import OPERATIONS, SIGNED, RepAugment
+from fullrank.data.raug import OPERATIONS, SIGNED, Raug
 from fullrank.errors import Refusal
 from pictures import SHAPES, difference, from_pillow, pictures, to_pillow
 
@@ -66,7 +66,7 @@ def numbers(name: str, level: int, way: float, smooth: int, middle: tuple[float,
 def test_every_operation_at_every_level_is_pillows(name, shape):
     x = pictures(*shape, each=1)
     height, width = shape[1:]
-    operation = RepAugment(height, width, number=1)
+    operation = Raug(height, width, number=1)
     middle = int(0.6 * width), int(0.2 * height)
     for way, smooth in itertools.product((0.25, 0.75), (0, 1)) if name in SIGNED else [(0.25, 1)]:
         u = torch.tensor([numbers(name, level, way, smooth, (0.6, 0.2)) for level in range(15)], dtype=torch.float64)
@@ -114,7 +114,7 @@ def test_everything_is_drawn_equally_often():
     def centres(count: int) -> torch.Tensor:
         return (torch.arange(count, dtype=torch.float64) + 0.5) / count
 
-    operation = RepAugment(32, 32)
+    operation = Raug(32, 32)
     u = torch.cartesian_prod(centres(16), centres(15), centres(2), centres(1), centres(1), centres(1))
     assert operation.rows(u).sort().values.tolist() == list(range(16 * 15 * 2))
 
@@ -123,8 +123,8 @@ def test_two_in_a_row_are_one_after_the_other():
     x = torch.from_numpy(pictures(3, 24, 40, each=25))
     generator = torch.Generator().manual_seed(0)
     u = torch.rand(len(x), 12, generator=generator, dtype=torch.float64)
-    one = RepAugment(24, 40, number=1)
-    assert torch.equal(RepAugment(24, 40).apply(x, u), one.apply(one.apply(x, u[:, :6]), u[:, 6:]))
+    one = Raug(24, 40, number=1)
+    assert torch.equal(Raug(24, 40).apply(x, u), one.apply(one.apply(x, u[:, :6]), u[:, 6:]))
 
 
 def data_of(shape: tuple[int, int, int]) -> DataSet:
@@ -135,7 +135,7 @@ def data_of(shape: tuple[int, int, int]) -> DataSet:
 def test_by_name():
     data = data_of((3, 12, 18))
     assert Pipeline.build(data, augment=["raug"]) == Pipeline.build(data, augment=["raug:15"])
-    assert Pipeline.build(data, augment=["raug:11"]).operations == (RepAugment(12, 18, 11),)
+    assert Pipeline.build(data, augment=["raug:11"]).operations == (Raug(12, 18, 11),)
     for wrong in ("raug:0", "raug:32", "raug:-1", "raug:2,9", "raug:x"):
         with pytest.raises(Refusal, match=f'"{wrong}" must say how many levels there are.*as in "raug:15"'):
             Pipeline.build(data, augment=[wrong])

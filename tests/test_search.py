@@ -139,7 +139,7 @@ def test_everything_that_was_chosen_is_in_the_facts(tmp_path):
     values = {**SMALL, "data": {"name": "digits", "validation": 0.25}, "train": {"rounds": 1}}
     search_scales(NAME, tmp_path / "b", values=values)
     facts = json.loads((tmp_path / "b.json").read_text())
-    assert facts["data"]["subset"] == "1077 of 1437: what clients have to train with"  # a quarter of each class less
+    assert facts["data"]["subset"] == "1077 of 1437: what clients have to train with"  # less ⌈0.25 · 1437⌉
 
 
 @pytest.mark.parametrize("key", ["epochs", "steps", "participation"])

@@ -88,7 +88,7 @@ def writing(target: Path, kind: str = "", instead: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def naming(file: Path) -> Iterator[None]:
+def naming_file(file: Path) -> Iterator[None]:
     """What the system says against writing a file, with the file's name, which it does not say of a full disk."""
     try:
         yield

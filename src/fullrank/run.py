@@ -14,7 +14,7 @@ from .config import Experiment, Recorded, merged, same
 from .display import Plain, Silent, Together, Unwatched, Watcher
 from .engine import Engine, choose, open_engine
 from .engine.vectorised import suits
-from .errors import CallFailed, ClientFailed, Interrupted, Refusal, RunFailed, WriteFailed, naming
+from .errors import CallFailed, ClientFailed, Interrupted, Refusal, RunFailed, WriteFailed, naming_file
 from .models.net import Net
 from .probe import Prober
 from .result import Run, load_run, threads
@@ -332,7 +332,7 @@ class _Log(Plain):
         self.path = path
 
     def _say(self, text: str) -> None:
-        with naming(self.path), self.path.open("a") as file:
+        with naming_file(self.path), self.path.open("a") as file:
             print(text, file=file)
 
 

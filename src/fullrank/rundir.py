@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
 from . import __version__
-from .errors import Refusal, naming, writing
+from .errors import Refusal, naming_file, writing
 from .server import Server
 from .store import ClientStore
 from .trees import Tensors, flatten, misfit, unflatten
@@ -33,7 +33,7 @@ CHECKPOINT_FILE = re.compile(r"\d+\.json|(server|clients)-\d+\.safetensors|\..*\
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file so that it is either there whole or as it was before, also after a power cut."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with naming(path):
+    with naming_file(path):
         try:
             with beside.open("wb") as file:
                 file.write(content)
@@ -58,7 +58,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def append_line(path: Path, value: Mapping[str, Any]) -> None:
     """Add a line of JSON to a file; a kill may cut it short."""
-    with naming(path), path.open("a") as file:
+    with naming_file(path), path.open("a") as file:
         file.write(json.dumps(value) + "\n")
         file.flush()
         os.fsync(file.fileno())

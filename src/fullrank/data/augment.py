@@ -22,7 +22,7 @@ from .constants import constant
 from .dataset import DataSet, is_integer
 from .geometry import Rotate
 from .operation import Operation, pick
-from .raug import RepAugment
+from .raug import Raug
 from .resize import ResizedCrop
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
@@ -108,8 +108,8 @@ def _randaugment(argument: str, dataset: DataSet) -> RandAugment:
     return RandAugment.parse(argument, *_size_of_pictures("randaugment", dataset))
 
 
-def _raug(argument: str, dataset: DataSet) -> RepAugment:
-    return RepAugment.parse(argument, *_size_of_pictures("raug", dataset))
+def _raug(argument: str, dataset: DataSet) -> Raug:
+    return Raug.parse(argument, *_size_of_pictures("raug", dataset))
 
 
 def _refuse_argument(name: str, argument: str) -> None:

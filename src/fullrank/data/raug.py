@@ -81,7 +81,7 @@ def _catalogue(levels: int, height: int, width: int) -> Catalogue:
 
 
 @dataclass(frozen=True)
-class RepAugment(Operation):
+class Raug(Operation):
     """Two operations in a row, each with a level of its own below `levels`, drawn for every image."""
 
     height: int
@@ -116,7 +116,7 @@ class RepAugment(Operation):
         _hole(device, grey=False)
 
     @classmethod
-    def parse(cls, argument: str, height: int, width: int) -> RepAugment:
+    def parse(cls, argument: str, height: int, width: int) -> Raug:
         """From what follows the colon."""
         if not argument:
             return cls(height, width)

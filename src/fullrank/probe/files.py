@@ -14,7 +14,7 @@ import torch
 from safetensors.numpy import load_file
 
 from ..collapse import recall
-from ..errors import Refusal, naming
+from ..errors import Refusal, naming_file
 from ..rundir import append_line, read_lines, save_tensors, write_lines
 
 LINES, FOLDER = "probes.jsonl", "probes"
@@ -46,7 +46,7 @@ class Probe:
 
 def write_probe(path: Path, probe: Probe) -> None:
     """Add a probe to a run directory: the line that names it comes last, so that it is never there alone."""
-    with naming(path / FOLDER):
+    with naming_file(path / FOLDER):
         (path / FOLDER).mkdir(exist_ok=True)
     tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in probe.arrays.items()}
     save_tensors(_file(path, probe.row["round"]), tensors)
