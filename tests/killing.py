@@ -26,6 +26,7 @@ from safetensors.torch import load_file
 
 import fullrank
 import fullrank.channels
+import fullrank.files
 import fullrank.local.step
 import fullrank.rundir
 import fullrank.server
@@ -124,9 +125,10 @@ class Points:
         fullrank.rundir.append_line = append_line
 
     def _tear_files(self) -> None:
-        original, replace = fullrank.rundir.write_atomically, os.replace
+        original, replace = fullrank.files.write_atomically, os.replace
 
-        def write_atomically(path: Path, content: bytes) -> None:
+        def write_atomically(path: Path, *parts: bytes | memoryview) -> None:
+            content = b"".join(parts)
             if self.due(f"half of {kind(path)}"):
                 path.with_name(f".{path.name}.{os.getpid()}.part").write_bytes(content[: len(content) // 2])
                 self.strike()
@@ -138,7 +140,7 @@ class Points:
             self.arrive(f"name of {kind(target)}")
 
         os.replace = replace_or_die
-        fullrank.rundir.write_atomically = write_atomically
+        fullrank.files.write_atomically = write_atomically
         importlib.import_module("fullrank.run").write_atomically = write_atomically
 
 
@@ -285,7 +287,7 @@ def _tensors(what: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
 def timeless(value: Any) -> Any:
     """JSON without what is measured by a clock."""
     if isinstance(value, dict):
-        return {key: timeless(inner) for key, inner in value.items() if not key.endswith("seconds")}
+        return {key: timeless(inner) for key, inner in value.items() if not key.endswith(("seconds", "checksum"))}
     return [timeless(inner) for inner in value] if isinstance(value, list) else value
 
 

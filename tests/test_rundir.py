@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import threading
@@ -21,8 +22,9 @@ from torch import nn
 import fullrank
 import stateful
 from fullrank.errors import CallFailed, ClientFailed, Interrupted, Refusal, RunFailed, WriteFailed
+from fullrank.files import append_line, save_tensors, write_atomically, write_json
 from fullrank.local.step import Step
-from fullrank.rundir import RunDirectory, append_line, read_rows, save_tensors, write_atomically
+from fullrank.rundir import RunDirectory, read_json, read_rows
 from fullrank.store import ClientStore
 from fullrank.trees import flatten
 from killing import (
@@ -95,11 +97,13 @@ def test_a_run_directory_holds_what_is_promised(tmp_path):
     }
     assert_tidy(path)
     rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert all(row.pop("checksum") for row in rows)
     assert [row["round"] for row in rows] == [1, 2, 3]
     assert {"accuracy", "loss", "bytes_up", "bytes_down", "seconds", "training_seconds", "clients"} <= rows[0].keys()
     assert rows == result.metrics == fullrank.load_run(path).metrics
     summary = json.loads((path / "summary.json").read_text())
     ending = summary.pop("ending")
+    assert summary.pop("checksum")
     assert result.summary() == summary
     assert ending == {"absent": summary["absent"]}
     assert summary["accuracy"]["last"] == rows[-1]["accuracy"]
@@ -121,7 +125,9 @@ def test_the_saved_experiment_is_the_resolved_one_and_reads_back_equal(tmp_path)
     assert again == result.experiment == fullrank.load_run(tmp_path / "run").experiment
     assert again.engine.name != "auto"  # but what it stood for
     assert again.method.tables == {"fedprox": {"mu": 0.001}, "feddecorr": {"beta": 0.1, "scale": "code"}}
-    assert again.as_toml() == (tmp_path / "run" / "experiment.toml").read_text()
+    *text, checksum = (tmp_path / "run" / "experiment.toml").read_text().splitlines(keepends=True)
+    assert again.as_toml() == "".join(text)
+    assert checksum.startswith("# checksum: ")
     fullrank.run(tmp_path / "run" / "experiment.toml", tmp_path / "again")
     assert_equal_outcomes(tmp_path / "again", tmp_path / "run")
 
@@ -365,7 +371,7 @@ def test_consent_to_another_engine_covers_nothing_else(one_run):
 def test_a_key_that_the_recorded_experiment_lacks_has_its_default(tmp_path):
     run(tmp_path / "run", {"train.rounds": 1})
     file = tmp_path / "run" / "experiment.toml"
-    kept = [line for line in file.read_text().splitlines() if not line.startswith(("buffers", "decay_on"))]
+    kept = [line for line in file.read_text().splitlines() if not line.startswith(("buffers", "decay_on", "# check"))]
     file.write_text("\n".join(kept))
     assert run(tmp_path / "run").complete
 
@@ -503,19 +509,17 @@ def two_of_three_rounds(tmp_path_factory):
         ("000002.json", overwrite),
     ],
 )
-def test_a_damaged_checkpoint_is_named_with_a_way_out(file, damage, two_of_three_rounds, tmp_path):
+def test_a_damaged_checkpoint_is_named_and_an_older_one_takes_its_place(file, damage, two_of_three_rounds, tmp_path):
     shutil.copytree(two_of_three_rounds / "run", tmp_path / "run")
     folder = tmp_path / "run" / "checkpoints"
     damage(folder / file)
-    for way in (lambda: run(tmp_path / "run", STATEFUL), fullrank.load_run(tmp_path / "run").model):
-        with pytest.raises(Refusal) as caught:
-            way()
-        problem = "is missing" if damage is Path.unlink else "is damaged"
-        assert f'"{folder / file}" {problem}' in str(caught.value)
-        assert f'delete "{folder / "000002.json"}" to go on from round 1' in str(caught.value)
-        assert "\n" not in str(caught.value)
-    (folder / "000002.json").unlink()
+    problem = f'"{folder / file}" {"is missing" if damage is Path.unlink else "is damaged"}'
+    with nothing_changes(tmp_path / "run"), pytest.raises(Refusal, match=re.escape(problem)) as caught:
+        fullrank.load_run(tmp_path / "run").client_model(0)
+    assert "\n" not in str(caught.value)
     run(tmp_path / "run", STATEFUL)
+    assert f"{problem}" in (log := (tmp_path / "run" / "log.txt").read_text())
+    assert "the run continues from round 1" in log
     assert_equal_outcomes(tmp_path / "run", two_of_three_rounds / "whole")
 
 
@@ -531,8 +535,8 @@ def test_damaged_notes_of_clients_are_named(damage, problem, two_of_three_rounds
     shutil.copytree(two_of_three_rounds / "run", tmp_path / "run")
     notes = tmp_path / "run" / "checkpoints" / "clients.jsonl"
     damage(notes)
-    for way in (lambda: run(tmp_path / "run", STATEFUL), fullrank.load_run(tmp_path / "run").model):
-        with pytest.raises(Refusal, match=problem) as caught:
+    for way in (lambda: run(tmp_path / "run", STATEFUL), lambda: fullrank.load_run(tmp_path / "run").client_model(0)):
+        with nothing_changes(tmp_path / "run"), pytest.raises(Refusal, match=problem) as caught:
             way()
         assert str(notes) in str(caught.value)
 
@@ -547,8 +551,8 @@ def test_the_only_checkpoint_damaged(tmp_path):
 def test_a_checkpoint_of_a_later_version_is_refused(tmp_path):
     run(tmp_path / "run", {"train.rounds": 2})
     file = tmp_path / "run" / "checkpoints" / "000002.json"
-    file.write_text(file.read_text().replace('"format": 2', '"format": 3'))
-    with pytest.raises(Refusal, match="have format 3, this version reads 2"):
+    write_json(file, {**read_json(file), "format": 4})
+    with pytest.raises(Refusal, match="have format 4, this version reads 2 and 3"):
         run(tmp_path / "run")
 
 
@@ -1072,7 +1076,7 @@ def test_a_run_whose_checkpoints_are_gone_keeps_its_rows(tmp_path):
     run = stripped(tmp_path / "run")
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     for rounds in (2, 3):
-        with pytest.raises(Refusal, match="its checkpoints are gone: it can be read, not gone on with"):
+        with pytest.raises(Refusal, match="its checkpoints are gone: it can be read, not continued"):
             fullrank.run({**run.experiment.model_dump(), "train.rounds": rounds}, tmp_path / "run")
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
     assert fullrank.load_run(tmp_path / "run").summary() == run.summary()

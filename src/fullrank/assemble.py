@@ -32,6 +32,7 @@ from .randomness import seeded
 from .rundir import read_json
 from .server import Server
 from .site import Site
+from .sources import fingerprints
 from .tables import GIVEN, EngineTable, Statistics
 from .trees import Tensors
 
@@ -108,6 +109,12 @@ class Assembly:
             for key, name in named.items()
             if isinstance(name, str) and Path(name).is_file()
         }
+
+    def sources(self) -> dict[str, str]:
+        """Fingerprints of the user's own code that the run uses."""
+        experiment = self.experiment
+        names = [experiment.data.name, experiment.model.name, *experiment.method.name.split("+")]
+        return fingerprints(names, [*self.network.module.modules(), *self.composition.parts])
 
     def check_files(self, path: Path, recorded: Mapping[str, str]) -> None:
         """Refuse files other than those with which the run in a directory was started."""

@@ -15,10 +15,11 @@ from .comparison import Comparison, check_comparable, check_measure, check_value
 from .config import Experiment, merged, nested, read_toml
 from .engine import cores
 from .errors import Interrupted, Refusal
+from .files import write_json
 from .parallel import Onlooker, Task, run_all
 from .result import load_run
 from .run import agreed
-from .rundir import RunDirectory, write_json
+from .rundir import RunDirectory
 
 
 def compare(

@@ -18,6 +18,7 @@ from pydantic_core import ErrorDetails
 from . import methods, models
 from .checking import sentence
 from .errors import Refusal, nearest
+from .files import Damaged, check_text
 from .tables import (
     GIVEN,
     Data,
@@ -172,6 +173,10 @@ class Recorded(Experiment):
         """What the run in a directory recorded."""
         file = path / "experiment.toml"
         values = read_toml(file)
+        try:
+            check_text(file.read_text(encoding="utf-8"))
+        except Damaged as problem:
+            raise Refusal(f'"{file}" is damaged: {problem}') from None
         if not values:
             raise Refusal(
                 f'"{file}" is empty, so it is damaged; put the experiment in it with which the run was started, or '

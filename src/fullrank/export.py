@@ -21,13 +21,14 @@ from . import __version__, methods, models
 from .assemble import Assembly, changed, is_given
 from .errors import Refusal, writing
 from .exportformats import FORMATS, Format, Predict, chosen
+from .files import write_json
 from .methods import Composition
 from .models.fuse import to_deploy
 from .models.network import Network
 from .models.reparam import operators
 from .randomness import seeded
 from .result import Run, chosen_model, refuse_lost_model, run_here
-from .rundir import read_json, write_json
+from .rundir import read_json
 from .tables import GIVEN
 
 DESCRIPTION = "model.json"

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from .errors import Refusal, nearest
-from .rundir import save_tensors
+from .files import save_tensors
 
 OPSET = 18
 """Of ONNX: the oldest that torch's exporter writes without converting, so that old runtimes read it too."""

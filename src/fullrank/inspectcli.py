@@ -14,9 +14,9 @@ from .collapse import recall
 from .collapse.spectra import THRESHOLD
 from .config import parse_overrides
 from .errors import Refusal
+from .files import writable
 from .inspecting import FILE, Inspected, inspect_model, inspect_run, is_run
 from .result import run_here
-from .rundir import writable
 
 SHOWN = {
     "effective_rank": "effective rank",

@@ -21,9 +21,10 @@ from . import interrupt
 from .config import Experiment
 from .display import Silent
 from .errors import ClientFailed, Refusal, RunFailed, writing
+from .files import write_atomically
 from .result import Run
 from .run import run
-from .rundir import RunDirectory, write_atomically
+from .rundir import RunDirectory
 
 POLL = 0.2
 """Seconds after which a signal is obeyed at the latest while children are at work."""

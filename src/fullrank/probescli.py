@@ -14,9 +14,9 @@ from rich.table import Table
 
 from .cliparts import AsJson
 from .comparison import all_runs
+from .files import writable
 from .report.labels import titles_of
 from .report.probed import Probe, mean, probe_at, probes_of
-from .rundir import writable
 
 CLIENTS_TOO = ("accuracy", "significant", "effective_rank")
 """What is shown of the global model and, as a mean, of the clients that were looked at."""

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import nn
 
 from .assemble import Assembly, assemble, is_given
 from .config import Experiment, Recorded
 from .errors import Refusal
+from .files import Damaged, load_tensors
 from .probe.files import read_probes
 from .rundir import RunDirectory, read_json, read_rows
 from .summary import summarise
@@ -101,14 +100,15 @@ class Run:
             file = self.path / "model.safetensors"
             if self._stripped and not file.is_file():
                 raise Refusal(f'there is no model in "{self.path}": neither a checkpoint nor model.safetensors')
-            result = moved(self._read(file), assembly.device) if file.is_file() else {}
+            current = file.is_file() and (self._stripped or RunDirectory(self.path).result_round())
+            result = moved(self._read(file), assembly.device) if current else {}
             self._final = {**assembly.server.model, **result}
         return self._final
 
     def _read(self, file: Path) -> Tensors:
         try:
-            return load_file(file)
-        except SafetensorError as error:
+            return load_tensors(file)
+        except Damaged as error:
             again = how_to_have_it_again(file.parent)
             raise Refusal(f'the model in "{file}" is damaged ({error}); {again}') from None
 
@@ -141,9 +141,10 @@ def load_run(path: str | Path) -> Run:
     if not (path / "experiment.toml").is_file():
         raise Refusal(f'"{path}" is not a run directory: it has no experiment.toml')
     experiment = Recorded.by(path)
-    summary = path / "summary.json"
-    ending = read_json(summary).get("ending", {}) if summary.is_file() else {}
-    return Run(experiment, read_rows(path), path, ending=ending)
+    rows = read_rows(path)
+    current = RunDirectory(path).result_round() == (rows[-1]["round"] if rows else 0)
+    ending = read_json(path / "summary.json").get("ending", {}) if rows and current else {}
+    return Run(experiment, rows, path, ending=ending)
 
 
 def run_here(path: str | Path) -> Run:

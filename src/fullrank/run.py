@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ from .config import Experiment, Recorded, merged, same
 from .display import Plain, Silent, Together, Unwatched, Watcher
 from .engine import Engine, choose, open_engine
 from .engine.vectorised import suits
-from .errors import CallFailed, ClientFailed, Interrupted, Refusal, RunFailed, WriteFailed, naming_file
+from .errors import ClientFailed, Interrupted, Refusal, RunFailed, WriteFailed, naming_file
+from .files import save_tensors, sealed_text, writable, write_atomically, write_json
 from .models.net import Net
 from .probe import Prober
 from .result import Run, load_run, threads
-from .rundir import RunDirectory, environment, read_json, save_tensors, writable, write_atomically, write_json
+from .rundir import RunDirectory, environment, read_json
 from .server import Played
 from .summary import over_stages
 from .trees import clone
@@ -81,7 +82,7 @@ def execute(
             raise
         saved = _what_is_saved(directory.last_round(), experiment.train.rounds, directory.path)
         raise RunFailed(f"{failure}; {saved}") from failure
-    except (Refusal, CallFailed):
+    except BaseException:
         if directory is not None:
             directory.abandon()
         raise
@@ -120,16 +121,14 @@ def _play(assembly: Assembly, directory: RunDirectory | None, watcher: Watcher, 
     experiment, server = assembly.experiment, assembly.server
     path = directory.path if directory is not None else None
     prober = Prober(assembly, path)
-    rows = _begin(assembly, directory, changes) if directory is not None else []
-    if directory is not None and directory.has_its_result(experiment.train.rounds):
+    start = _begin(assembly, directory, prober, changes) if directory is not None else Start()
+    if directory is not None and start.finished:
         finished = load_run(directory.path)
         finished._assembly = assembly
         watcher.started(experiment, server.round, 0, path)
         watcher.ended(finished)
         return finished
-    if directory is not None:
-        directory.discard_result()
-    prober.go_on(server.round)
+    rows = start.rows
     engine = open_engine(
         experiment.engine.name,
         assembly.site,
@@ -140,8 +139,9 @@ def _play(assembly: Assembly, directory: RunDirectory | None, watcher: Watcher, 
         compile=experiment.engine.compile == "on",
     )
     try:
+        start.write()
         watcher.started(experiment, server.round, len(server.sample(server.round)), path)
-        for text in assembly.cautions():
+        for text in (*start.cautions, *assembly.cautions()):
             watcher.cautioned(text)
         while server.round < experiment.train.rounds:
             _one_round(assembly, engine, directory, rows, watcher, prober)
@@ -204,27 +204,90 @@ def _one_round(
     watcher.round_done(row)
 
 
-def _begin(assembly: Assembly, directory: RunDirectory, changes: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Write what is known before round 1, or check that it still holds and go back to the newest checkpoint."""
-    experiment, path = assembly.experiment, directory.path
-    around = environment(experiment.engine.threads, assembly.device)
+@dataclasses.dataclass
+class Start:
+    """Where a run starts or continues."""
+
+    rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    """The metrics of the rounds that are saved."""
+    cautions: list[str] = dataclasses.field(default_factory=list)
+    finished: bool = False
+    """Whether there is nothing left to do."""
+    write: Callable[[], None] = lambda: None
+    """Write what has to be on disk before the next round. Everything that can be rejected comes before it."""
+
+
+def _begin(assembly: Assembly, directory: RunDirectory, prober: Prober, changes: Mapping[str, Any]) -> Start:
+    """Get ready for round 1, or return to the newest checkpoint if everything that was recorded still holds."""
+    around = environment(assembly.experiment.engine.threads, assembly.device) | {"sources": assembly.sources()}
     if directory.started:
-        directory.refuse_if_stripped()
-        assembly.check_data(path)
-        history = read_json(path / "environment.json")
-        assembly.check_files(path, history.get("files", {}))
-        if not directory.has_its_result(experiment.train.rounds):
-            entry = {"after_round": directory.last_round(), **around, "changed_engine": dict(changes)}
-            history.setdefault("resumed", []).append(entry)
-    else:
+        return _continue(assembly, directory, prober, changes, around)
+    path = directory.path
+
+    def write() -> None:
         save_tensors(path / "partition.safetensors", assembly.federation.tensors())
         write_json(path / "partition.json", assembly.facts())
-        history = {**around, "files": assembly.files()}
-    write_json(path / "environment.json", history)
-    write_atomically(path / "experiment.toml", experiment.as_toml().encode())
-    directory.restore(assembly.server, assembly.device)
-    directory.tidy(experiment.run.keep)
-    return directory.cut_rows(assembly.server.round)
+        write_json(path / "environment.json", {**around, "files": assembly.files()})
+        _write_experiment(assembly.experiment, path)
+
+    return Start(write=write)
+
+
+def _continue(
+    assembly: Assembly,
+    directory: RunDirectory,
+    prober: Prober,
+    changes: Mapping[str, Any],
+    around: dict[str, Any],
+) -> Start:
+    """Check everything that the run depends on."""
+    experiment, path = assembly.experiment, directory.path
+    directory.reject_if_stripped()
+    assembly.check_data(path)
+    history = read_json(path / "environment.json")
+    assembly.check_files(path, history.get("files", {}))
+    damage = directory.restore(assembly.server, assembly.device, older=True)
+    done = assembly.server.round
+    start = Start(directory.rows_until(done), [damage] if damage else [])
+    prober.check(done)
+    if done == experiment.train.rounds and directory.has_its_result(done):
+        start.finished = True
+        return start
+    start.cautions += _differences({**history, **(history.get("resumed") or [{}])[-1]}, around)
+    entry = {"after_round": done, **around, "changed_engine": dict(changes)}
+    history.setdefault("resumed", []).append(entry)
+
+    def write() -> None:
+        write_json(path / "environment.json", history)
+        _write_experiment(experiment, path)
+        directory.tidy(experiment.run.keep, done)
+        directory.write_rows(start.rows)
+        prober.go_on(done)
+
+    start.write = write
+    return start
+
+
+def _write_experiment(experiment: Experiment, path: Path) -> None:
+    write_atomically(path / "experiment.toml", sealed_text(experiment.as_toml()).encode())
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Warnings about software that is not what it was when the rounds so far were run."""
+    said = [
+        f"the run so far used {name} {before[name]} and continues with {name} {now[name]}, so it may not end as an "
+        "uninterrupted run would"
+        for name in ("fullrank", "torch")
+        if before.get(name) not in (None, now[name])
+    ]
+    known = before.get("sources", {})
+    changed = [name for name, value in now["sources"].items() if known.get(name, value) != value]
+    if changed:
+        said.append(
+            f"the source code of {', '.join(changed)} has changed since the rounds so far were run, so the run may not "
+            "end as an uninterrupted run would"
+        )
+    return said
 
 
 def _end(

@@ -3,99 +3,116 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import os
 import platform
 import re
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
+from typing_extensions import NotRequired, TypedDict
 
 from . import __version__
-from .errors import Refusal, naming_file, writing
+from .errors import Refusal, RunFailed, writing
+from .files import (
+    Damaged,
+    append_line,
+    load_tensors,
+    read_lines,
+    reading,
+    save_tensors,
+    verify_tensors,
+    write_json,
+    write_lines,
+)
+from .files import read_json as read_object
 from .server import Server
 from .store import ClientStore
-from .trees import Tensors, flatten, misfit, unflatten
+from .trees import Tree, flatten, misfit, unflatten
 
-FORMAT = 2
+FORMAT = 3
+"""Of checkpoints; those of format 2 have no checksums and are otherwise the same."""
+READABLE = (2, 3)
 CHECKPOINT_FILE = re.compile(r"\d+\.json|(server|clients)-\d+\.safetensors|\..*\.part")
+BEFORE_THE_START = (
+    "checkpoints",
+    "log.txt",
+    "partition.safetensors",
+    "partition.json",
+    "environment.json",
+    "experiment.toml",
+)
+"""What a run may write into its directory before the directory counts as a run's, which experiment.toml makes it."""
+LOCK_HEADER = "Created by fullrank:"
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that it is either there whole or as it was before, also after a power cut."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with naming_file(path):
-        try:
-            with beside.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, path)
-        except OSError:
-            beside.unlink(missing_ok=True)  # on a full disk every byte is wanted
-            raise
-    with contextlib.suppress(OSError):  # not every file system lets a directory be synchronised
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+class _Data(TypedDict):
+    fingerprint: str
+    classes: list[Any]
+    input_shape: list[int]
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON atomically."""
-    write_atomically(path, (json.dumps(value, indent=1) + "\n").encode())
+class _Partition(TypedDict):
+    data: _Data
+    hash: str
 
 
-def append_line(path: Path, value: Mapping[str, Any]) -> None:
-    """Add a line of JSON to a file; a kill may cut it short."""
-    with naming_file(path), path.open("a") as file:
-        file.write(json.dumps(value) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+class _Environment(TypedDict, total=False):
+    files: dict[str, str]
+    sources: dict[str, str]
+    resumed: list[dict[str, Any]]
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The complete lines of a file of JSON lines; one that a kill cut short is not one."""
-    if not path.is_file():
-        return []
-    try:
-        return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise Refusal(f'"{path}" is damaged: a line of it is not JSON ({error})') from None
+class _Summary(TypedDict):
+    rounds: int
+    ending: NotRequired[dict[str, Any]]
 
 
-def write_lines(path: Path, values: Iterable[Mapping[str, Any]]) -> None:
-    """Write a file of JSON lines atomically."""
-    write_atomically(path, "".join(json.dumps(value) + "\n" for value in values).encode())
+class _Row(TypedDict):
+    round: int
+    clients: NotRequired[list[dict[str, Any]]]
+    accuracy: NotRequired[float | None]
+    loss: NotRequired[float | None]
+    personal: NotRequired[dict[str, Any]]
+    skipped: NotRequired[dict[str, str]]
 
 
-def writable(value: Any) -> Any:
-    """The same in what JSON knows: a number that is not finite has no value there."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: writable(inner) for key, inner in value.items()}
-    return [writable(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+class _Note(TypedDict):
+    round: int
+    contacts: dict[str, list[int]]
+    file: str
+    states: list[int]
+
+
+class _Manifest(TypedDict):
+    format: int
+    round: int
+    server: str
+    sound: NotRequired[bool]
+
+
+SHAPES: dict[str, Any] = {
+    "partition.json": _Partition,
+    "environment.json": _Environment,
+    "summary.json": _Summary,
+}
+"""What a JSON file must hold, as far as anything depends on it; files of other names hold any object."""
 
 
 def read_json(path: Path) -> Any:
     """What a JSON file of a run directory holds; one sentence where it is missing or damaged."""
     try:
-        return json.loads(path.read_text())
+        with reading(path):
+            return read_object(path, SHAPES.get(path.name, dict[str, Any]))
     except FileNotFoundError:
         raise Refusal(f'the file "{path}" is missing{_way_out(path)}') from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise Refusal(f'the file "{path}" is damaged ({error}){_way_out(path)}') from None
+    except Damaged as problem:
+        raise Refusal(f'the file "{path}" is damaged ({problem}){_way_out(path)}') from None
 
 
 def _way_out(path: Path) -> str:
@@ -108,20 +125,6 @@ def _way_out(path: Path) -> str:
         again = "delete it and give the command that started the run again, which writes it anew"
         return f"; {again}" if saved else "; run the same experiment in another directory"
     return ""
-
-
-def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write a safetensors file atomically; it takes contiguous tensors that share no memory."""
-    seen: set[int] = set()
-    ready: Tensors = {}
-    for name, tensor in tensors.items():
-        tensor = tensor.detach().cpu().contiguous()
-        address = tensor.untyped_storage().data_ptr()
-        if address in seen:
-            tensor = tensor.clone()
-        seen.add(tensor.untyped_storage().data_ptr())
-        ready[name] = tensor
-    write_atomically(path, save(ready))
 
 
 class _Names(NamedTuple):
@@ -144,20 +147,25 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self._notes = self.checkpoints / "clients.jsonl"
         self._lock: IO[str] | None = None
-        self._saved: list[int] = []
-        """The rounds whose checkpoints are kept."""
+        self._made: list[Path] = []
+        """Folders that this process has created, the outermost first."""
+        self._saved: list[tuple[int, bool]] = []
+        """The rounds whose checkpoints are kept, and whether the loss was finite there."""
         self._left: deque[tuple[int, str]] = deque()
         """Files of clients' states that no checkpoint from that round on needs."""
+        self._sound = True
+        """Whether the last loss in the rows is finite."""
+        self._size = 0
+        """Bytes of the rows, as this process left them."""
 
     # Opening
 
     def open(self) -> None:
-        """Create and lock the directory; a second process is refused, and so is a directory with other things."""
-        if not self.started and self.foreign():
-            raise Refusal(f'"{self.path}" is not empty and holds no run; choose another directory')
+        """Create and lock the directory; a directory in use and one with files of others are rejected."""
+        self._reject_foreign()
         with writing(self.path, "the run directory "):
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-            self._lock = (self.path / ".lock").open("a")
+            self._make(self.path)
+            self._lock = (self.path / ".lock").open("a+", encoding="utf-8")
         try:
             _lock(self._lock)
         except OSError:
@@ -166,6 +174,10 @@ class RunDirectory:
             raise Refusal(
                 f'another process is running in "{self.path}"; wait for it, or choose another --out'
             ) from None
+        with writing(self.path, "the run directory "):
+            if not self.started:
+                self._announce()
+            self._make(self.checkpoints)
         for stale in (*self.path.glob(".*.part"), *self.path.glob("*/.*.part")):
             stale.unlink()  # a kill left it half written
 
@@ -176,120 +188,177 @@ class RunDirectory:
             self._lock = None
 
     def abandon(self) -> None:
-        """Leave nothing behind of a run that was refused before it began."""
+        """Remove what a run that ended before it started has written, and nothing else."""
         if self.started or self._lock is None:
             return
         self.close()
-        for name in (".lock", "log.txt"):
-            (self.path / name).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # not empty: then it is not ours to remove
-            self.checkpoints.rmdir()
-            self.path.rmdir()
+        for name in (*BEFORE_THE_START, ".lock"):  # the lock last: it tells a later process what this one created
+            if (self.path / name).is_file():
+                (self.path / name).unlink()
+        for folder in reversed(self._made):
+            with contextlib.suppress(OSError):  # somebody has put something into it meanwhile
+                folder.rmdir()
+
+    def check_lock(self) -> None:
+        """Stop if the lock file is no longer the one that this process holds: another process may be writing here."""
+        if self._lock is None or sys.platform == "win32":  # there a file in use cannot be deleted
+            return
+        held = os.fstat(self._lock.fileno())
+        try:
+            found = os.stat(self.path / ".lock")
+            same = (held.st_dev, held.st_ino) == (found.st_dev, found.st_ino)
+        except OSError:
+            same = False
+        if not same:
+            raise RunFailed(
+                f'"{self.path / ".lock"}" was deleted or replaced while the run was active, so another process may be '
+                "writing into the same directory; this run stops before it writes anything more"
+            )
 
     @property
     def started(self) -> bool:
         """Whether a run has begun here."""
         return (self.path / "experiment.toml").is_file()
 
-    def foreign(self) -> bool:
-        """Whether the directory holds things that no run puts there before it has begun."""
-        if not self.path.is_dir():
-            return False
-        own = {
-            "checkpoints",
-            ".lock",
-            "log.txt",
-            "experiment.toml",
-            "partition.json",
-            "partition.safetensors",
-            "environment.json",
-        }
+    def _make(self, folder: Path) -> None:
+        missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        self._made += reversed(missing)
+
+    def _announce(self) -> None:
+        """Write into the lock file what a run may create here, before it does, for whoever finds it after a kill."""
+        self._reject_foreign()  # once more, now that nobody else can be creating something
+        assert self._lock is not None
+        self._lock.truncate(0)
+        self._lock.write("\n".join((LOCK_HEADER, *BEFORE_THE_START, "")))
+        self._lock.flush()
+        os.fsync(self._lock.fileno())
+
+    def _reject_foreign(self) -> None:
+        """Reject a directory without a run in which there is anything that no killed run has left."""
+        if self.started or not self.path.is_dir():
+            return
+        own = {".lock"} if self._lock is not None else set()
+        lock = self.path / ".lock"
+        if lock.is_file():
+            lines = lock.read_text(encoding="utf-8", errors="replace").splitlines()
+            if not lines or lines[0] == LOCK_HEADER:
+                own |= {".lock", *lines[1:]}
         names = {path.name for path in self.path.iterdir() if not CHECKPOINT_FILE.fullmatch(path.name)}
-        return bool(names - own) or (self.checkpoints.is_dir() and any(self.checkpoints.iterdir()))
+        if names - own or (self.checkpoints.is_dir() and any(self.checkpoints.iterdir())):
+            raise Refusal(f'"{self.path}" is not empty and holds no run; choose another directory')
+
+    # The result
+
+    def result_round(self) -> int:
+        """The number of rounds after which the result (summary and model) was written; 0 without a current one.
+
+        A result of fewer rounds than the newest checkpoint has is not current: a kill can leave one behind.
+        """
+        summary = self.path / "summary.json"
+        rounds: int = read_json(summary)["rounds"] if summary.is_file() else 0
+        return rounds if rounds >= self.last_round() else 0
 
     def finished(self, rounds: int) -> bool:
-        """Whether a run of so many rounds is complete here, its result written."""
-        summary = self.path / "summary.json"
-        return summary.is_file() and read_json(summary)["rounds"] == rounds
+        """Whether a run of so many rounds is complete here: its rows, and its result."""
+        return self.result_round() == rounds and [row["round"] for row in self.rows()] == [*range(1, rounds + 1)]
 
     def has_its_result(self, rounds: int) -> bool:
-        """Whether a run of so many rounds is complete here, and its model whole if a checkpoint could restore it."""
-        return self.finished(rounds) and (_is_whole(self.path / "model.safetensors") or not self.last_round())
+        """Whether a run of so many rounds is complete here, and its model whole."""
+        return self.finished(rounds) and _is_whole(self.path / "model.safetensors")
 
-    def refuse_if_stripped(self) -> None:
-        """Of a run that ended, and so had a checkpoint: without one it would begin anew, over its rows."""
+    def reject_if_stripped(self) -> None:
+        """Reject a run that has ended and has no checkpoint: it would start from scratch, over its rows."""
         if (self.path / "summary.json").is_file() and not self.last_round():
             raise Refusal(
-                f'the run in "{self.path}" ended, but its checkpoints are gone: it can be read, not gone on with; '
-                "take another directory"
+                f'the run in "{self.path}" ended, but its checkpoints are gone: it can be read, not continued; '
+                "choose another directory"
             )
+
+    def _discard_result(self) -> None:
+        """Delete how a run of fewer rounds ended; without the summary the model does not count."""
+        for name in ("summary.json", "model.safetensors"):
+            (self.path / name).unlink(missing_ok=True)
 
     # Rows
 
     def append_row(self, row: Mapping[str, Any]) -> None:
         """Add one round's metrics."""
-        append_line(self.path / "metrics.jsonl", row)
+        self.check_lock()
+        file = self.path / "metrics.jsonl"
+        if (file.stat().st_size if file.is_file() else 0) != self._size:
+            raise RunFailed(f'"{file}" was changed by another program while the run was active; this run stops')
+        append_line(file, row)
+        self._size = file.stat().st_size
+        self._sound = row.get("loss", 0.0 if self._sound else None) is not None
 
     def rows(self) -> list[dict[str, Any]]:
         """All complete rows."""
         return read_rows(self.path)
 
-    def cut_rows(self, rounds: int) -> list[dict[str, Any]]:
-        """Forget the rows after a round: their rounds were not saved and will be played again."""
-        kept = [row for row in self.rows() if row["round"] <= rounds]
+    def rows_until(self, rounds: int) -> list[dict[str, Any]]:
+        """The rows of the first rounds, all of which must be there."""
+        kept = _until(rounds, read_lines(self.path / "metrics.jsonl", _Row))
         if [row["round"] for row in kept] != list(range(1, rounds + 1)):
             raise Refusal(
                 f'"{self.path / "metrics.jsonl"}" does not hold all of the {rounds} rounds that the newest checkpoint '
                 "has behind it; start a new run"
             )
-        write_lines(self.path / "metrics.jsonl", kept)
         return kept
 
-    def discard_result(self) -> None:
-        """Forget how a run of fewer rounds ended; without the summary it is not complete."""
-        for name in ("summary.json", "model.safetensors"):
-            (self.path / name).unlink(missing_ok=True)
+    def write_rows(self, rows: list[dict[str, Any]]) -> None:
+        """Replace all rows: those after the newest checkpoint are forgotten, because their rounds are run again."""
+        file = self.path / "metrics.jsonl"
+        write_lines(file, rows)
+        self._size = file.stat().st_size
+        self._sound = next((row["loss"] is not None for row in reversed(rows) if "loss" in row), True)
 
     # Checkpoints
 
     def save(self, server: Server, keep: int) -> None:
         """Write a checkpoint: first the tensors, then, as its last act, the small file that names them.
 
-        Of clients it writes what is new since the last one; all notes together say what is known of each.
+        Of clients it writes what is new since the last one; all notes together say what is known of each. The newest
+        checkpoint with a finite loss is kept in addition to the newest `keep`.
         """
+        self.check_lock()
         names, store = _Names.of(server.round), server.store
         save_tensors(self.checkpoints / names.server, flatten(server.state()))
         if unsaved := store.unsaved():
             save_tensors(self.checkpoints / names.clients, flatten(unsaved))
         append_line(self._notes, {"round": server.round, **store.note(names.clients)})
         self._left += [(server.round, file) for file in store.saved_as(names.clients, self.checkpoints)]
-        write_json(self.checkpoints / names.manifest, {"format": FORMAT, "round": server.round, "server": names.server})
-        self._saved.append(server.round)
+        manifest = {"format": FORMAT, "round": server.round, "server": names.server, "sound": self._sound}
+        write_json(self.checkpoints / names.manifest, manifest)
+        self._saved.append((server.round, self._sound))
+        self._discard_result()
         self.sweep(keep)
 
     def sweep(self, keep: int) -> None:
-        """Delete checkpoints beyond the newest `keep`, and the files that none of the rest needs."""
-        while len(self._saved) > keep:
-            names = _Names.of(self._saved.pop(0))
+        """Delete checkpoints that are no longer kept, and the files that none of the rest needs."""
+        kept = _kept(self._saved, keep)
+        for round, _ in [pair for pair in self._saved if pair not in kept]:
+            names = _Names.of(round)
             (self.checkpoints / names.manifest).unlink(missing_ok=True)
             (self.checkpoints / names.server).unlink(missing_ok=True)
-        while self._left and self._left[0][0] <= self._saved[0]:
+        self._saved = kept
+        while self._left and self._left[0][0] <= self._saved[0][0]:
             (self.checkpoints / self._left.popleft()[1]).unlink(missing_ok=True)
 
-    def tidy(self, keep: int) -> None:
-        """Before the first round of a process: forget what lies beyond the newest checkpoint, sweep what a kill left.
+    def tidy(self, keep: int, last: int) -> None:
+        """Before the first round of a process: forget what lies beyond round `last`, sweep what a kill left.
 
-        This looks at every file and every note, which a round must not do.
+        This reads every file's name and every note, which a round must not do.
         """
-        rounds = [int(path.stem) for path in self._manifests()]
-        notes = self._notes_until(rounds[-1] if rounds else 0)
+        saved = [(int(path.stem), _is_sound(path)) for path in self._manifests() if int(path.stem) <= last]
+        notes = self._notes_until(last)
         if self._notes.is_file():
             write_lines(self._notes, notes)
         known = ClientStore()
         left = [(note["round"], file) for note in notes for file in known.follow(note, self.checkpoints)]
-        self._saved = rounds[-keep:]
-        self._left = deque((round, file) for round, file in left if round > self._saved[0])
-        needed = {name for round in self._saved for name in _Names.of(round)[:2]}
+        self._saved = _kept(saved, keep)
+        self._left = deque((round, file) for round, file in left if round > self._saved[0][0])
+        needed = {name for round, _ in self._saved for name in _Names.of(round)[:2]}
         needed |= {*known.files.values(), *(file for _, file in self._left)}
         for path in self.checkpoints.iterdir():
             if path.name not in needed and CHECKPOINT_FILE.fullmatch(path.name):
@@ -297,7 +366,7 @@ class RunDirectory:
 
     def _notes_until(self, round: int) -> list[dict[str, Any]]:
         """What the checkpoints up to a round noted of clients."""
-        return [note for note in read_lines(self._notes) if note["round"] <= round]
+        return _until(round, read_lines(self._notes, _Note))
 
     def _manifests(self) -> list[Path]:
         found = [path for path in self.checkpoints.glob("*.json") if path.stem.isdigit()]
@@ -308,64 +377,120 @@ class RunDirectory:
         manifests = self._manifests()
         return int(manifests[-1].stem) if manifests else 0
 
-    def restore(self, server: Server, device: torch.device) -> None:
-        """Bring a server to where the newest checkpoint left it."""
-        manifests = self._manifests()
-        if not manifests:
-            return
-        manifest = self._intact(manifests[-1], _read_manifest)
-        if manifest["format"] != FORMAT:
+    def restore(self, server: Server, device: torch.device, older: bool = False) -> str:
+        """Bring a server to where the newest checkpoint left it.
+
+        Args:
+            server: The server of the same experiment before its first round.
+            device: Where its tensors belong.
+            older: Take the newest of the checkpoints that are whole. The rounds after it are run again, with the same
+                result, so nothing is lost but their time.
+
+        Returns:
+            One sentence about the checkpoints that had to be passed over; empty if there were none.
+
+        Raises:
+            Refusal: The checkpoint is damaged, and so are all older ones if those may be taken.
+        """
+        problems: list[str] = []
+        for manifest in reversed(self._manifests()):
+            try:
+                state, notes = self._checkpoint(manifest)
+            except Damaged as problem:
+                problems.append(str(problem))
+                if older:
+                    continue
+                break
+            self._fits(state, server)
+            for note in notes:
+                server.store.follow(note, self.checkpoints)
+            server.restore(state, int(manifest.stem), device)
+            return f"{problems[0]}; the run continues from round {int(manifest.stem)}" if problems else ""
+        if problems:
+            way_out = "start a new run" if older else "the command that started the run says whether it can continue"
+            raise Refusal(f"{problems[0]}; {way_out}")
+        return ""
+
+    def _checkpoint(self, path: Path) -> tuple[Tree, list[dict[str, Any]]]:
+        """The server's state and the notes on clients that belong to a manifest, every file of it verified."""
+        manifest = _intact(path, lambda path: read_object(path, _Manifest))
+        if manifest["format"] not in READABLE:
             raise Refusal(
-                f'the checkpoints in "{self.path}" have format {manifest["format"]}, this version reads {FORMAT}'
+                f'the checkpoints in "{self.path}" have format {manifest["format"]}, this version reads '
+                f"{' and '.join(map(str, READABLE))}"
             )
-        saved = self._intact(self.checkpoints / manifest["server"], load_file)
+        round = int(path.stem)
+        if (manifest["round"], manifest["server"]) != (round, _Names.of(round).server):
+            raise Damaged(f'the checkpoint file "{path}" is damaged (it belongs to round {manifest["round"]})')
         # Clones, because a map of the file is not aligned as memory is, and some kernels then round differently.
+        saved = _intact(self.checkpoints / manifest["server"], load_tensors)
         state = unflatten({name: tensor.clone() for name, tensor in saved.items()})
-        if problem := misfit(state["model"], server.model):
-            raise Refusal(f'the checkpoint in "{self.path}" does not fit the model: {problem}')
-        notes = self._notes_until(manifest["round"])
-        if not notes or notes[-1]["round"] != manifest["round"]:
-            raise Refusal(f'"{self._notes}" does not reach to round {manifest["round"]}; start a new run')
+        notes = self._notes_until(round)
+        if not notes or notes[-1]["round"] != round:
+            raise Damaged(f'the checkpoint file "{self._notes}" is damaged (it does not reach to round {round})')
+        known = ClientStore()
         for note in notes:
-            server.store.follow(note, self.checkpoints)
-        for file in sorted(set(server.store.files.values())):
-            self._intact(self.checkpoints / file, _read_header)
-        server.restore(state, manifest["round"], device)
+            known.follow(note, self.checkpoints)
+        for file in sorted(set(known.files.values())):
+            _intact(self.checkpoints / file, verify_tensors)
+        return state, notes
 
-    def _intact(self, path: Path, read: Callable[[Path], Any]) -> Any:
-        """What a file of the newest checkpoint holds; one sentence where it is missing or damaged."""
-        try:
-            return read(path)
-        except FileNotFoundError:
-            problem = "is missing"
-        except Exception as error:
-            problem = f"is damaged ({error})"
-        *older, newest = self._manifests()
-        way_out = f'delete "{newest}" to go on from round {int(older[-1].stem)}' if older else "start a new run"
-        raise Refusal(f'the checkpoint file "{path}" {problem}; {way_out}')
+    def _fits(self, state: Tree, server: Server) -> None:
+        problem = misfit(state.get("model", {}), server.model)
+        if problem is None and "frozen_version" not in state:
+            problem = "frozen_version is missing"
+        if problem:
+            raise Refusal(f'the checkpoint in "{self.path}" does not fit the model: {problem}')
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
-    content = json.loads(path.read_text())
-    return {key: content[key] for key in ("format", "round", "server")}
+def _until(round: int, lines: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines up to a round's; those after it are not read, so they may be damaged."""
+    found: list[dict[str, Any]] = []
+    while not found or found[-1]["round"] < round:
+        line = next(lines, None)
+        if line is None or line["round"] > round:
+            break
+        found.append(line)
+    return found
 
 
-def _read_header(path: Path) -> None:
-    with safe_open(path, framework="pt"):  # refuses a file that is shorter or longer than its header says
-        pass
+def _kept(saved: list[tuple[int, bool]], keep: int) -> list[tuple[int, bool]]:
+    """The newest checkpoints, and the newest one with a finite loss if it is not among them."""
+    newest = saved[-keep:]
+    if any(sound for _, sound in newest):
+        return newest
+    return [pair for pair in saved[:-keep] if pair[1]][-1:] + newest
+
+
+def _is_sound(manifest: Path) -> bool:
+    """Whether the loss was finite at a checkpoint; one that cannot be read is not counted on."""
+    try:
+        return bool(read_object(manifest, _Manifest).get("sound", True))
+    except (Damaged, OSError):
+        return False
+
+
+def _intact(path: Path, read: Callable[[Path], Any]) -> Any:
+    """What a file of a checkpoint holds; an error that names it where it is missing or damaged."""
+    try:
+        return read(path)
+    except FileNotFoundError:
+        raise Damaged(f'the checkpoint file "{path}" is missing') from None
+    except Damaged as problem:
+        raise Damaged(f'the checkpoint file "{path}" is damaged ({problem})') from None
 
 
 def _is_whole(path: Path) -> bool:
     try:
-        _read_header(path)
-    except (OSError, SafetensorError):
+        verify_tensors(path)
+    except (OSError, Damaged):
         return False
     return True
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The complete rows of a run's metrics."""
-    return read_lines(path / "metrics.jsonl")
+    return [*read_lines(path / "metrics.jsonl", _Row)]
 
 
 def environment(threads: int, device: torch.device) -> dict[str, Any]:

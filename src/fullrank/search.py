@@ -23,11 +23,12 @@ from .data.federation import Federation
 from .data.resize import resized
 from .display import Watcher, counted
 from .errors import Refusal
+from .files import write_json
 from .models.scales import write_scales
 from .randomness import generator
 from .result import Run
 from .run import agreed, execute
-from .rundir import RunDirectory, environment, read_json, write_json
+from .rundir import RunDirectory, environment, read_json
 
 FORMAT = 1
 SIZE = 32

@@ -9,6 +9,8 @@ from typing import Any
 
 from safetensors import safe_open
 
+from .errors import Refusal
+from .files import Damaged, verify_tensors
 from .trees import Tree, nbytes, unflatten
 
 MEMORY_LIMIT = 2**31
@@ -32,6 +34,8 @@ class ClientStore:
         self._held: Counter[str] = Counter()
         """How many clients' newest states lie in each file."""
         self._directory = Path()
+        self._verified: set[str] = set()
+        """Files whose content was found to be what was written."""
         self._unsaved: dict[int, Tree] = {}
         self._saved: OrderedDict[int, Tree] = OrderedDict()
         self._bytes = 0
@@ -104,8 +108,15 @@ class ClientStore:
         return state
 
     def _read(self, client: int) -> Tree:
+        path = self._directory / self.files[client]
+        if path.name not in self._verified:
+            try:
+                verify_tensors(path)
+            except Damaged as problem:
+                raise Refusal(f'the checkpoint file "{path}" is damaged ({problem})') from None
+            self._verified.add(path.name)
         # Clones, so that a tensor is aligned as it was when it was put: some kernels round differently on others.
-        with safe_open(self._directory / self.files[client], framework="pt") as file:
+        with safe_open(path, framework="pt") as file:
             prefix = f"{client}/"
             found = {
                 key[len(prefix) :]: file.get_tensor(key).clone() for key in list(file.keys()) if key.startswith(prefix)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import copy
+import itertools
+import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors.numpy import load_file
+from typing_extensions import NotRequired, TypedDict
 
 from ..collapse import recall
 from ..errors import Refusal, naming_file
-from ..rundir import append_line, read_lines, save_tensors, write_lines
+from ..files import Damaged, append_line, load_tensors, read_lines, save_tensors, write_lines
 
 LINES, FOLDER = "probes.jsonl", "probes"
 _FILE = re.compile(r"\d{6}\.safetensors|\..*\.part")
@@ -53,10 +55,9 @@ def write_probe(path: Path, probe: Probe) -> None:
     append_line(path / LINES, probe.row)
 
 
-def cut_probes(path: Path, wanted: Callable[[int], bool]) -> list[dict[str, Any]]:
-    """Keep the probes of those rounds alone that are wanted: others will be made again, or are no longer due."""
-    lines = read_lines(path / LINES)
-    kept = [line for line in lines if wanted(line["round"])]
+def cut_probes(path: Path, done: int, rounds: Collection[int]) -> None:
+    """Keep the probes of some of the first `done` rounds: those after them are made again, others are no longer due."""
+    kept = [line for line in _lines(path, done) if line["round"] in rounds]
     if (path / LINES).is_file():
         write_lines(path / LINES, kept)
     needed = {_file(path, line["round"]).name for line in kept}
@@ -64,23 +65,34 @@ def cut_probes(path: Path, wanted: Callable[[int], bool]) -> list[dict[str, Any]
         for file in (path / FOLDER).iterdir():
             if file.name not in needed and _FILE.fullmatch(file.name):
                 file.unlink()
-    return [_read(path, line) for line in kept]
 
 
-def read_probes(path: Path) -> list[dict[str, Any]]:
-    """All probes of a run directory, in the order of rounds."""
-    return [_read(path, line) for line in read_lines(path / LINES)]
+def read_probes(path: Path, done: float = math.inf) -> list[dict[str, Any]]:
+    """The probes of a run directory, in the order of rounds, up to the first `done` rounds."""
+    return [_read(path, line) for line in _lines(path, done)]
+
+
+class _Line(TypedDict):
+    round: int
+    clients: NotRequired[list[int]]
+    locals: NotRequired[list[dict[str, Any]]]
+    layers: NotRequired[list[str]]
+
+
+def _lines(path: Path, done: float) -> list[dict[str, Any]]:
+    """The lines up to a round's; those after it are not read, so they may be damaged."""
+    return list(itertools.takewhile(lambda line: line["round"] <= done, read_lines(path / LINES, _Line)))
 
 
 def _read(path: Path, line: dict[str, Any]) -> dict[str, Any]:
     file = _file(path, line["round"])
     try:
-        arrays = load_file(file)
+        arrays = {name: tensor.numpy() for name, tensor in load_tensors(file).items()}
+        return Probe(line, arrays).joined()
     except FileNotFoundError:
         raise Refusal(f'the file "{file}", which "{path / LINES}" names, is missing') from None
-    except Exception as error:
+    except (Damaged, KeyError, IndexError, ValueError) as error:
         raise Refusal(f'the file "{file}" is damaged ({error})') from None
-    return Probe(line, arrays).joined()
 
 
 def _file(path: Path, round: int) -> Path:

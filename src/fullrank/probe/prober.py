@@ -12,12 +12,12 @@ import numpy as np
 from .. import collapse
 from ..assemble import Assembly
 from ..errors import Refusal
+from ..files import writable
 from ..randomness import generator, seeded
-from ..rundir import writable
 from ..server import Played
 from ..trees import Tensors
 from .classifier import classifier_of
-from .files import Probe, cut_probes, write_probe
+from .files import LINES, Probe, cut_probes, read_probes, write_probe
 from .layers import layers_of
 from .look import Arrays, Looking, Numbers
 
@@ -44,10 +44,23 @@ class Prober:
         """Whether the models are looked at after so many rounds: every so often, and after the last."""
         return bool(self.every) and (round % self.every == 0 or round == self.rounds)
 
+    def check(self, done: int) -> None:
+        """Read the probes of the rounds that are saved; each that was due must be there."""
+        if self.path is None:
+            return
+        self.found = [probe for probe in read_probes(self.path, done) if self.is_due(probe["round"])]
+        here = [probe["round"] for probe in self.found]
+        # The last round of a run that was to have fewer was due then, and it is forgotten if it is not due any more.
+        if missing := [round for round in range(1, done + 1) if self.is_due(round) and round not in here]:
+            raise Refusal(
+                f'"{self.path / LINES}" lacks the probe of round {missing[0]}, which was due; put the file back, or '
+                "start a new run"
+            )
+
     def go_on(self, done: int) -> None:
-        """After so many rounds of a run that was stopped: what was noted of them stays, and nothing else."""
+        """Forget the probes after the rounds that are saved, and those that are no longer due."""
         if self.path is not None:
-            self.found = cut_probes(self.path, lambda round: round <= done and self.is_due(round))
+            cut_probes(self.path, done, [probe["round"] for probe in self.found])
 
     def shown(self, taking_part: Sequence[int]) -> list[int]:
         """The clients of a round whose models are looked at.
