@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from commands import fullrank
 from fullrank import cli, display, methods
+from fullrank.rundir import LOCK_HEADER
 
 QUICK = ["--set", "train.rounds=2", "--set", "model.width=4", "--set", "data.clients=3"]
 
@@ -288,6 +289,7 @@ def test_no_output_at_all_is_no_failure():
 @FULL
 def test_a_full_disk_ends_a_run_with_a_sentence(capsys, tmp_path):
     (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").write_text(f"{LOCK_HEADER}\nlog.txt\n")  # as a run that was killed leaves it
     (tmp_path / "run" / "log.txt").symlink_to("/dev/full")
     status, _, err = fullrank("run", *QUICK, "--out", "run", capsys=capsys)
     assert status == 1

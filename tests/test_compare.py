@@ -20,8 +20,9 @@ from fullrank import compare_runs, comparecli, comparison
 from fullrank.config import Experiment
 from fullrank.errors import Interrupted, Refusal, RunFailed
 from fullrank.evaluate import over_clients
+from fullrank.files import read_json, write_json
 from fullrank.parallel import Onlooker, Task, pass_on
-from fullrank.rundir import RunDirectory, write_json
+from fullrank.rundir import RunDirectory
 from fullrank.spread import interval, std, t_quantile
 from fullrank.summary import MEASURED, summarise
 from killing import assert_equal_outcomes, nothing_changes
@@ -353,7 +354,7 @@ def test_every_method_has_the_split_of_the_seed_and_what_is_complete_is_left_alo
     assert not idle.began_with
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/*")} == times
     assert again.table() == found.table()
-    assert json.loads((tmp_path / "out" / "comparison.json").read_text()) == json.loads(found.to_json())
+    assert read_json(tmp_path / "out" / "comparison.json") == json.loads(found.to_json())
     more = Seen()
     fullrank.compare({**QUICK, "train.rounds": 3}, methods, [1, 0, 2], "out", jobs=1, onlooker=more)
     assert more.began_with[0] == ("fedavg seed 1", 2)

@@ -229,6 +229,7 @@ def _begin(assembly: Assembly, directory: RunDirectory, prober: Prober, changes:
         write_json(path / "partition.json", assembly.facts())
         write_json(path / "environment.json", {**around, "files": assembly.files()})
         _write_experiment(assembly.experiment, path)
+        directory.write_rows([])
 
     return Start(write=write)
 

@@ -53,8 +53,8 @@ LOCK_HEADER = "Created by fullrank:"
 
 class _Data(TypedDict):
     fingerprint: str
-    classes: list[Any]
-    input_shape: list[int]
+    classes: NotRequired[list[Any]]
+    input_shape: NotRequired[list[int]]
 
 
 class _Partition(TypedDict):
