@@ -95,6 +95,7 @@ def fit(
         "engine": _engine(engine, device, model),
     }
     experiment = Experiment(**_plain(merged(values, changes)))
+    _refuse_to_tear_groups(clients, experiment)
     data = _joined(splits, tested, _width(model, splits[0], head))
     divided = given(
         data,
@@ -140,6 +141,16 @@ def _client_split(number: int, data: Any) -> Split:
         return Split(split.x.cpu(), split.y.cpu())
     except Refusal as problem:
         raise Refusal(f"client {number}: {problem}") from None
+
+
+def _refuse_to_tear_groups(clients: Sequence[Any], experiment: Experiment) -> None:
+    table = experiment.data
+    grouped = [k for k, data in enumerate(clients) if isinstance(data, Split) and data.group is not None]
+    if grouped and (table.holdout or table.validation):
+        raise Refusal(
+            f"client {grouped[0]} has groups (samples that belong together), and data.holdout and data.validation are "
+            "drawn sample by sample, so samples of one group would be on both sides; leave both at 0"
+        )
 
 
 def _refuse_arguments(changes: Mapping[str, Any]) -> None:
