@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from commands import fullrank
 from safetensors.torch import save_file
 
 import fullrank as fr
+from commands import fullrank
 from fullrank.data import Split, load_dataset
 from fullrank.errors import Refusal
 
@@ -30,7 +30,7 @@ def settings(**values):
 
 
 @pytest.mark.parametrize(
-    "table, words",
+    ("table", "words"),
     [
         ({"partition": "domain", "holdout": 0.2}, ["data.holdout = 0.2"]),
         ({"partition": "domain", "validation": 0.1}, ["data.validation = 0.1"]),
@@ -46,7 +46,8 @@ def test_divisions_that_separate_samples_of_a_group_are_rejected(table, words, p
     for command in (["run", *MLP, "--out", "out"], ["partition", "--set", "data.clients=3"]):
         status, out, err = fullrank(*command, *data, capsys=capsys)
         assert (status, out) == (2, "")
-        assert "groups" in err and 'data.partition = "domain" without hold-out' in err
+        assert "groups" in err
+        assert 'data.partition = "domain" without hold-out' in err
         assert all(word in err for word in words)
     assert not (tmp_path / "out" / "metrics.jsonl").exists()
 
@@ -78,7 +79,8 @@ def test_a_partition_of_ones_own_keeps_groups_together_or_is_rejected(patients, 
     held[0] = torch.tensor([15, 19])  # patient 6 is trained on by client 1
     save_file(partition_file(patients, whole, held), "mine.safetensors")
     status, _, err = fullrank("run", *MLP, *data, "--out", "other", capsys=capsys)
-    assert status == 2 and "a group of samples" in err
+    assert status == 2
+    assert "a group of samples" in err
 
 
 @pytest.mark.parametrize("key", ["data.holdout", "data.validation"])

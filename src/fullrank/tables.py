@@ -95,7 +95,7 @@ class Model(Table):
     start: str = ""
     """A safetensors file to start from."""
     freeze: list[str] = []
-    """Entries that do not train, by patterns of their names."""
+    """Entries that do not train, by patterns of their names; a norm layer named whole keeps its statistics as well."""
 
     @property
     def options(self) -> dict[str, Any]:

@@ -267,7 +267,7 @@ def _problem_of(
         return f"{len(parts)} clients have training samples, but there are hold-outs of {len(holdouts)}"
     trained, apart = np.concatenate(parts), np.concatenate([*holdouts, validation])
     used = np.concatenate([trained, apart])
-    if len(used) and not (0 <= used.min() and used.max() < len(data.train)):
+    if len(used) and not (used.min() >= 0 and used.max() < len(data.train)):
         return f"samples are named that the data set, with {len(data.train)}, does not have"
     if len(np.intersect1d(trained, apart)) or len(np.unique(apart)) < len(apart):
         return "training samples, hold-outs and validation overlap"

@@ -39,6 +39,8 @@ class Network:
         """The shorter dtype in which forwards compute where that is safe (autocast); None: all in the model's own."""
         self.channels_last = False
         """Whether images are handed over with their channels last, as fast convolutions want them."""
+        self.still: tuple[str, ...] = ()
+        """Names of buffers that never change: the layers that hold them compute as in evaluation while others train."""
         self.flat: Flat | None = None
         """The parameters as views of one vector, once `flatten_` has laid them out so."""
         self._neck_hook: _Neck | None = None
@@ -300,6 +302,9 @@ class Network:
             for module in parts:
                 if isinstance(module, NORM_LAYERS):
                     _switch(module, False)
+        if train and self.still:
+            for module in self.fact(("still", self.still), lambda: [self.owner(name) for name in self.still]):
+                _switch(module, False)
 
     @contextlib.contextmanager
     def mode(self, train: bool, stats: str = "move") -> Iterator[None]:
