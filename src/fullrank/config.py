@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from . import methods, models
-from .checking import sentence
+from .checking import not_a_table, sentence
 from .errors import Refusal, nearest
 from .tables import (
     GIVEN,
@@ -272,13 +272,25 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and a == b
 
 
-def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Two nested dicts, the second on top of the first."""
+def merged(below: Mapping[str, Any], above: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Two nested dicts, the second on top of the first; `where` is the dotted name of both, followed by a dot.
+
+    What is no table although it must be one (as `[[data]]` or `data = 5` in a file) is rejected, not replaced.
+    """
     result = dict(below)
     for key, value in above.items():
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-        result[key] = merged(result[key], value) if both else value
+        if isinstance(value, Mapping) and key in result and not both and _is_a_table(f"{where}{key}"):
+            raise Refusal(not_a_table(f"{where}{key}", result[key]))
+        result[key] = merged(result[key], value, f"{where}{key}.") if both else value
     return result
+
+
+def _is_a_table(key: str) -> bool:
+    """Whether a dotted key always names a table: one of the experiment's own, or the hyper-parameters of a method."""
+    field = Experiment.model_fields.get(key)
+    own = field is not None and isinstance(field.default, Table)
+    return own or (key.startswith("method.") and key.count(".") == 1)
 
 
 def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def fit(
     methods.refuse_no_method(method)
     changes = nested(set or {})
     _refuse_arguments(changes)
-    model = copy.deepcopy(model)
+    model = _copied(model)
     device = device or ("cuda" if any(p.is_cuda for p in model.parameters()) else "")
     model = model.cpu()  # from where it goes to the device with everything else
     splits = [_client_split(number, data) for number, data in enumerate(clients)]
@@ -119,6 +119,17 @@ def _refuse_no_module(model: Any) -> None:
         raise Refusal(f"model is the class {model.__name__}; give an instance, {model.__name__}(…)")
     if not isinstance(model, nn.Module):
         raise Refusal(f"model is a {type(model).__name__}; it must be a torch.nn.Module")
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+            why = "its lazy layers have no shape yet: run it once on a batch before fit, as in model(x)"
+        else:
+            why = f"copy.deepcopy raised {type(error).__name__}: {error}"
+        raise Refusal(f"the model ({type(model).__name__}) cannot be copied: {why}") from error
 
 
 def _engine(name: str, device: str, model: nn.Module) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def classify(
     """Sort a network's entries: `personal` and `freeze` are selectors, `buffers` the policy of `train.buffers`.
 
     `freeze` acts on a buffer that a selector names, and on the statistics of a norm layer all of whose parameters are
-    named. A parameter that requires no gradient is frozen too, but that alone does not freeze statistics, as in PyTorch.
+    named. A parameter that requires no gradient is frozen too, which by itself leaves statistics moving, as in PyTorch.
     """
     own = select(network, personal) | (set(network.buffer_names) if buffers == "local" else set())
     named = select(network, freeze)
