@@ -29,6 +29,7 @@ from .models.entries import Entries, classify, select
 from .models.findhead import find_head
 from .models.net import Net
 from .models.network import Network, takes_channels_last
+from .naming import hooked
 from .randomness import seeded
 from .rundir import read_json
 from .server import Server
@@ -315,7 +316,7 @@ def changed(network: Network, composition: Composition, example: torch.Tensor) -
     """The network as the methods want it: another body, a fresh head if its width changed, another head."""
     width = network.feature_dim
     for part in composition.defined("model"):
-        network = part.model(network)
+        network = hooked(part, "model", network)
         network.module.to(network.dtype)
         with torch.no_grad(), network.mode(train=False):
             network.feature_dim = _z(network, example).shape[1]
@@ -323,7 +324,7 @@ def changed(network: Network, composition: Composition, example: torch.Tensor) -
         # drawn before it is converted, so that every precision starts from the same numbers
         network.head = nn.Linear(network.feature_dim, network.num_classes).to(network.dtype)
     for part in composition.defined("head"):
-        network.head = part.head(network)
+        network.head = hooked(part, "head", network)
     if composition.defined("model") or composition.defined("head"):
         network.module.to(network.dtype)
         with torch.no_grad(), network.mode(train=False):

@@ -38,6 +38,10 @@ else:
     import tomli as tomllib
 
 
+DEEPEST = 20
+"""Levels of tables that a key may name."""
+
+
 class Experiment(Table):
     """One run, described. Every key has a default, so `Experiment()` is a run on the embedded digits.
 
@@ -102,7 +106,7 @@ class Experiment(Table):
 
     def to_toml(self, path: str | Path) -> None:
         """Write every key, defaults included."""
-        Path(path).write_text(self.as_toml())
+        Path(path).write_text(self.as_toml(), encoding="utf-8")
 
     def as_toml(self) -> str:
         """The text of the TOML file. TOML has no None: such a key is left out, and its default is None again."""
@@ -158,7 +162,7 @@ class Experiment(Table):
     def data_label(self) -> str:
         """The data's name as part of a directory's name."""
         name = self.data.name
-        return (Path(name).stem if name.endswith(".npz") else name).replace(":", ".")
+        return (Path(name).stem if name.endswith(".npz") else name).replace(":", ".").replace("/", "-")
 
 
 class Recorded(Experiment):
@@ -201,7 +205,9 @@ def read_toml(path: str | Path) -> dict[str, Any]:
             return tomllib.load(file)
     except FileNotFoundError:
         raise Refusal(f'there is no file "{path}"') from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise Refusal(f'"{path}" is not an experiment: its values are nested too deeply to be read') from None
+    except ValueError as error:  # also numbers with too many digits and text that is not UTF-8
         raise Refusal(f'"{path}" is not valid TOML: {error}') from None
     except OSError as error:
         raise Refusal(f'"{path}" cannot be read: {error.strerror}') from None
@@ -222,8 +228,12 @@ def _read_value(key: str, text: str) -> Any:
     """A value as TOML, else as text; always as text where the key takes text, and `.5` and `1.` as numbers."""
     if _takes_text(key) or (key.startswith("model.") and text == "inf"):  # a mode of networks, in TOML a number
         return text.strip("\"'")
-    with contextlib.suppress(tomllib.TOMLDecodeError):
+    try:
         return tomllib.loads(f"value = {text}")["value"]
+    except RecursionError:
+        raise Refusal(f"{key}: the value is nested too deeply to be read") from None
+    except ValueError:  # text, or a number with too many digits
+        pass
     with contextlib.suppress(ValueError):
         return float(text)
     return text
@@ -245,6 +255,8 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for key, value in values.items():
         *above, name = str(key).split(".")
+        if len(above) > DEEPEST:
+            raise Refusal(f"{str(key)[:100]}…: there is no such key; an experiment has no tables that deep")
         node: Any = {name: nested(value) if isinstance(value, Mapping) else _text(value)}
         for step in reversed(above):
             node = {step: node}

@@ -18,6 +18,7 @@ from . import methods
 from .assemble import pipeline
 from .config import Experiment, merged, nested
 from .data import DataSet, Pipeline, Split, as_split
+from .data.dataset import MOST_CLASSES
 from .data.federation import given, keep_unseen
 from .display import Watcher
 from .errors import Refusal
@@ -204,8 +205,10 @@ def _joined(splits: list[Split], test: Split | None, width: int) -> DataSet:
                 f"client 0 {first.x.dtype} of {tuple(first.x.shape[1:])}; all clients' must agree"
             )
     train = Split(torch.cat([split.x for split in splits]), torch.cat([split.y for split in splits]))
-    labels = torch.cat([train.y, test.y]) if test is not None else train.y
-    return DataSet(GIVEN, train, test, tuple(str(c) for c in range(max(width, int(labels.max()) + 1))))
+    largest = max(int(split.y.max()) for split in (train, test) if split is not None)
+    if largest >= MOST_CLASSES:
+        raise Refusal(f"the largest label is {largest}; labels must number the classes from 0")
+    return DataSet(GIVEN, train, test, tuple(str(c) for c in range(max(width, largest + 1))))
 
 
 def method_table(method: str | Method) -> dict[str, Any]:
