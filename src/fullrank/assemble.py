@@ -26,8 +26,10 @@ from .local.client import decayed
 from .local.settings import Schedule, Settings
 from .methods import Composition, Method
 from .models.entries import Entries, classify, select
+from .models.findhead import find_head
 from .models.net import Net
 from .models.network import Network, takes_channels_last
+from .naming import hooked
 from .randomness import seeded
 from .rundir import read_json
 from .server import Server
@@ -69,6 +71,13 @@ class Assembly:
             said.append(
                 f'the network is made for the method "{wanted}", which is missing, so it trains by plain gradients; '
                 "name it in method.name, alone or with others (+)"
+            )
+        data = self.federation.data
+        if self.experiment.data.normalise == "auto" and data.images and data.mean is None:
+            said.append(
+                f'the images of "{data.name}" are only divided by 255, because data.normalise = "auto" knows no '
+                'statistics of them; give data.normalise = { mean = [...], std = [...] }, or "half", or "none" if this '
+                "is meant"
             )
         # Some authors' partitions lose a few samples, and one client alone, as in a search, is a part taken on purpose.
         if self.federation.orphaned and self.federation.clients > 1:
@@ -268,6 +277,8 @@ def _network(
         else:
             module = copy.deepcopy(module)
         if experiment.engine.precision in DTYPES:
+            if experiment.engine.precision == "float64" and any(map(nn.parameter.is_lazy, module.parameters())):
+                find_head(module, _example(federation, module), head)  # draws their weights before the conversion
             module = module.to(DTYPES[experiment.engine.precision])
         example = _example(federation, module)
         network = Network.of(module, example, data.num_classes, head)
@@ -312,14 +323,15 @@ def changed(network: Network, composition: Composition, example: torch.Tensor) -
     """The network as the methods want it: another body, a fresh head if its width changed, another head."""
     width = network.feature_dim
     for part in composition.defined("model"):
-        network = part.model(network)
+        network = hooked(part, "model", network)
         network.module.to(network.dtype)
         with torch.no_grad(), network.mode(train=False):
             network.feature_dim = _z(network, example).shape[1]
     if network.feature_dim != width:
-        network.head = nn.Linear(network.feature_dim, network.num_classes, dtype=network.dtype)
+        # drawn before it is converted, so that every precision starts from the same numbers
+        network.head = nn.Linear(network.feature_dim, network.num_classes).to(network.dtype)
     for part in composition.defined("head"):
-        network.head = part.head(network)
+        network.head = hooked(part, "head", network)
     if composition.defined("model") or composition.defined("head"):
         network.module.to(network.dtype)
         with torch.no_grad(), network.mode(train=False):

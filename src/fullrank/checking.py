@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, get_origin
 
 from pydantic import TypeAdapter, ValidationError
@@ -9,6 +10,8 @@ from pydantic_core import ErrorDetails
 
 from .errors import Refusal
 
+LONGEST_SHOWN = 200
+"""Characters of a value that a sentence repeats."""
 _COMPARISONS = {
     "greater_than": ("gt", "greater than"),
     "greater_than_equal": ("ge", "at least"),
@@ -61,7 +64,8 @@ def not_a_table(where: str, value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as a TOML file would have it."""
-    if isinstance(value, str):
-        return f'"{value}"'
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """A value as a TOML file would have it, shortened if it is long."""
+    if isinstance(value, int) and abs(value) >= 10**60:
+        return f"{'-' * (value < 0)}1e{math.log10(abs(value)):.0f} or so"
+    text = f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"

@@ -26,7 +26,7 @@ from . import (
     searchcli,
 )
 from .assemble import federate
-from .cliparts import AsJson, File, Overrides, answer, experiment_values, fail, picture
+from .cliparts import AsJson, File, Overrides, answer, experiment_values, fail, picture, prepare_streams
 from .config import Experiment, parse_overrides
 from .data.heterogeneity import draw_text
 from .errors import Interrupted, Refusal
@@ -181,4 +181,5 @@ def main() -> None:
     """The entry point."""
     if "" not in sys.path:
         sys.path.insert(0, "")  # a method, model or data set in the current directory can be named
+    prepare_streams()
     answer(app)

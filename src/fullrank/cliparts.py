@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
+import os
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
+import torch
 import typer
 
 from .config import merged, parse_overrides, read_toml
@@ -60,11 +63,34 @@ def answer(command: Callable[[], Any]) -> None:
         sys.stderr.close()  # whoever read us has read enough
         sys.exit(1)
     except OSError as error:
-        if error.errno not in NO_ROOM:
+        if error.errno in NO_ROOM:
+            _give_up_output()
+            what = f'"{error.filename}"' if error.filename else "the output"
+            fail(f"{what} cannot be written: {error.strerror}", 1)
+        if error.filename is None:
             raise
-        _give_up_output()
-        what = f'"{error.filename}"' if error.filename else "the output"
-        fail(f"{what} cannot be written: {error.strerror}", 1)
+        fail(f'"{_shortened(error.filename)}" cannot be used: {error.strerror}', 2)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        why = str(error).strip().splitlines()[0] if str(error).strip() else "the system gives no more"
+        fail(f"there is not enough memory ({why}); take smaller data, a smaller model or smaller batches", 1)
+
+
+def _shortened(name: object) -> str:
+    text = str(name)
+    return text if len(text) <= 120 else f"{text[:60]}…{text[-60:]}"
+
+
+def prepare_streams() -> None:
+    """Let nothing that is printed fail: characters that the terminal has no code for are replaced by question marks.
+
+    A process that was started without an output gets one that leads nowhere.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _run_and_flush(command: Callable[[], Any]) -> None:

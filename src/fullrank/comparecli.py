@@ -115,6 +115,9 @@ def _run(silent: bool, *what: Any, **how: Any) -> Comparison:
     fail(sentence, 130)  # here, because typer would turn it into a mere "Aborted."
 
 
+MOST_SEEDS = 10_000
+
+
 def parse_seeds(text: str) -> list[int]:
     """Seeds from a list of numbers and ranges.
 
@@ -126,7 +129,10 @@ def parse_seeds(text: str) -> list[int]:
         match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", piece)
         if match is None or (match[2] and int(match[2]) < int(match[1])):
             raise Refusal(f'--seeds "{text}" is not a list of seeds, as 0,1,2 or 0-4')
-        found += range(int(match[1]), int(match[2] or match[1]) + 1)
+        several = range(int(match[1]), int(match[2] or match[1]) + 1)
+        if several.stop - several.start > MOST_SEEDS:
+            raise Refusal(f'--seeds "{text}" are more than {MOST_SEEDS} seeds; each is a run of every method')
+        found += several
     return found
 
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from . import methods, models
-from .checking import sentence
+from .checking import not_a_table, sentence
 from .errors import Refusal, nearest
 from .files import Damaged, check_text
 from .tables import (
@@ -37,6 +37,10 @@ if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
+
+
+DEEPEST = 20
+"""Levels of tables that a key may name."""
 
 
 class Experiment(Table):
@@ -103,7 +107,7 @@ class Experiment(Table):
 
     def to_toml(self, path: str | Path) -> None:
         """Write every key, defaults included."""
-        Path(path).write_text(self.as_toml())
+        Path(path).write_text(self.as_toml(), encoding="utf-8")
 
     def as_toml(self) -> str:
         """The text of the TOML file. TOML has no None: such a key is left out, and its default is None again."""
@@ -159,7 +163,7 @@ class Experiment(Table):
     def data_label(self) -> str:
         """The data's name as part of a directory's name."""
         name = self.data.name
-        return (Path(name).stem if name.endswith(".npz") else name).replace(":", ".")
+        return (Path(name).stem if name.endswith(".npz") else name).replace(":", ".").replace("/", "-")
 
 
 class Recorded(Experiment):
@@ -206,7 +210,9 @@ def read_toml(path: str | Path) -> dict[str, Any]:
             return tomllib.load(file)
     except FileNotFoundError:
         raise Refusal(f'there is no file "{path}"') from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise Refusal(f'"{path}" is not an experiment: its values are nested too deeply to be read') from None
+    except ValueError as error:  # also numbers with too many digits and text that is not UTF-8
         raise Refusal(f'"{path}" is not valid TOML: {error}') from None
     except OSError as error:
         raise Refusal(f'"{path}" cannot be read: {error.strerror}') from None
@@ -227,8 +233,12 @@ def _read_value(key: str, text: str) -> Any:
     """A value as TOML, else as text; always as text where the key takes text, and `.5` and `1.` as numbers."""
     if _takes_text(key) or (key.startswith("model.") and text == "inf"):  # a mode of networks, in TOML a number
         return text.strip("\"'")
-    with contextlib.suppress(tomllib.TOMLDecodeError):
+    try:
         return tomllib.loads(f"value = {text}")["value"]
+    except RecursionError:
+        raise Refusal(f"{key}: the value is nested too deeply to be read") from None
+    except ValueError:  # text, or a number with too many digits
+        pass
     with contextlib.suppress(ValueError):
         return float(text)
     return text
@@ -250,6 +260,8 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     tree: dict[str, Any] = {}
     for key, value in values.items():
         *above, name = str(key).split(".")
+        if len(above) > DEEPEST:
+            raise Refusal(f"{str(key)[:100]}…: there is no such key; an experiment has no tables that deep")
         node: Any = {name: nested(value) if isinstance(value, Mapping) else _text(value)}
         for step in reversed(above):
             node = {step: node}
@@ -277,13 +289,25 @@ def same(a: Any, b: Any) -> bool:
     return type(a) is type(b) and a == b
 
 
-def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Two nested dicts, the second on top of the first."""
+def merged(below: Mapping[str, Any], above: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Two nested dicts, the second on top of the first; `where` is the dotted name of both, followed by a dot.
+
+    What is no table although it must be one (as `[[data]]` or `data = 5` in a file) is rejected, not replaced.
+    """
     result = dict(below)
     for key, value in above.items():
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-        result[key] = merged(result[key], value) if both else value
+        if isinstance(value, Mapping) and key in result and not both and _is_a_table(f"{where}{key}"):
+            raise Refusal(not_a_table(f"{where}{key}", result[key]))
+        result[key] = merged(result[key], value, f"{where}{key}.") if both else value
     return result
+
+
+def _is_a_table(key: str) -> bool:
+    """Whether a dotted key always names a table: one of the experiment's own, or the hyper-parameters of a method."""
+    field = Experiment.model_fields.get(key)
+    own = field is not None and isinstance(field.default, Table)
+    return own or (key.startswith("method.") and key.count(".") == 1)
 
 
 def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -288,7 +288,9 @@ def amiss(row: Mapping[str, Any]) -> list[str]:
     lines = [f"round {row['round']}: client {k} was left out: {why}" for k, why in row.get("skipped", {}).items()]
     if row.get("idle"):
         names = ", ".join(map(str, row["idle"]))
-        lines.append(f"round {row['round']}: no batch to train on and so nothing sent by client {names}")
+        nobody = len(row["idle"]) == len(row["clients"]) and not row.get("skipped")
+        stays = ", so the model stays as it is" if nobody else ""
+        lines.append(f"round {row['round']}: no batch to train on and so nothing sent by client {names}{stays}")
     if row["round"] == 1:
         lines += [f"steps run one by one, not from a recording: {reason}" for reason in row.get("not_recorded", [])]
         lines += [f"clients train one by one, not in groups: {reason}" for reason in row.get("one_by_one", [])]

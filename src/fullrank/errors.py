@@ -69,6 +69,14 @@ class RemoteError(Exception):
         return self.message
 
 
+def said_by(error: BaseException) -> str:
+    """What an exception says, also where its own `__str__` raises."""
+    try:
+        return str(error)
+    except Exception:
+        return "its message cannot be shown, because __str__ raises"
+
+
 def kind_of(error: BaseException) -> str:
     """What an exception is called, wherever it was raised."""
     return error.kind if isinstance(error, RemoteError) else type(error).__name__

@@ -344,7 +344,7 @@ def _forget_earlier(folder: Path) -> None:
 def _listed(folder: Path) -> list[str]:
     """The files of an earlier export in a directory."""
     try:
-        facts = json.loads((folder / DESCRIPTION).read_text())
+        facts = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
         return [DESCRIPTION, *(kind.file for kind in FORMATS.values() if kind.file in facts["files"])]
     except (OSError, ValueError, KeyError, TypeError):
         return []

@@ -18,6 +18,7 @@ from . import methods
 from .assemble import pipeline
 from .config import Experiment, merged, nested
 from .data import DataSet, Pipeline, Split, as_split
+from .data.dataset import MOST_CLASSES
 from .data.federation import given, keep_unseen
 from .display import Watcher
 from .errors import Refusal
@@ -67,7 +68,7 @@ def fit(
     methods.refuse_no_method(method)
     changes = nested(set or {})
     _refuse_arguments(changes)
-    model = copy.deepcopy(model)
+    model = _copied(model)
     device = device or ("cuda" if any(p.is_cuda for p in model.parameters()) else "")
     model = model.cpu()  # from where it goes to the device with everything else
     splits = [_client_split(number, data) for number, data in enumerate(clients)]
@@ -95,6 +96,7 @@ def fit(
         "engine": _engine(engine, device, model),
     }
     experiment = Experiment(**_plain(merged(values, changes)))
+    _refuse_to_tear_groups(clients, experiment)
     data = _joined(splits, tested, _width(model, splits[0], head))
     divided = given(
         data,
@@ -120,6 +122,17 @@ def _refuse_no_module(model: Any) -> None:
         raise Refusal(f"model is a {type(model).__name__}; it must be a torch.nn.Module")
 
 
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+            why = "its lazy layers have no shape yet: run it once on a batch before fit, as in model(x)"
+        else:
+            why = f"copy.deepcopy raised {type(error).__name__}: {error}"
+        raise Refusal(f"the model ({type(model).__name__}) cannot be copied: {why}") from error
+
+
 def _engine(name: str, device: str, model: nn.Module) -> dict[str, Any]:
     """Where `auto` trains a program's own model: in its own dtype, and never where it would have to start over.
 
@@ -140,6 +153,16 @@ def _client_split(number: int, data: Any) -> Split:
         return Split(split.x.cpu(), split.y.cpu())
     except Refusal as problem:
         raise Refusal(f"client {number}: {problem}") from None
+
+
+def _refuse_to_tear_groups(clients: Sequence[Any], experiment: Experiment) -> None:
+    table = experiment.data
+    grouped = [k for k, data in enumerate(clients) if isinstance(data, Split) and data.group is not None]
+    if grouped and (table.holdout or table.validation):
+        raise Refusal(
+            f"client {grouped[0]} has groups (samples that belong together), and data.holdout and data.validation are "
+            "drawn sample by sample, so samples of one group would be on both sides; leave both at 0"
+        )
 
 
 def _refuse_arguments(changes: Mapping[str, Any]) -> None:
@@ -182,8 +205,10 @@ def _joined(splits: list[Split], test: Split | None, width: int) -> DataSet:
                 f"client 0 {first.x.dtype} of {tuple(first.x.shape[1:])}; all clients' must agree"
             )
     train = Split(torch.cat([split.x for split in splits]), torch.cat([split.y for split in splits]))
-    labels = torch.cat([train.y, test.y]) if test is not None else train.y
-    return DataSet(GIVEN, train, test, tuple(str(c) for c in range(max(width, int(labels.max()) + 1))))
+    largest = max(int(split.y.max()) for split in (train, test) if split is not None)
+    if largest >= MOST_CLASSES:
+        raise Refusal(f"the largest label is {largest}; labels must number the classes from 0")
+    return DataSet(GIVEN, train, test, tuple(str(c) for c in range(max(width, largest + 1))))
 
 
 def method_table(method: str | Method) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from .errors import CallFailed, Refusal, nearest
+from .errors import CallFailed, ClientFailed, Refusal, nearest, said_by
 
 
 def import_object(name: str, where: str, kind: str) -> Any:
@@ -39,8 +39,21 @@ def called(function: Callable[..., Any], name: str, where: str, /, **arguments: 
     except Refusal:
         raise
     except Exception as error:
-        sentence = f'{where} = "{name}": it raised {type(error).__name__}: {error}'
-        raise CallFailed(sentence, traceback.format_exc()) from error
+        raise _failed(f'{where} = "{name}": it raised', error) from error
+
+
+def hooked(part: Any, hook: str, /, *arguments: Any) -> Any:
+    """What a method's hook returns; what it raises names the method and the hook, and has its own traceback."""
+    try:
+        return getattr(part, hook)(*arguments)
+    except (Refusal, CallFailed, ClientFailed):
+        raise
+    except Exception as error:
+        raise _failed(f'the method "{part.name}": its hook {hook} raised', error) from error
+
+
+def _failed(start: str, error: Exception) -> CallFailed:
+    return CallFailed(f"{start} {type(error).__name__}: {said_by(error)}", traceback.format_exc())
 
 
 def _nearest_module(missing: str) -> str:

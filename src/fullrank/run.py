@@ -396,7 +396,7 @@ class _Log(Plain):
         self.path = path
 
     def _say(self, text: str) -> None:
-        with naming_file(self.path), self.path.open("a") as file:
+        with naming_file(self.path), self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
             print(text, file=file)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .channels import Mean, Reduction, Sum, Traffic, Unusable
 from .data.augment import Pipeline
 from .engine import Engine
-from .errors import ClientFailed, Refusal, kind_of
+from .errors import ClientFailed, Refusal, kind_of, said_by
 from .local.client import Client
 from .local.loop import Fit, Samples, train
 from .local.optimiser import memory
@@ -26,6 +26,7 @@ from .methods.method import Method
 from .models.entries import Entries, select
 from .models.net import Net
 from .models.network import Network
+from .naming import hooked
 from .randomness import generator, seeded
 from .site import Job, Kind, Result
 from .store import ClientStore
@@ -87,7 +88,7 @@ class Server:
         self._traffic = Traffic()
         self._left_out: dict[int, str] = {}
         for part in composition.parts:
-            if state := part.server_state(self.seen_by(part)):
+            if state := hooked(part, "server_state", self.seen_by(part)):
                 self._own[part.name] = clone(state)
             for name in self._sent_of(part):
                 if name not in self._own.get(part.name, {}):
@@ -193,13 +194,17 @@ class Server:
             played.results.append(result)
             if watch is not None:
                 watch(result)
-        if not reduction.clients:
+        nobody_has_data = not any(map(self._sizes, self.taking_part))
+        if not reduction.clients and not nobody_has_data:
             reasons = "; ".join(f"client {k}: {why}" for k, why in list(played.skipped.items())[:3])
             more = f"; and {len(played.skipped) - 3} more" if len(played.skipped) > 3 else ""
-            reasons = reasons + more or "none of them made a step"
+            reasons = reasons + more or (
+                "no batch of theirs can be trained on; take a smaller train.batch_size, or train.last_batch = keep"
+            )
             raise Refusal(f"round {self.round + 1}: no client sent anything ({reasons})")
         self.taking_part = tuple(sorted(set(states) - set(played.idle)))  # those whose uploads are in the means
-        self._aggregate(reduction)
+        if reduction.clients:  # else the draw met clients without data only: the model stays as it is
+            self._aggregate(reduction)
         for client, state in states.items():
             self.store.meet(client, self._sent_version)
             if state:
@@ -304,7 +309,7 @@ class Server:
 
     def _reduce(self, reduction: Reduction, result: Result, expected: Tree | None) -> None:
         if result.error is not None:
-            raise ClientFailed(result.client, f"{kind_of(result.error)}: {result.error}") from result.error
+            raise ClientFailed(result.client, f"{kind_of(result.error)}: {said_by(result.error)}") from result.error
         if not result.upload:
             return
         try:
@@ -320,7 +325,8 @@ class Server:
         own = dict(self._own)  # so that an aggregation that fails leaves nothing behind
         try:
             for part in self._composition.aggregators:
-                new = part.aggregate(self.seen_by(part), new, {**reduced.get(part.name, {}), "w": mean["w"]})
+                uploads = {**reduced.get(part.name, {}), "w": mean["w"]}
+                new = hooked(part, "aggregate", self.seen_by(part), new, uploads)
                 if not isinstance(new, Mapping):
                     raise Refusal(f'"{part.name}".aggregate returned {new!r}; it must return the new shared entries')
                 beside |= {name: value for name, value in new.items() if name not in mean["w"]}
@@ -354,7 +360,7 @@ class Server:
         final._model, final._own, final._engine = dict(self._model), dict(self._own), engine
         final._traffic, final._left_out = Traffic(), {}
         for part in self._composition.defined("finish"):
-            part.finish(final.seen_by(part))
+            hooked(part, "finish", final.seen_by(part))
         return final, final._traffic, final._left_out
 
     def holding(self, model: Tensors) -> Server:

@@ -95,6 +95,7 @@ class Site:
         device: torch.device,
         metrics: Sequence[str] = (),
     ):
+        network.still = tuple(name for name in network.buffer_names if name in entries.frozen)
         network.settle()
         self.network = network
         self.composition = composition

@@ -5,17 +5,20 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from .errors import nearest
 
 Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
-NotNegative: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+NotNegative: TypeAlias = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
 
 PARTITIONS = ("iid", "dirichlet", "pathological", "class-disjoint", "domain")
 VARIANTS = {
     "dirichlet": ("balanced", "plain", "fedetf", "fedrepopt"),
     "pathological": ("balanced", "shards", "niid-bench"),
 }
+LARGEST = 2**53
+"""The whole numbers up to here are exact as floating-point numbers too."""
 GIVEN = "given"
 """Stands for data, a partition or a model that a program handed over instead of naming it."""
 
@@ -24,6 +27,14 @@ class Table(BaseModel):
     """One table of the file."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
+
+    @field_validator("*")
+    @classmethod
+    def _of_a_size_to_compute_with(cls, value: Any) -> Any:
+        """Whole numbers that a float cannot count to fail somewhere in the middle of a run."""
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise PydanticCustomError("too_large", "must lie within ±2**53")
+        return value
 
 
 class Statistics(Table):
@@ -95,7 +106,7 @@ class Model(Table):
     start: str = ""
     """A safetensors file to start from."""
     freeze: list[str] = []
-    """Entries that do not train, by patterns of their names."""
+    """Entries that do not train, by patterns of their names; a norm layer named whole keeps its statistics as well."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -125,13 +136,13 @@ class MethodTable(Table):
 class Train(Table):
     """Rounds, participation, and how a client trains."""
 
-    rounds: Annotated[int, Field(ge=1)] = 10
+    rounds: Annotated[int, Field(ge=1, le=10**9)] = 10
     """How many are played."""
     participation: int | float = 1.0
     """In each round: a share of the clients, as in 0.5, or a number of them, as in 5."""
-    epochs: Annotated[int, Field(ge=1)] = 1
+    epochs: Annotated[int, Field(ge=1, le=10**6)] = 1
     """Of a client in a round."""
-    steps: Annotated[int, Field(ge=0)] = 0
+    steps: Annotated[int, Field(ge=0, le=10**6)] = 0
     """Of a client in a round, in place of epochs; 0: by epochs."""
     batch_size: Annotated[int, Field(ge=1)] = 64
     """Of a client's steps."""
@@ -139,7 +150,7 @@ class Train(Table):
     """If it is smaller: keep it, drop it, or fill it up from the start."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """Of a client."""
-    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.01
+    lr: Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)] = 0.01
     """The learning rate of a client, before any schedule."""
     lr_schedule: Literal["constant", "cosine", "step", "exponential"] = "constant"
     """How it goes on after the warm-up."""
@@ -192,15 +203,15 @@ class EngineTable(Table):
 
     name: Literal["auto", "serial", "processes", "vectorised", "cuda"] = "auto"
     """How clients are trained: one by one, several processes, groups at once, or captured graphs on a GPU."""
-    workers: Annotated[int, Field(ge=0)] = 0
+    workers: Annotated[int, Field(ge=0, le=4096)] = 0
     """Processes or GPUs; 0: one per core or GPU."""
-    threads: Annotated[int, Field(ge=1)] = 1
+    threads: Annotated[int, Field(ge=1, le=4096)] = 1
     """Of each process."""
     device: str = ""
     """cpu, cuda or cuda:1; empty: cpu."""
     precision: Literal["auto", "float32", "float64", "bfloat16"] = "auto"
     """Of training; auto: bfloat16 for float32 networks on the cuda engine, else float32."""
-    slots: Annotated[int, Field(ge=0)] = 0
+    slots: Annotated[int, Field(ge=0, le=4096)] = 0
     """Clients at a time on a GPU; 0: as many as pay."""
     compile: Literal["auto", "on", "off"] = "auto"
     """The network's forward on a GPU; auto: where a run is long enough for it to pay."""

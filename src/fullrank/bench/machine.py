@@ -50,12 +50,12 @@ def write_json(path: str | Path, result: object) -> None:
     target = Path(path)
     with writing(target):
         scratch = target.with_name(f".{target.name}.part")
-        scratch.write_text(json.dumps(result, indent=1) + "\n")
+        scratch.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         scratch.replace(target)
 
 
 def _cpu() -> str:
     info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
+    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.processor() or platform.machine())

@@ -52,6 +52,6 @@ def _share(pid: int) -> int:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text()
+        return path.read_text(encoding="utf-8")
     except OSError:  # it ended meanwhile
         return ""

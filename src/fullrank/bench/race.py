@@ -109,7 +109,7 @@ def lap(contestant: Contestant, task: Path) -> Lap:
             found = _follow(process, marks, start)
         except _Gone:
             process.wait()
-            message = errors.read_text(errors="replace")
+            message = errors.read_text(encoding="utf-8", errors="replace")
             raise RunFailed(f"{contestant.name} ended before its last round", message[-4000:]) from None
         finally:
             watch.stop()

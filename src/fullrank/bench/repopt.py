@@ -285,7 +285,7 @@ def _resident_at_most() -> int:
     From /proc where there is one: getrusage also counts what the parent held when it started this process.
     """
     status = Path("/proc/self/status")
-    for line in status.read_text().splitlines() if status.exists() else ():
+    for line in status.read_text(encoding="utf-8").splitlines() if status.exists() else ():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     import resource

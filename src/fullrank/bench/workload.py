@@ -41,7 +41,7 @@ class Workload:
     def describe(self, path: Path) -> None:
         """Write the plan and the settings alone, beside data that are there."""
         facts = {**asdict(self), "cohorts": [self.taking_part(number) for number in range(self.rounds)]}
-        (path / "task.json").write_text(json.dumps(facts))
+        (path / "task.json").write_text(json.dumps(facts), encoding="utf-8")
 
     def taking_part(self, round: int) -> list[int]:
         """Who plays a round, counted from 0: the server's own choice for the seed."""

@@ -138,7 +138,9 @@ def divide(
     if how.endswith(".safetensors"):
         if holdout or validation:
             raise Refusal("data.holdout and data.validation: a saved partition brings its own; leave both at 0")
-        return _saved(data, pipeline, Path(how), clients)
+        return _saved(data, pipeline, Path(how), clients, repeats=passes > 1)
+    if data.train.group is not None:
+        _refuse_to_tear_groups(data, how, holdout, validation)
     if how == "domain":
         if data.train.domain is None:
             raise Refusal(f'data.partition = "domain": the data set "{data.name}" has no domains')
@@ -183,6 +185,20 @@ def keep_unseen(federation: Federation, share: float, seed: int) -> Federation:
     return replace(federation, unseen=np.sort(chosen))
 
 
+def _refuse_to_tear_groups(data: DataSet, how: str, holdout: float, validation: float) -> None:
+    """Reject every division that is drawn sample by sample, because it would separate samples of one group."""
+    drawn = [f"data.{name} = {share}" for name, share in (("holdout", holdout), ("validation", validation)) if share]
+    if how != "domain":
+        drawn.append(f'data.partition = "{how}"')
+    if drawn:
+        raise Refusal(
+            f'the data set "{data.name}" has groups (samples that belong together, such as those of one patient), and '
+            f"{' and '.join(drawn)} would put samples of one group on both sides; give a partition that keeps groups "
+            'together (data.partition = "mine.safetensors"), or data.partition = "domain" without hold-out and '
+            "validation, or leave the groups out of the data"
+        )
+
+
 def _held_out(
     data: DataSet, parts: list[np.ndarray], kept_back: np.ndarray, pipeline: Pipeline, holdout: float, seed: int
 ) -> Federation:
@@ -221,8 +237,11 @@ def _sizes(parts: list[np.ndarray]) -> np.ndarray:
     return np.array([len(part) for part in parts], dtype=np.int64)
 
 
-def _saved(data: DataSet, pipeline: Pipeline, path: Path, clients: int) -> Federation:
-    """A division that a run wrote; it must be of these data and keep training, hold-outs and validation apart."""
+def _saved(data: DataSet, pipeline: Pipeline, path: Path, clients: int, repeats: bool) -> Federation:
+    """A division in a file; it must be of these data and keep training, hold-outs and validation apart.
+
+    `repeats` allows training samples that several clients have, or one client twice.
+    """
     if not path.is_file():
         raise Refusal(f'data.partition: there is no file "{path}"')
     try:
@@ -235,19 +254,32 @@ def _saved(data: DataSet, pipeline: Pipeline, path: Path, clients: int) -> Feder
         raise Refusal(f'data.partition: "{path}" divides other data than "{data.name}": their fingerprints differ')
     if len(lists["train"]) != clients:
         raise Refusal(f'data.clients = {clients}, but the saved partition "{path}" has {len(lists["train"])} clients')
-    trained = np.concatenate(lists["train"])
-    apart = np.concatenate([*lists["holdout"], validation])
-    if len(np.intersect1d(trained, apart)) or len(np.unique(apart)) < len(apart):
-        raise Refusal(f'data.partition: in "{path}" training samples, hold-outs and validation overlap')
-    highest = max((int(part.max()) for part in (trained, apart) if len(part)), default=-1)
-    if highest >= len(data.train) or min((int(p.min()) for p in (trained, apart) if len(p)), default=0) < 0:
-        raise Refusal(
-            f'data.partition: "{path}" names samples that the data set, with {len(data.train)}, does not have'
-        )
+    if problem := _problem_of(data, lists["train"], lists["holdout"], validation, repeats):
+        raise Refusal(f'data.partition: in "{path}" {problem}')
     return Federation(data, lists["train"], lists["holdout"], validation, pipeline)
 
 
+def _problem_of(
+    data: DataSet, parts: list[np.ndarray], holdouts: list[np.ndarray], validation: np.ndarray, repeats: bool
+) -> str:
+    """What is wrong with a division that somebody else made; empty if nothing is."""
+    if len(holdouts) != len(parts):
+        return f"{len(parts)} clients have training samples, but there are hold-outs of {len(holdouts)}"
+    trained, apart = np.concatenate(parts), np.concatenate([*holdouts, validation])
+    used = np.concatenate([trained, apart])
+    if len(used) and not (used.min() >= 0 and used.max() < len(data.train)):
+        return f"samples are named that the data set, with {len(data.train)}, does not have"
+    if len(np.intersect1d(trained, apart)) or len(np.unique(apart)) < len(apart):
+        return "training samples, hold-outs and validation overlap"
+    if not repeats and len(np.unique(trained)) < len(trained):
+        return "some training samples belong to several clients; only with data.passes = 2 may they"
+    groups = data.train.group
+    if groups is not None and len(np.intersect1d(groups.numpy()[trained], groups.numpy()[apart])):
+        return "a group of samples that belong together is both in training and in a hold-out or the validation share"
+    return ""
+
+
 def _divided(joined: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
-    if int(sizes.sum()) != len(joined):
+    if sizes.ndim != 1 or joined.ndim != 1 or not len(sizes) or (sizes < 0).any() or int(sizes.sum()) != len(joined):
         raise ValueError("its sizes do not add up")
     return np.split(joined.astype(np.int64, casting="safe"), np.cumsum(sizes)[:-1])

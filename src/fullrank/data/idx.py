@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ..errors import Refusal
+from ..room import memory_limit
 from .dataset import Split
 from .places import Layout, Place
 from .stored import Array, Download, Official, Stored, content_md5, read_whole, refuse_labels
@@ -32,6 +33,8 @@ def read_idx(path: Path, dimensions: int) -> Array:
     file = gzip.GzipFile(fileobj=io.BytesIO(raw)) if packed else io.BytesIO(raw)
     try:
         return _read(path, file, dimensions)
+    except MemoryError:
+        raise Refusal(f"{path} does not fit into memory when it is unpacked") from None
     except EOFError:
         raise Refusal(f"{path} is truncated: its compressed content ends too early") from None
     except (OSError, zlib.error) as error:
@@ -50,7 +53,10 @@ def _read(path: Path, file: _File, dimensions: int) -> Array:
         raise Refusal(f"{path} is truncated: it ends within its header")
     shape = struct.unpack(f">{dimensions}I", sizes)
     announced = math.prod(shape)
-    content = _up_to(file, announced + 1)  # the one too many makes gzip compare its checksum
+    limit = memory_limit() // 3  # the bytes are there twice while they are put together
+    content = _up_to(file, min(announced, limit) + 1)  # the one too many makes gzip compare its checksum
+    if len(content) > limit:
+        raise Refusal(f"{path} does not fit into memory: it unpacks to more than {limit / 2**30:.4g} GiB")
     if len(content) != announced:
         found = f"only {len(content)} follow" if len(content) < announced else "more follow"
         what = "truncated" if len(content) < announced else "damaged"

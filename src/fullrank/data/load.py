@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib import resources
@@ -34,7 +35,7 @@ def load_dataset(
 
     - "digits", which comes with the library;
     - "fashion-mnist", "mnist", "cifar10" or "cifar100", in `root`, $FULLRANK_DATA or a usual place;
-    - "npz" with the file as `root`, or the path of an `.npz` file;
+    - "npz" with the file as `root`, or the path of an `.npz` file, in `root`, $FULLRANK_DATA or the current directory;
     - "package.module:function", called as f(root=, seed=, **options);
     - a pair (x, y) or a torch Dataset, of which a fifth becomes the test set, by class and `seed`;
     - a pair of these, for training and test.
@@ -68,11 +69,23 @@ def load_dataset(
             raise Refusal('data "npz" needs root, the path of the .npz file')
         return from_npz(Path(root), seed, num_classes)
     if text.endswith(".npz"):
-        return from_npz(Path(root) / text, seed, num_classes)
+        return from_npz(_npz_file(text, root), seed, num_classes)
     raise Refusal(
         f'unknown data set "{text}": {nearest(text, (*_LOADERS, "npz"))}'
         ' (or the path of an .npz file, or "package.module:function")'
     )
+
+
+def _npz_file(name: str, root: str | Path) -> Path:
+    """The file of that name in `root` if it is given, else in $FULLRANK_DATA or, failing that, from where one works."""
+    named = os.environ.get("FULLRANK_DATA")
+    here = Path(root) / name
+    if str(root) or not named:
+        return here
+    there = Path(named).expanduser() / name
+    if not there.is_file() and not here.expanduser().is_file():
+        raise Refusal(f"there is no file {name}, neither in $FULLRANK_DATA ({named}) nor in the current directory")
+    return there if there.is_file() else here
 
 
 def _from_memory(data: object, seed: int, num_classes: int | None) -> DataSet:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
-from ..errors import Refusal
+from ..errors import Refusal, said_by
+from ..room import refuse_too_large
 from .dataset import Split
 
 
@@ -90,14 +91,20 @@ def _stored_tensors(data: object) -> tuple[Tensor, Tensor] | None:
 
 
 def _read_items(data: Any) -> tuple[Tensor, Tensor]:
-    count = len(data)
+    kind = type(data).__name__
+    try:
+        count = len(data)
+    except Exception as error:
+        raise Refusal(f"the {kind} has no length: len() raised {type(error).__name__}: {said_by(error)}") from error
     if count == 0:
-        raise Refusal(f"the {type(data).__name__} is empty; it must hold at least one sample")
-    first = _item(data[0], 0)[0]
+        raise Refusal(f"the {kind} is empty; it must hold at least one sample")
+    first = _item(_taken(data, 0), 0)[0]
+    needed = count * max(1, first.numel()) * first.element_size()
+    refuse_too_large(f"the {kind} of {count} samples", needed, "fit holds all samples in memory, so give fewer")
     x = torch.empty((count, *first.shape), dtype=first.dtype)
     y = torch.empty(count, dtype=torch.int64)
     for position in range(count):
-        sample, label = _item(data[position], position)
+        sample, label = _item(_taken(data, position), position)
         if sample.shape != first.shape or sample.dtype != first.dtype:
             raise Refusal(
                 f"item {position} is {sample.dtype} of shape {tuple(sample.shape)} and item 0 {first.dtype}"
@@ -107,14 +114,26 @@ def _read_items(data: Any) -> tuple[Tensor, Tensor]:
     return x, y
 
 
+def _taken(data: Any, position: int) -> Any:
+    try:
+        return data[position]
+    except Exception as error:
+        kind, what = type(data).__name__, f"{type(error).__name__}: {said_by(error)}"
+        raise Refusal(f"the {kind} of {len(data)} samples raised {what} when item {position} was taken") from error
+
+
 def _item(item: object, position: int) -> tuple[Tensor, int]:
     if not is_pair(item):
         raise Refusal(f"item {position} is a {type(item).__name__}, not a pair (x, y)")
     sample = as_tensor(f"x of item {position}", item[0])
     try:
-        return sample, operator.index(item[1])
+        label = operator.index(item[1])
     except TypeError:
-        raise Refusal(f"y of item {position} is {item[1]!r}; it must be a whole number") from None
+        shown = repr(item[1])[:100]
+        raise Refusal(f"y of item {position} is {shown}; it must be a whole number") from None
+    if abs(label) >= 2**63:
+        raise Refusal(f"y of item {position} is too large a number; labels must number the classes from 0")
+    return sample, label
 
 
 def channels_first(split: Split) -> Split:

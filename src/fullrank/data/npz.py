@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Refusal
+from ..room import refuse_too_large
 from .dataset import DataSet, Split, class_names, with_classes
 from .memory import as_tensor, channels_first
 from .split import split_off_test
@@ -46,9 +48,14 @@ def _read_npz(path: Path) -> dict[str, Array]:
     """The arrays that matter of those in the file."""
     if not path.is_file():
         raise Refusal(f"there is no file {path}; give the path of an .npz file")
+    try:
+        with path.open("rb") as opened:
+            opened.read(1)
+    except OSError as error:
+        raise Refusal(f"{path} cannot be read: {error.strerror}") from None
     if not zipfile.is_zipfile(path):
         raise Refusal(f"{path} is not an .npz file; numpy.savez writes such files")
-    with np.load(path, allow_pickle=False) as file:
+    with _opened(path) as file:
         found = set(file.files)
         if found.issuperset(_APART):
             wanted = {*_APART, "domain_train", "domain_test", "group_train", "group_test", "classes"}
@@ -67,16 +74,47 @@ def _read_npz(path: Path) -> dict[str, Array]:
         return {name: _read_array(path, file, name) for name in sorted(found & wanted)}
 
 
-def _read_array(path: Path, file: Mapping[str, Any], name: str) -> Array:
+def _opened(path: Path) -> Any:
     try:
+        return np.load(path, allow_pickle=False)
+    except (zipfile.BadZipFile, OSError, ValueError, RuntimeError, NotImplementedError) as error:
+        raise Refusal(f"{path} cannot be read ({error}); the file is damaged") from None
+
+
+def _read_array(path: Path, file: Any, name: str) -> Array:
+    try:
+        _refuse_header(path, file.zip, name)
         array = file[name]
-    except ValueError:
-        raise Refusal(f"{path}: the array {name} holds Python objects; it must hold numbers or text") from None
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
+    except MemoryError:
+        raise Refusal(f"{path}: the array {name} does not fit into memory") from None
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError, NotImplementedError) as error:
+        if isinstance(error, Refusal):
+            raise
         raise Refusal(f"{path}: the array {name} cannot be read ({error}); the file is damaged") from None
     if not isinstance(array, np.ndarray):
         raise Refusal(f"{path}: the entry {name} is not an array; numpy.savez writes arrays")
     return array
+
+
+def _refuse_header(path: Path, archive: zipfile.ZipFile, name: str) -> None:
+    """Reject Python objects, a header that announces another size than the file has, and what does not fit."""
+    entry = f"{name}.npy"
+    if entry not in archive.namelist():
+        return  # no array, which the caller says
+    with archive.open(entry) as member:
+        version = np.lib.format.read_magic(member)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(member)
+        stored = archive.getinfo(entry).file_size - member.tell()
+    if dtype.hasobject:
+        raise Refusal(f"{path}: the array {name} holds Python objects; it must hold numbers or text")
+    announced = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or announced != stored:
+        raise Refusal(
+            f"{path}: the array {name} is damaged: its header announces {dtype} of shape {shape}, that is {announced} "
+            f"bytes, and the file holds {stored}"
+        )
+    refuse_too_large(f"{path}: the array {name}", announced, "store fewer or smaller samples")
 
 
 def _stored_split(arrays: Mapping[str, Array], ids: Mapping[str, Tensor], suffix: str) -> Split:
@@ -113,4 +151,9 @@ def _stored_classes(arrays: Mapping[str, Array]) -> tuple[str, ...]:
 
 def _as_text(column: Array) -> Array:
     """Bytes as the text they encode, all else as it is."""
-    return np.char.decode(column, "utf-8") if column.dtype.kind == "S" else column
+    if column.dtype.kind != "S":
+        return column
+    try:
+        return np.char.decode(column, "utf-8")
+    except UnicodeDecodeError as error:
+        raise Refusal(f"a name is stored as bytes that are not UTF-8 ({error}); store text") from None

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..errors import Refusal
+from ..room import refuse_too_large
 from .dataset import DataSet, Split
 from .operation import Operation
 
@@ -47,6 +48,8 @@ def resized(data: DataSet, size: int) -> DataSet:
     if size == short:
         return data
     shape = size * height // short, size * width // short
+    count = len(data.train) + (0 if data.test is None else len(data.test))
+    refuse_too_large(f"data.size = {size}: the images", count * data.in_channels * shape[0] * shape[1], "take less")
 
     def changed(split: Split) -> Split:
         return replace(split, x=resize(split.x, *shape))

@@ -65,6 +65,11 @@ def _largest_remainder(sizes: Sequence[int], share: float) -> list[int]:
 
 def split_off_test(whole: Split, seed: int) -> tuple[Split, Split]:
     """Training and test split of data that come whole: a fifth of every class is for the test."""
+    if whole.group is not None:
+        raise Refusal(
+            "the data have groups, and splitting off a test set by class would put samples of one group on both sides; "
+            "give training and test data separately"
+        )
     keep, taken = split_by_class(whole.y, TEST_SHARE, seed)
     if not len(taken):
         raise Refusal("no class has two samples, so no test set can be split off; give training and test data apart")

@@ -37,8 +37,10 @@ def read_pickle(path: Path) -> dict[str, Any]:
 
 
 def text(value: object) -> str:
-    """Text that Python 2 or 3 has pickled."""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    """Text that Python 2 or 3 has pickled; of anything else only what it is, since its text might have no end."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    return value if isinstance(value, str) else f"({type(value).__name__})"
 
 
 class _Forbidden(pickle.UnpicklingError):
@@ -102,7 +104,35 @@ _ALLOWED: dict[tuple[str, str], Callable[..., Any]] = {
 }
 
 
-class _PlainUnpickler(pickle.Unpickler):
+def _mark_as_list(unpickler: Any) -> None:
+    items = unpickler.pop_mark()  # after which `append` is another one
+    unpickler.append(items)
+
+
+def _last_as_list(count: int) -> Callable[[Any], None]:
+    def load(unpickler: Any) -> None:
+        items = [unpickler.stack.pop() for _ in range(count)]
+        unpickler.append(items[::-1])
+
+    return load
+
+
+class _PlainUnpickler(pickle._Unpickler):
+    """In Python, because there one can change what an opcode does: tuples and frozen sets come as lists.
+
+    A tuple of tuples of tuples, each of them twice, is small in the file and takes for ever to hash as a key.
+    """
+
+    dispatch = {
+        **pickle._Unpickler.dispatch,
+        pickle.TUPLE[0]: _mark_as_list,
+        pickle.FROZENSET[0]: _mark_as_list,
+        pickle.EMPTY_TUPLE[0]: _last_as_list(0),
+        pickle.TUPLE1[0]: _last_as_list(1),
+        pickle.TUPLE2[0]: _last_as_list(2),
+        pickle.TUPLE3[0]: _last_as_list(3),
+    }
+
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
             raise _Forbidden(f"{module}.{name}")

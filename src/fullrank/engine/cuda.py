@@ -223,8 +223,11 @@ class Hand:
         self._compile = compile and isinstance(network.module, Net)
         self._fillable = can_be_filled(network)
         count_samples_(network)
-        personal = [name for name in entries.personal if name in network.parameters()]
-        network.flatten_([n for names in (entries.shared, personal, entries.frozen) for n in order_of(network, names)])
+        parameters = network.parameters()
+        classes = [
+            [n for n in names if n in parameters] for names in (entries.shared, entries.personal, entries.frozen)
+        ]
+        network.flatten_([name for names in classes for name in order_of(network, names)])
 
     def do(self, job: Job) -> Result:
         """One job, on this slot's stream; complete when it returns."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..local.step import Bound, Objective, multiplied
+from ..local.step import Bound, Objective, depending, multiplied
 from ..models.net import Output
 from ..models.network import Network
 from ..trees import Flat, Layout, Tensors
@@ -70,6 +70,7 @@ class Shortened(Bound):
         if trained is not self.bound:
             trained = self.leaves(trained)
         value, aux = objective(trained)
+        depending(value)
         short = self._short
         if short is None or not isinstance(trained, Flat):
             return multiplied(self.slopes(value, trained), times), aux

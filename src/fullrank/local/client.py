@@ -254,6 +254,7 @@ class Client:
             settings = dataclasses.replace(settings, epochs=epochs, steps=0)
         if steps is not None:
             settings = dataclasses.replace(settings, steps=steps)
+        settings.check()
         return settings
 
     def _trained(self, only: str | tuple[str, ...] | None) -> tuple[str, ...]:

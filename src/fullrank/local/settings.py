@@ -5,6 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from ..errors import Refusal, nearest
+
+OPTIMIZERS = ("sgd", "adam", "adamw")
+LAST_BATCHES = ("keep", "drop", "wrap")
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -24,6 +29,17 @@ class Settings:
     label_smoothing: float = 0.0
     moving: Moving | None = None
     """Where the learning rate changes from step to step: how; `lr` is then the first step's."""
+
+    def check(self) -> None:
+        """Reject what a method's own fit cannot be run with; the values of `[train]` have been checked before."""
+        for name, least in (("epochs", 1), ("steps", 0), ("batch_size", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < least:
+                raise Refusal(f"client.fit({name}={value!r}): it must be a whole number of at least {least}")
+        if self.optimizer not in OPTIMIZERS:
+            raise Refusal(f'client.fit(optimizer="{self.optimizer}"): {nearest(self.optimizer, OPTIMIZERS)}')
+        if self.last_batch not in LAST_BATCHES:
+            raise Refusal(f'client.fit(last_batch="{self.last_batch}"): {nearest(self.last_batch, LAST_BATCHES)}')
 
     def rates(self, steps: int) -> list[float]:
         """The learning rate of each of so many steps."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ..errors import Refusal
 from ..methods.compose import Composition
 from ..methods.method import Method
 from ..models.net import Output
@@ -82,6 +83,16 @@ def multiplied(g: Tensors, times: Flat | None) -> Tensors:
     return g if times is None else pointwise(g, torch.mul, times)
 
 
+def depending(value: Tensor) -> Tensor:
+    """An objective's value, if it depends on what trains; `torch.func.grad` would give zeros where it does not."""
+    if not value.requires_grad:
+        raise Refusal(
+            "the loss does not depend on any entry that trains, so there is no gradient: the model's forward (or the "
+            "method's criterion) is detached, as under torch.no_grad() or by .detach()"
+        )
+    return value
+
+
 class Functional:
     """Pure: the network by `functional_call`, the gradient by `torch.func.grad`."""
 
@@ -99,7 +110,12 @@ class Functional:
 
     def gradient(self, objective: Objective, trained: Tensors, times: Flat | None) -> tuple[Tensors, Any]:
         """By `torch.func.grad`."""
-        g, aux = torch.func.grad(objective, has_aux=True)(trained)
+
+        def dependent(trained: Tensors) -> tuple[Tensor, Any]:
+            value, aux = objective(trained)
+            return depending(value), aux
+
+        g, aux = torch.func.grad(dependent, has_aux=True)(trained)
         return multiplied(g, times), aux
 
 
@@ -121,7 +137,7 @@ class Bound(Functional):
         if trained is not self.bound:
             trained = self.leaves(trained)
         value, aux = objective(trained)
-        g = self.slopes(value, trained)
+        g = self.slopes(depending(value), trained)
         return multiplied(g, times), aux
 
     @staticmethod

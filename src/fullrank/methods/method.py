@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from ..models import Network
     from ..server import Server
 
-NotNegative: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+NotNegative: TypeAlias = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
 """A finite number from 0 on: what a coefficient of a loss is."""
-Positive: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Positive: TypeAlias = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
 """A finite number above 0: what a learning rate is."""
 Momentum: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 """A share of what was before."""

@@ -74,10 +74,22 @@ def build(name: str, num_classes: int, in_channels: int = 3, **options: Any) -> 
     options = {key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in options.items()}
     check_options(name, function, options)
     arguments = {"num_classes": num_classes, "in_channels": in_channels, **options}
-    net = called(function, name, "model.name", **arguments) if ":" in name else function(**arguments)
+    net = called(function, name, "model.name", **arguments) if ":" in name else _built(function, name, arguments)
     if not isinstance(net, nn.Module):
         raise Refusal(f'model.name = "{name}": it must return a torch.nn.Module, but returned a {type(net).__name__}')
     return net
+
+
+def _built(function: Callable[..., nn.Module], name: str, arguments: dict[str, Any]) -> nn.Module:
+    """A network of the library; its options have been checked, so that only their size can be wrong."""
+    try:
+        return function(**arguments)
+    except (RuntimeError, MemoryError, OverflowError, TypeError) as error:
+        why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise Refusal(
+            f'model.name = "{name}": it cannot be built for {arguments["num_classes"]} classes with these options of '
+            f"[model]; smaller ones need less memory ({why})"
+        ) from error
 
 
 def check_options(name: str, function: Callable[..., Any], options: dict[str, Any]) -> None:

@@ -35,17 +35,35 @@ class Entries:
 def classify(
     network: Network, personal: Iterable[str] = (), freeze: Iterable[str] = (), buffers: str = "average"
 ) -> Entries:
-    """Sort a network's entries: `personal` and `freeze` are selectors, `buffers` the policy of `train.buffers`."""
+    """Sort a network's entries: `personal` and `freeze` are selectors, `buffers` the policy of `train.buffers`.
+
+    `freeze` acts on a buffer that a selector names, and on the statistics of a norm layer all of whose parameters are
+    named. A parameter that requires no gradient is frozen too, which by itself leaves statistics moving, as in PyTorch.
+    """
     own = select(network, personal) | (set(network.buffer_names) if buffers == "local" else set())
-    still = select(network, freeze) & set(network.parameter_names)
-    frozen = {name for name, parameter in network.parameters().items() if not parameter.requires_grad or name in still}
+    named = select(network, freeze)
+    frozen = {name for name, parameter in network.parameters().items() if not parameter.requires_grad or name in named}
+    frozen |= _frozen_buffers(network, named) if named else set()
     own -= frozen
     return Entries(
         shared=tuple(n for n in network.parameter_names if n not in own and n not in frozen),
-        buffers=tuple(n for n in network.buffer_names if n not in own),
+        buffers=tuple(n for n in network.buffer_names if n not in own and n not in frozen),
         personal=tuple(n for n in network.names if n in own),
-        frozen=tuple(n for n in network.parameter_names if n in frozen),
+        frozen=tuple(n for n in network.names if n in frozen),
     )
+
+
+def _frozen_buffers(network: Network, named: set[str]) -> set[str]:
+    """The buffers among the named entries, and those of norm layers all of whose parameters are named."""
+    parameters: dict[str, set[str]] = {}
+    for name in network.parameter_names:
+        parameters.setdefault(name.rpartition(".")[0], set()).add(name)
+    whole = {layer for layer, names in parameters.items() if names <= named}
+    return {
+        name
+        for name in network.buffer_names
+        if name in named or (name.rpartition(".")[0] in whole and isinstance(network.owner(name), NORM_LAYERS))
+    }
 
 
 def select(network: Network, selectors: str | Iterable[str]) -> set[str]:

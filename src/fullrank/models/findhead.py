@@ -83,7 +83,7 @@ def _first_forward(module: nn.Module, example: Tensor) -> Iterator[None]:
             yield
     except (Refusal, torch.OutOfMemoryError):
         raise
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+    except (RuntimeError, TypeError, ValueError, IndexError, MemoryError, OverflowError) as error:
         lines = str(error).strip().splitlines()
         raise Refusal(
             f"the model ({type(module).__name__}) cannot take a batch of shape {tuple(example.shape)} and dtype "
@@ -92,6 +92,8 @@ def _first_forward(module: nn.Module, example: Tensor) -> Iterator[None]:
 
 
 def _what_would_fit(example: Tensor) -> str:
+    if not example.is_floating_point():
+        return "store the samples as floating-point numbers, or choose a model that takes whole numbers"
     otherwise = "choose a model for such data, as the library's mlp is for any shape"
     if example.dim() != 3:
         return otherwise

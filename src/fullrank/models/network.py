@@ -39,6 +39,8 @@ class Network:
         """The shorter dtype in which forwards compute where that is safe (autocast); None: all in the model's own."""
         self.channels_last = False
         """Whether images are handed over with their channels last, as fast convolutions want them."""
+        self.still: tuple[str, ...] = ()
+        """Names of buffers that never change: the layers that hold them compute as in evaluation while others train."""
         self.flat: Flat | None = None
         """The parameters as views of one vector, once `flatten_` has laid them out so."""
         self._neck_hook: _Neck | None = None
@@ -284,9 +286,26 @@ class Network:
     def at(self, tensors: Mapping[str, Tensor], x: Tensor) -> Output:
         """Forward in the module's current mode with the given tensors in place of its own (`functional_call`)."""
         renamed = {f"module.{name}": tensor for name, tensor in tensors.items()}
+        for name, others in self.fact("tied", self._tied).items():
+            if name in tensors:
+                renamed |= {f"module.{other}": tensors[name] for other in others}
         dtype = self.dtype  # of the model's own entries: those given may be in the shorter one already
-        out: Output = torch.func.functional_call(self._functional, renamed, (x,))
+        # Not torch's own tying, which leaves the given tensors behind in a layer that has two names.
+        out: Output = torch.func.functional_call(self._functional, renamed, (x,), tie_weights=False)
         return out if self.half is None else _in_dtype(out, dtype)
+
+    def _tied(self) -> dict[str, list[str]]:
+        """Further names of entries that several layers hold; a layer with two names holds its entries once."""
+        first: dict[int, str] = {}
+        seen: set[tuple[int, str]] = set()
+        tied: dict[str, list[str]] = {}
+        for kind in ("parameters", "buffers"):
+            for name, tensor in getattr(self.module, f"named_{kind}")(remove_duplicate=False):
+                place = id(self.owner(name)), name.rpartition(".")[2]
+                if place not in seen and first.setdefault(id(tensor), name) != name:
+                    tied.setdefault(first[id(tensor)], []).append(name)
+                seen.add(place)
+        return tied
 
     def set_mode(self, train: bool, stats: str = "move") -> None:
         """Train or eval mode; `stats="freeze"` leaves norm layers in eval mode."""
@@ -300,6 +319,9 @@ class Network:
             for module in parts:
                 if isinstance(module, NORM_LAYERS):
                     _switch(module, False)
+        if train and self.still:
+            for module in self.fact(("still", self.still), lambda: [self.owner(name) for name in self.still]):
+                _switch(module, False)
 
     @contextlib.contextmanager
     def mode(self, train: bool, stats: str = "move") -> Iterator[None]:

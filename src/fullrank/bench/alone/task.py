@@ -52,7 +52,7 @@ class Task:
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        facts = json.loads((self.path / "task.json").read_text())
+        facts = json.loads((self.path / "task.json").read_text(encoding="utf-8"))
         self.network_name: str = facts["network"]
         self.clients: int = facts["clients"]
         self.samples: int = facts["samples"]
