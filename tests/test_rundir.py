@@ -507,7 +507,7 @@ def test_a_damaged_checkpoint_is_named_with_a_way_out(file, damage, two_of_three
     shutil.copytree(two_of_three_rounds / "run", tmp_path / "run")
     folder = tmp_path / "run" / "checkpoints"
     damage(folder / file)
-    for way in (lambda: run(tmp_path / "run", STATEFUL), fullrank.load_run(tmp_path / "run").model):
+    for way in (lambda: run(tmp_path / "run", STATEFUL), fullrank.load_run(tmp_path / "run", trust=True).model):
         with pytest.raises(Refusal) as caught:
             way()
         problem = "is missing" if damage is Path.unlink else "is damaged"
@@ -531,7 +531,7 @@ def test_damaged_notes_of_clients_are_named(damage, problem, two_of_three_rounds
     shutil.copytree(two_of_three_rounds / "run", tmp_path / "run")
     notes = tmp_path / "run" / "checkpoints" / "clients.jsonl"
     damage(notes)
-    for way in (lambda: run(tmp_path / "run", STATEFUL), fullrank.load_run(tmp_path / "run").model):
+    for way in (lambda: run(tmp_path / "run", STATEFUL), fullrank.load_run(tmp_path / "run", trust=True).model):
         with pytest.raises(Refusal, match=problem) as caught:
             way()
         assert str(notes) in str(caught.value)
@@ -877,14 +877,14 @@ def test_a_run_goes_on_once_the_failure_is_gone(tmp_path, monkeypatch):
 def test_the_same_model_from_everywhere(method, tmp_path):
     first = run(tmp_path / "run", {"method.name": method, "model.norm": "batch", "train.participation": 2})
     again = run(tmp_path / "run", {"method.name": method, "model.norm": "batch", "train.participation": 2})
-    loaded = fullrank.load_run(tmp_path / "run")
+    loaded = fullrank.load_run(tmp_path / "run", trust=True)
     x = torch.rand(7, 1, 8, 8)
     want = first.model()(x)
     for result in (first, again, loaded):
         assert not result.model().training
         assert torch.equal(result.model()(x), want)
         for client in range(4):
-            assert torch.equal(result.client_model(client)(x), want)
+            assert torch.equal(result.client_model(client, "received")(x), want)
     saved = load_file(tmp_path / "run" / "model.safetensors")
     assert all(torch.equal(tensor, saved[name]) for name, tensor in first.model().state_dict().items())
 
@@ -897,7 +897,7 @@ def test_the_same_personal_models_from_everywhere(method, tmp_path):
     x = torch.rand(7, 1, 8, 8)
     want = [first.client_model(client)(x) for client in range(4)]
     assert not any(torch.equal(want[0], other) for other in want[1:])
-    for result in (first, run(tmp_path / "run", table), fullrank.load_run(tmp_path / "run")):
+    for result in (first, run(tmp_path / "run", table), fullrank.load_run(tmp_path / "run", trust=True)):
         for client in random.Random(0).sample(range(4), 4):  # in whatever order they are asked for
             assert torch.equal(result.client_model(client)(x), want[client])
         with pytest.raises(Refusal, match=r"no complete global model.*client_model\(k\)"):

@@ -110,7 +110,7 @@ class Assembly:
                 )
 
     def files(self) -> dict[str, str]:
-        """SHA-256 of the files that the experiment's model comes from, by key, or by path where its function read it."""
+        """SHA-256 of the files that the experiment's model comes from, by key."""
         table = self.experiment.model
         named = {"model.start": table.start, "model.scales": table.options.get("scales")}
         found = {
