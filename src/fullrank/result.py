@@ -25,6 +25,13 @@ from .summary import summarise
 from .trees import Tensors, moved
 
 
+@contextmanager
+def _with_gradients() -> Iterator[None]:
+    """Where a model is built or trained, although the program that asks for it may have switched gradients off."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
 class Run:
     """A run, finished or not: its experiment, its metrics, its models."""
 
@@ -72,6 +79,7 @@ class Run:
         """The run in a few numbers: each measure's last value, its best over rounds, its mean over the last five."""
         return summarise(self.metrics, self._ending)
 
+    @_with_gradients()
     def model(self) -> nn.Module:
         """The trained global model, in eval mode; the user's own class where the user gave one.
 
@@ -82,6 +90,7 @@ class Run:
             raise Refusal(f"there is no complete global model: {assembly.no_global_model}; use client_model(k)")
         return self._module(assembly, self._final_entries(assembly))
 
+    @_with_gradients()
     def client_model(self, client: int, stage: Stage | None = None) -> nn.Module:
         """A client's own model, in eval mode: the one behind the number that the run reports for that stage.
 
@@ -106,8 +115,7 @@ class Run:
         assembly = self._assembled(f"the model of client {client} needs that client's data")
         server = assembly.server.holding(self._final_entries(assembly))
         job = dataclasses.replace(server.job("personal", client), stage=chosen)
-        # A fit takes gradients, wherever the program that wants the model stands.
-        with threads(self.experiment.engine.threads), torch.inference_mode(False), torch.enable_grad():
+        with threads(self.experiment.engine.threads):
             result = assembly.site.do(job)
         if result.error is not None:
             raise result.error
