@@ -93,7 +93,9 @@ def assert_no_sample_in(folder, a_run):
 
 
 @pytest.mark.parametrize("with_test", [True, False], ids=["test set", "no test set"])
-@pytest.mark.parametrize("kind, layout", [(images, "contiguous"), (images, "channels last"), (tables, "contiguous")])
+@pytest.mark.parametrize(
+    ("kind", "layout"), [(images, "contiguous"), (images, "channels last"), (tables, "contiguous")]
+)
 @pytest.mark.parametrize("form", FORMATS)
 def test_no_sample_is_in_an_exported_file(form, kind, layout, with_test, tmp_path):
     name, options = ("cnn", {"in_channels": 3, "width": 4}) if kind is images else ("mlp", {"width": 8})

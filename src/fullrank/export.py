@@ -55,6 +55,8 @@ class Exported:
     """The directory."""
     facts: dict[str, Any]
     """What its model.json says."""
+    remarks: tuple[str, ...] = ()
+    """What whoever exported it must know and model.json does not say, because it may name places on this machine."""
 
 
 def export(
@@ -114,7 +116,7 @@ def export(
         for file in facts["files"]:
             (scratch / file).replace(folder / file)
     write_json(folder / DESCRIPTION, facts)
-    return Exported(folder, facts)
+    return Exported(folder, facts, samples.remarks)
 
 
 def load_export(path: str | Path, *, trust: bool = False) -> nn.Module:
@@ -305,11 +307,12 @@ def _input_dtype(facts: Mapping[str, Any]) -> torch.dtype:
 
 @dataclass(frozen=True)
 class _Samples:
-    """Prepared inputs, the scores that the run's own model gives them, and what inputs they are."""
+    """Prepared inputs, the scores that the run's own model gives them, what inputs they are, and why."""
 
     x: Tensor
     scores: Tensor
     kind: str
+    remarks: tuple[str, ...] = ()
 
     def compare(self, predict: Predict) -> dict[str, Any]:
         """The largest difference between scores, also as a share of the largest score, and how many classes agree."""
@@ -326,6 +329,7 @@ class _Samples:
 
 def _samples(run: Run, trained: nn.Module) -> _Samples:
     """Samples of the run's data, or random inputs of their shape where the data cannot be read."""
+    remarks: tuple[str, ...] = ()
     try:
         assembly = run._assembled()
         data = assembly.federation.data
@@ -336,10 +340,11 @@ def _samples(run: Run, trained: nn.Module) -> _Samples:
     except (Refusal, CallFailed) as problem:
         assembly = run._without_data()
         x = _random_inputs(assembly.federation.data)
-        kind = f"random inputs, because the data were not read ({problem})"
+        kind = "random inputs"
+        remarks = (f"the data were not read, so the files were compared on random inputs: {problem}",)
     prepare = assembly.federation.pipeline
     with torch.no_grad():
-        return _Samples(prepare(x), trained(prepare(x, None, _dtype(trained))).double(), kind)
+        return _Samples(prepare(x), trained(prepare(x, None, _dtype(trained))).double(), kind, remarks)
 
 
 def _random_inputs(like: DataSet) -> Tensor:

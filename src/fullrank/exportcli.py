@@ -47,7 +47,7 @@ def export_command(
     except ExportFailed as failure:
         fail(str(failure), 1)
     if as_json:
-        print(json.dumps({"path": str(done.path), **done.facts}, indent=1))
+        print(json.dumps({"path": str(done.path), **done.facts, "remarks": list(done.remarks)}, indent=1))
     else:
         _print(done)
 
@@ -57,16 +57,16 @@ def _print(done: Exported) -> None:
     form = "in its plain form, BatchNorm fused" if model["form"] == "plain" else "as it was trained"
     print(f"{model['name']} {form}: {model['parameters']:,} parameters, input {shape}")
     if done.facts["client"] is not None:
-        print(f"client {done.facts['client']}: {STAGES[done.facts['stage']]}")
-    inputs = done.facts["checked_on"].partition(",")[0]
+        stage = done.facts["stage"]
+        print(f"client {done.facts['client']}, stage {stage}: {STAGES[stage]}")
     for name, file in done.facts["files"].items():
         print(
             f"{name}: {size(file['bytes'])}, largest difference from the run's model {file['largest_difference']:.1e} "
             f"({file['relative_difference']:.1e} of the largest score), the same class for {file['same_class']} of "
-            f"{file['samples']} {inputs}"
+            f"{file['samples']} {done.facts['checked_on']}"
         )
-    if inputs != done.facts["checked_on"]:
-        print(f"checked on {done.facts['checked_on']}")
+    for remark in done.remarks:
+        print(f"note: {remark}")
     if done.facts["note"]:
         print(f"note: {done.facts['note']}")
     print(f"written to {done.path}, with model.json beside")
