@@ -354,7 +354,7 @@ def test_fedbn_over_two_rounds():
         common = {name: value for name, value in mean(theirs).items() if not name.startswith("1.")}
         theirs = [{**state, **common} for state in theirs]
     for k, want in enumerate(theirs):
-        check(run.client_model(k).state_dict(), want)
+        check(run.client_model(k, "received").state_dict(), want)
     assert set(kept(run, 0)["model"]) == {name for name in theirs[0] if name.startswith("1.")}
     with pytest.raises(Refusal, match=r"no complete global model"):
         run.model()
@@ -369,7 +369,7 @@ def test_statistics_after_a_round_do_not_depend_on_who_went_first(order):
     inside = [x.numpy() @ weight.T + bias for x, _ in clients]
     own = fit(start, clients, FedBN(), rounds=1, **FULL)
     for k, a in enumerate(inside):
-        state = own.client_model(k).state_dict()
+        state = own.client_model(k, "received").state_dict()
         np.testing.assert_allclose(state["1.running_mean"].numpy(), 0.1 * a.mean(0), rtol=1e-12)
         np.testing.assert_allclose(state["1.running_var"].numpy(), 0.9 + 0.1 * a.var(0, ddof=1), rtol=1e-12)
     shares = np.array([len(a) for a in inside]) / 28
@@ -437,7 +437,7 @@ def test_fedbn_finds_norm_layers_by_their_type():
 def test_fedbn_of_one_client_is_fedavg_to_the_bit():
     alone = blobs((12,), dtype=torch.float32)
     run = fit(normed(dtype=torch.float32), alone, FedBN(), **BATCHES)
-    assert_same_bits(run.client_model(0).state_dict(), trained("fedavg", alone))
+    assert_same_bits(run.client_model(0, "received").state_dict(), trained("fedavg", alone))
 
 
 def test_fedbn_with_local_buffers_is_fedbn():
@@ -524,7 +524,7 @@ def test_fedrep_over_two_rounds(head_epochs):
         ]
         common = {name: value for name, value in mean(bodies).items() if not name.startswith("3.")}
         theirs = [{**state, **common} for state in bodies]
-    got = [run.client_model(k).state_dict() for k in range(3)]
+    got = [run.client_model(k, "received").state_dict() for k in range(3)]
     for k, want in enumerate(theirs):
         check(got[k], want)
     assert all(torch.equal(got[0][n], other[n]) for other in got[1:] for n in got[0] if not n.startswith("3."))
@@ -671,7 +671,7 @@ def test_fedproto_over_three_rounds(limit):
         theirs = [sgd(s, c, pulled(prototypes, has, lam)) for s, c in zip(theirs, clients, strict=True)]
         prototypes, has = class_means(theirs, clients, prototypes, has, limit)
     for k, want in enumerate(theirs):
-        check(run.client_model(k).state_dict(), want)
+        check(run.client_model(k, "received").state_dict(), want)
     np.testing.assert_allclose(server_state(run)["fedproto"]["prototypes"].numpy(), prototypes, rtol=1e-9, atol=1e-12)
     assert server_state(run)["fedproto"]["available"].tolist() == has.tolist()
     first, second = (row["clients"][0]["epochs"][0]["fedproto"] for row in run.metrics[:2])

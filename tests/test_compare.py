@@ -479,7 +479,7 @@ def test_runs_of_ones_own_model_and_method_are_compared_where_these_are_not(tmp_
     keys = {"method": "ownmethods:Own", "model__name": "ownmethods:tiny"}
     pretend(tmp_path / "a", **keys)
     pretend(tmp_path / "b", **keys, method__own__nu=0.5)
-    there = fullrank.load_run(tmp_path / "a").experiment
+    there = fullrank.load_run(tmp_path / "a", trust=True).experiment
     known = Experiment.of(there)
     assert (known, known.hash(), known.directory()) == (there, there.hash(), there.directory())
     own.unlink()
@@ -489,7 +489,7 @@ def test_runs_of_ones_own_model_and_method_are_compared_where_these_are_not(tmp_
     assert status == 0
     assert "ownmethods:Own (own.nu=0.1)" in out
     assert run_command("figure", "accuracy", "a", "--out", "a.pdf", capsys=capsys)[0] == 0
-    for way in (fullrank.load_run("a")._assembled, lambda: fullrank.run(there, "c")):
+    for way in (fullrank.load_run("a", trust=True)._assembled, lambda: fullrank.run(there, "c")):
         with pytest.raises(Refusal, match='there is no module "ownmethods"'):
             way()
 

@@ -79,7 +79,7 @@ def server_state(run):
 
 
 def models_of(run, clients=3):
-    return [run.client_model(k).state_dict() for k in range(clients)]
+    return [run.client_model(k, "received").state_dict() for k in range(clients)]
 
 
 def full(momentum=0.0):
@@ -464,7 +464,7 @@ def test_a_norm_layers_statistics_after_one_round_by_hand():
     weight, bias = start[0].weight.detach().numpy(), start[0].bias.detach().numpy()
     for k, (x, _) in enumerate(clients):
         inside = x.numpy() @ weight.T + bias
-        state = run.client_model(k).state_dict()
+        state = run.client_model(k, "received").state_dict()
         np.testing.assert_allclose(state["1.running_mean"].numpy(), 0.1 * inside.mean(0), rtol=1e-12)
         np.testing.assert_allclose(state["1.running_var"].numpy(), 0.9 + 0.1 * inside.var(0, ddof=1), rtol=1e-12)
         assert int(state["1.num_batches_tracked"]) == 1
@@ -487,7 +487,7 @@ def test_personal_entries_of_those_who_sit_out_stay():
 def test_one_client_with_personal_norms_is_fedavg_to_the_bit():
     clients = blobs((12,), dtype=torch.float32)
     settings = {"rounds": 3, "batch_size": 4, "lr": 0.1}
-    own = fit(normed(dtype=torch.float32), clients, OwnNorm(), **settings).client_model(0).state_dict()
+    own = fit(normed(dtype=torch.float32), clients, OwnNorm(), **settings).client_model(0, "received").state_dict()
     assert_same_bits(own, fit(normed(dtype=torch.float32), clients, "fedavg", **settings).model().state_dict())
 
 
@@ -529,7 +529,7 @@ def test_nothing_but_class_sums_travels():
     alone = [trained_alone(start, [client] * 2, lr=0.1) for client in clients]
     total, counts = np.zeros((CLASSES, HIDDEN)), np.zeros(CLASSES)
     for k, ((x, y), module) in enumerate(zip(clients, alone, strict=True)):
-        assert_close(run.client_model(k).state_dict(), module.state_dict())
+        assert_close(run.client_model(k, "received").state_dict(), module.state_dict())
         z = features(module, x)
         for c in range(CLASSES):
             total[c] += z[y.numpy() == c].sum(0)
@@ -881,7 +881,7 @@ def test_a_head_fitted_at_the_server(neck, net):
     # the rest of the model is what it was, and clients' models start from the finished one
     rest = {name: v for name, v in model.state_dict().items() if not name.startswith(("3.weight", "3.bias", "head."))}
     assert_same_bits(rest, {name: trained.state_dict()[name] for name in rest})
-    assert_same_bits(calibrated.client_model(1).state_dict(), model.state_dict())
+    assert_same_bits(calibrated.client_model(1, "received").state_dict(), model.state_dict())
 
 
 def test_the_servers_questions_are_functions_of_its_methods():

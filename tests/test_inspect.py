@@ -107,12 +107,12 @@ def test_a_network_that_never_trained_does_not_stand_in_for_a_model_that_is_gone
 
 
 def test_a_clients_own_model(tmp_path, run, capsys):
-    facts = found(run.path, "--client", 1, capsys=capsys)
-    assert "the global one" in facts["note"]
+    facts = found(run.path, "--client", 1, "--stage", "received", capsys=capsys)
+    assert facts["stage"] == "received"
     assert facts["accuracy"] == found(run.path, capsys=capsys)["accuracy"]
     own = fullrank.run({**SETTINGS, "method.name": "fedbn"}, tmp_path / "own")
     facts = found(own.path, "--client", 1, capsys=capsys)
-    assert "note" not in facts
+    assert facts["stage"] == "local"
     assert_measured(facts, own.client_model(1), *prepared())
     lacking = refused(own.path, capsys=capsys)
     assert "no complete global model" in lacking

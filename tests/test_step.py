@@ -542,7 +542,7 @@ def test_drift_corrections_act_on_shared_entries_only():
     shared = {"0.weight", "0.bias", "1.weight", "1.bias"}
     assert g == w == w0 == shared
     assert model == set(start.state_dict())
-    got = run.client_model(0)
+    got = run.client_model(0, "received")
     assert torch.equal(got[0].weight, start[0].weight)
     alone = trained_alone(start, [(x, y)], lr=0.1)
     torch.testing.assert_close(got[3].weight, alone[3].weight)  # personal entries go on training

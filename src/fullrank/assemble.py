@@ -7,13 +7,13 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from . import methods, models
@@ -22,6 +22,8 @@ from .data import DataSet, Pipeline, Split, load_dataset, resized
 from .data.federation import Federation, divide, keep_unseen
 from .errors import Refusal
 from .evaluate import evaluate
+from .files import Damaged, load_tensors
+from .filesread import collecting_files
 from .local.client import decayed
 from .local.settings import Schedule, Settings
 from .methods import Composition, Method
@@ -53,6 +55,8 @@ class Assembly:
     server: Server
     site: Site
     device: torch.device
+    files_read: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of the files that a model function of the user's read, by path."""
 
     @property
     def no_global_model(self) -> str | None:
@@ -85,24 +89,30 @@ class Assembly:
         return said
 
     def facts(self) -> dict[str, Any]:
-        """What is recorded of the data and their division."""
-        data = self.federation.data
-        described = {
+        """What is recorded of the data and their division, and where relative paths of the experiment start."""
+        return {"data": self.data_facts(), **self.federation.describe(), "working_directory": os.getcwd()}
+
+    def data_facts(self) -> dict[str, Any]:
+        """What is recorded of the data: enough to build the network and to prepare inputs without them."""
+        data, statistics = self.federation.data, self.federation.pipeline.statistics
+        return {
             "name": data.name,
             "fingerprint": data.fingerprint(),
             "train": len(data.train),
             "test": len(data.test) if data.test is not None else 0,
             "classes": list(data.classes),
             "input_shape": list(data.input_shape),
+            "dtype": str(data.train.x.dtype).removeprefix("torch."),
+            "mean": list(statistics[0]) if statistics else None,
+            "std": list(statistics[1]) if statistics else None,
         }
-        return {"data": described, **self.federation.describe()}
 
     def check_data(self, path: Path) -> None:
         """Refuse data or a division other than those with which the run in a directory was started."""
-        recorded, now = read_json(path / "partition.json"), self.facts()
+        recorded, federation = read_json(path / "partition.json"), self.federation
         for what, before, after in (
-            ("the data set's content", recorded["data"]["fingerprint"], now["data"]["fingerprint"]),
-            ("the partition", recorded["hash"], now["hash"]),
+            ("the data set's content", recorded["data"]["fingerprint"], federation.data.fingerprint()),
+            ("the partition", recorded["hash"], federation.hash),
         ):
             if before != after:
                 raise Refusal(
@@ -113,11 +123,12 @@ class Assembly:
         """SHA-256 of the files that the experiment's model comes from, by key."""
         table = self.experiment.model
         named = {"model.start": table.start, "model.scales": table.options.get("scales")}
-        return {
+        found = {
             key: hashlib.sha256(Path(name).read_bytes()).hexdigest()
             for key, name in named.items()
             if isinstance(name, str) and Path(name).is_file()
         }
+        return {**found, **{f"model.name ({path})": digest for path, digest in self.files_read.items()}}
 
     def sources(self) -> dict[str, str]:
         """Fingerprints of the user's own code that the run uses."""
@@ -179,10 +190,12 @@ def assemble(
     head: str | None = None,
 ) -> Assembly:
     """Put a run together; what is given replaces what the experiment would name."""
+    experiment = Experiment.of(experiment)
     device = find_device(experiment.engine)
     federation = federation or federate(experiment)
     composition = Composition(method or methods.build(experiment.method.name, **experiment.method.tables))
-    network = _network(experiment, federation, composition, module, head or experiment.model.head or None, device)
+    with collecting_files() as files_read:
+        network = _network(experiment, federation, composition, module, head or experiment.model.head or None, device)
     entries = classify(network, composition.personal, experiment.model.freeze, experiment.train.buffers)
     if not any(name in entries.shared or name in entries.personal for name in network.parameter_names):
         raise Refusal("model.freeze: every parameter of the model is frozen, so there is nothing to train")
@@ -193,6 +206,7 @@ def assemble(
         experiment=experiment,
         federation=federation,
         device=device,
+        files_read=files_read,
         site=Site(
             **common,
             federation=federation,
@@ -219,6 +233,7 @@ def assemble(
 
 def federate(experiment: Experiment, data: DataSet | None = None) -> Federation:
     """The data set of an experiment, or the one given, divided among its clients."""
+    experiment = Experiment.of(experiment)
     table = experiment.data
     if GIVEN in (table.name, table.partition):
         raise Refusal(
@@ -240,6 +255,18 @@ def federate(experiment: Experiment, data: DataSet | None = None) -> Federation:
         validation=table.validation,
     )
     return keep_unseen(divided, table.unseen, experiment.seed if table.seed < 0 else table.seed)
+
+
+def without_data(facts: Mapping[str, Any]) -> Federation:
+    """A federation of the shape that a run recorded, with zeros for inputs: enough to build its network and server."""
+    described = facts["data"]
+    zeros = torch.zeros(2, *described["input_shape"], dtype=getattr(torch, described["dtype"]))
+    train = Split(zeros, torch.zeros(2, dtype=torch.int64))
+    data = DataSet(described["name"], train, None, tuple(described["classes"]))
+    statistics = (tuple(described["mean"]), tuple(described["std"])) if described["mean"] is not None else None
+    nothing = np.empty(0, np.int64)
+    parts = [nothing] * facts["clients"]
+    return Federation(data, parts, parts, nothing, Pipeline(statistics), np.array(facts["unseen"], np.int64))
 
 
 def pipeline(experiment: Experiment, data: DataSet) -> Pipeline:
@@ -364,9 +391,9 @@ def _start_from(network: Network, path: Path) -> None:
     if not path.is_file():
         raise Refusal(f'model.start: there is no file "{path}"')
     try:
-        given = load_file(path)
-    except Exception as error:
-        raise Refusal(f'model.start: "{path}" is not a safetensors file ({error})') from None
+        given = load_tensors(path)
+    except Damaged as error:
+        raise Refusal(f'model.start: "{path}" is not a safetensors file or is damaged ({error})') from None
     own = network.tensors()
     wrong = [f"{name} is missing" for name in own if name not in given]
     wrong += [f"{name} is not in the model" for name in given if name not in own]

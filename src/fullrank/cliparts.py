@@ -26,6 +26,22 @@ Overrides = Annotated[
         "--set", metavar="KEY=VALUE", help="Another value for a key, as in --set data.alpha=0.05. Repeatable."
     ),
 ]
+Root = Annotated[
+    str, typer.Option("--root", metavar="DIR", help="Where the data lie, if not where the experiment says.")
+]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust", help="Import the code outside fullrank that the run directory names, which runs it."),
+]
+StageName = Annotated[
+    str | None,
+    typer.Option(
+        "--stage",
+        metavar="received|local|personalised",
+        help="With --client: the model as received, after local training, or as the method personalises it; else the "
+        "last of these that the method has.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the system says where a disk, or one's share of it, is full."""

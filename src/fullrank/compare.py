@@ -56,7 +56,9 @@ def compare(
         raise Refusal(f'"{folder}" is a run itself; a comparison holds several, so choose another directory')
     tasks = {pair: Task(f"{pair[0]} seed {pair[1]}", e, folder / _directory(*pair)) for pair, e in planned.items()}
     _complete(list(tasks.values()), jobs, onlooker or Onlooker(), folder)
-    found = Comparison({pair: load_run(task.path) for pair, task in tasks.items()}, measure, value, folder)
+    # What these runs name is what the user's experiment names.
+    complete = {pair: load_run(task.path, trust=True) for pair, task in tasks.items()}
+    found = Comparison(complete, measure, value, folder)
     write_json(folder / "comparison.json", found.facts())
     return found
 

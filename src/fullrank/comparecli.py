@@ -14,12 +14,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
-from .cliparts import AsJson, Overrides, experiment_values, fail
+from .cliparts import AsJson, Overrides, Root, experiment_values, fail
 from .compare import compare
 from .comparison import Comparison, Row, compare_runs
-from .display import Pace, amiss, averaged, clock, counted, scores, setting
+from .display import STAGES, Pace, amiss, averaged, clock, counted, scores, setting
 from .errors import Interrupted, Refusal
 from .parallel import Onlooker, Task
+from .summary import LOWER_IS_BETTER
 
 PAUSE = 10.0
 """Seconds between two lines about the rounds of one run, where there is no live display."""
@@ -39,6 +40,7 @@ def compare_command(
     ] = "",
     seeds: Annotated[str, typer.Option("--seeds", "-s", metavar="N,N,…", help="The seeds, as 0,1,2 or 0-4.")] = "0,1,2",
     overrides: Overrides = None,
+    root: Root = "",
     out: Annotated[
         str | None,
         typer.Option("--out", metavar="DIR", help="Where the runs go; else named after experiment and methods."),
@@ -78,11 +80,12 @@ def compare_command(
     Example: fullrank compare --runs runs/a runs/b runs/c runs/d
     """
     if runs:
-        if methods or overrides or out:
-            raise Refusal("with --runs nothing is run: leave out --methods, --set and --out")
+        if methods or overrides or out or root:
+            raise Refusal("with --runs nothing is run: leave out --methods, --set, --root and --out")
         found = compare_runs(inputs or [], measure=measure, value=value)
     else:
-        experiment = _experiment(inputs or [], methods, overrides)
+        there = [f"data.root={root}"] if root else []
+        experiment = _experiment(inputs or [], methods, [*(overrides or []), *there])
         views: dict[str, Any] = {"jobs": jobs, "measure": measure, "value": value}
         found = _run(quiet or as_json, experiment, methods.split(","), parse_seeds(seeds), out, **views)
     if as_json:
@@ -304,24 +307,32 @@ def _title(found: Comparison) -> str:
         "final": "after the method's finish",
     }
     words = {"accuracy": "test accuracy", "loss": "test loss", "personal": "accuracy on clients' hold-outs"}
+    words["personal_accuracy"] = f"personal accuracy {STAGES['local']}"
     name = words.get(measure, measure.replace("_", " "))
     unit = " in percent" if _is_share(measure) else ""
     value = f", {values[found.value]}" if found.has_values else ""
-    return f"{name[0].upper()}{name[1:]}{unit}{value}:"
+    stages = found.stages()
+    stage = f", {STAGES[stages[0]]}" if stages else ""
+    if len(stages) > 1:
+        stage = ", of each method at its last stage"
+    return f"{name[0].upper()}{name[1:]}{unit}{value}{stage}:"
 
 
 def _table(found: Comparison, show: Show, by_seed: bool) -> Table:
     seeds = found.seeds if by_seed else ()
-    several = len(found.methods) > 1
+    several, staged = len(found.methods) > 1, len(found.stages()) > 1
     table = Table(box=None, pad_edge=False)
     table.add_column("method")
+    if staged:
+        table.add_column("stage")
     for seed in seeds:
         table.add_column(f"seed {seed}", justify="right", no_wrap=True)
     for header in ("mean ± std", "difference (95 % CI)")[: 1 + several]:
         table.add_column(header, no_wrap=True)
     for row in found.rows():
         cells = [show(row.values[seed], False) if seed in row.values else "–" for seed in seeds]
-        table.add_row(row.method, *cells, _mean(row, show), *([_difference(row, show)] if several else []))
+        stage = [STAGES[row.stage] if row.stage else ""] if staged else []
+        table.add_row(row.method, *stage, *cells, _mean(row, show), *([_difference(row, show)] if several else []))
     return table
 
 
@@ -342,7 +353,9 @@ def _difference(row: Row, show: Show) -> str:
 
 
 def _is_share(measure: str) -> bool:
-    return measure.endswith("accuracy") or measure.startswith("personal")
+    first, *below = measure.split(".")
+    of_clients = first in ("personal", "unseen") and not {"clients", *LOWER_IS_BETTER} & set(below)
+    return measure.endswith("accuracy") or of_clients
 
 
 def _numbers(found: Comparison) -> Show:

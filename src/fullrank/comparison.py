@@ -68,7 +68,10 @@ class Difference:
 
 @dataclass(frozen=True)
 class Row:
-    """One method: its measure by seed (or why it is absent there), mean and standard deviation over seeds."""
+    """One method: its measure by seed (or why it is absent there), mean and standard deviation over seeds.
+
+    `stage` says which of the clients' models the measures "personal" and "unseen" are about.
+    """
 
     method: str
     values: dict[int, float]
@@ -76,6 +79,7 @@ class Row:
     mean: float | None
     std: float | None
     difference: Difference | None
+    stage: str | None = None
 
 
 @dataclass(frozen=True)
@@ -138,17 +142,20 @@ class Comparison:
     def _row(self, method: str) -> Row:
         values: dict[int, float] = {}
         absent: dict[int, str] = {}
+        stage: str | None = None
         for seed in self.seeds:
             if (method, seed) not in self.runs:
                 absent[seed] = "not run"
                 continue
-            number, reason = _look(self.runs[method, seed].summary(), self.measure, self.value)
+            summary = self.runs[method, seed].summary()
+            number, reason = _look(summary, self.measure, self.value)
+            stage = _stage(summary, self.measure) or stage
             if number is None:
                 absent[seed] = reason
             else:
                 values[seed] = number
         mean = statistics.fmean(values.values()) if values else None
-        return Row(method, values, absent, mean, std(list(values.values())), None)
+        return Row(method, values, absent, mean, std(list(values.values())), None, stage)
 
     def _beside(self, row: Row, first: Row) -> Row:
         values = {seed: value - first.values[seed] for seed, value in row.values.items() if seed in first.values}
@@ -157,6 +164,10 @@ class Comparison:
         low, high = interval(list(values.values()), CONFIDENCE) or (None, None)
         difference = Difference(first.method, values, statistics.fmean(values.values()), low, high)
         return dataclasses.replace(row, difference=difference)
+
+    def stages(self) -> tuple[str, ...]:
+        """The stages of the clients' models that the measure is about, in the order of the methods."""
+        return tuple(dict.fromkeys(row.stage for row in self.rows() if row.stage is not None))
 
     def table(self) -> list[dict[str, Any]]:
         """The rows as plain data."""
@@ -211,6 +222,7 @@ class Comparison:
         return {
             "measure": self.measure,
             "value": self.value,
+            "stages": list(self.stages()),
             "methods": list(self.methods),
             "seeds": list(self.seeds),
             "rows": self.table(),
@@ -382,13 +394,19 @@ def _look(summary: Mapping[str, Any], measure: str, value: str) -> tuple[float |
     found: Any = summary
     for step in measure.split("."):
         found = found.get(step) if isinstance(found, Mapping) else None
-    if measure in ("personal", "unseen") and found:
-        found = found.get("personalised", found.get("local", {})).get("mean")
+    if stage := _stage(summary, measure):
+        found = found[stage].get("mean")
     if isinstance(found, Mapping):
         found = found.get(value, found.get("last") if value == "final" else None)
     if isinstance(found, (int, float)):
         return float(found), ""
     return None, summary["absent"].get(_family(measure), "there is none in its summary")
+
+
+def _stage(summary: Mapping[str, Any], measure: str) -> str | None:
+    """The stage of the clients' models behind a measure that names none: the last that the method has."""
+    found = summary.get(measure) if measure in ("personal", "unseen") else None
+    return next((stage for stage in ("personalised", "local") if stage in (found or {})), None)
 
 
 def _is_known(summary: Mapping[str, Any], measure: str) -> bool:

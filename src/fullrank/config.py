@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tomli_w
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from . import methods, models
 from .checking import not_a_table, sentence
 from .errors import Refusal, nearest
 from .files import Damaged, check_text
+from .naming import is_foreign, refuse_untrusted
 from .tables import (
     GIVEN,
     Data,
@@ -93,7 +94,7 @@ class Experiment(Table):
     def of(cls, source: Experiment | str | Path | Mapping[str, Any]) -> Experiment:
         """From an experiment, the path of a TOML file, or a dict with nested or dotted keys."""
         if isinstance(source, Recorded):
-            return cls(**source.model_dump())
+            return source.opened()
         if isinstance(source, Experiment):
             return source
         if isinstance(source, Mapping):
@@ -115,9 +116,18 @@ class Experiment(Table):
 
     def but(self, **dotted: Any) -> Experiment:
         """A copy with other values, keys dotted with `__` or given as a nested dict."""
-        return Experiment(**merged(self.model_dump(), nested({k.replace("__", "."): v for k, v in dotted.items()})))
+        return type(self)(**merged(self.model_dump(), nested({k.replace("__", "."): v for k, v in dotted.items()})))
 
     # Names and differences
+
+    def import_paths(self) -> dict[str, str]:
+        """The names of data, model and method, by key, that lead to code outside the library."""
+        named = {"data.name": self.data.name, "model.name": self.model.name, "method.name": self.method.name}
+        return {
+            key: name
+            for key, name in named.items()
+            if not name.startswith(f"{GIVEN}:") and any(map(is_foreign, name.split("+")))
+        }
 
     def flat(self) -> dict[str, Any]:
         """Every key that matters to this run, dotted; tables of methods that the name does not mention left out."""
@@ -167,13 +177,16 @@ class Experiment(Table):
 
 
 class Recorded(Experiment):
-    """The experiment of a run as its directory has it: modules of the user's are not imported to read it.
+    """The experiment of a run as its directory has it: reading it imports no module that it names.
 
-    They need not be where the metrics are looked at; whatever builds the model or the method still asks for them.
+    `opened` gives the experiment that can be run, which imports what it names if the reader trusts the directory.
     """
 
+    _path: Path = PrivateAttr(default=Path())
+    _trusted: bool = PrivateAttr(default=False)
+
     @classmethod
-    def by(cls, path: Path) -> Recorded:
+    def by(cls, path: Path, trust: bool = False) -> Recorded:
         """What the run in a directory recorded."""
         file = path / "experiment.toml"
         values = read_toml(file)
@@ -187,20 +200,44 @@ class Recorded(Experiment):
                 "take another directory"
             )
         try:
-            return cls(**values)
+            found = cls(**values)
         except Refusal as problem:
             raise Refusal(f'the experiment of the run in "{path}" cannot be read: {problem}') from None
+        found._path, found._trusted = path, trust
+        return found
+
+    def opened(self, *, data: bool = True) -> Experiment:
+        """The experiment that was run; rejected where it names code that the reader has not said to trust.
+
+        Args:
+            data: Whether the data are going to be loaded too, so that their name is imported.
+        """
+        if not self._trusted:
+            refuse_untrusted(self._path, {k: v for k, v in self.import_paths().items() if data or k != "data.name"})
+        return Experiment(**self.model_dump())
+
+    def named_by(self, experiment: Experiment) -> Experiment:
+        """The experiment that was run, where the user's own names the same code; else as it was recorded."""
+        known = experiment.import_paths().items() >= self.import_paths().items()
+        return Experiment(**self.model_dump()) if known else self
+
+    def but(self, **dotted: Any) -> Experiment:
+        """A copy with other values, as untrusted as this one."""
+        changed = super().but(**dotted)
+        assert isinstance(changed, Recorded)
+        changed._path, changed._trusted = self._path, self._trusted
+        return changed
 
     def _looks_up(self, name: str) -> bool:
         return super()._looks_up(name) and ":" not in name
 
     def hash(self) -> str:
         """That of the experiment that was run, for which its methods must be there."""
-        return Experiment.of(self).hash()
+        return self.opened(data=False).hash()
 
     def directory(self) -> Path:
         """Where the experiment that was run goes, for which its methods must be there."""
-        return Experiment.of(self).directory()
+        return self.opened(data=False).directory()
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from .config import Experiment
 from .site import Result
-from .summary import LOWER_IS_BETTER, MEASURED
+from .summary import MEASURED
 
 if TYPE_CHECKING:
     from .result import Run
@@ -348,7 +348,7 @@ def personal_lines(summary: Mapping[str, Any]) -> list[str]:
     """How clients' own models did: their accuracy, and all that was measured where nothing else was judged."""
     measures = MEASURED[:1] if any(measure in summary for measure in MEASURED) else MEASURED
     return [
-        f"personal {measure.replace('_', ' ')}, {STAGES[stage]}: {_over_clients(values, measure)} {who}"
+        f"personal {measure.replace('_', ' ')}, {STAGES[stage]}: {_over_clients(values)} {who}"
         for group, who in (("personal", "clients"), ("unseen", "clients that never trained"))
         for stage, found in summary.get(group, {}).items()
         for measure in measures
@@ -356,8 +356,6 @@ def personal_lines(summary: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _over_clients(values: Mapping[str, Any], measure: str) -> str:
-    # The tenth is that of the lowest values, which is the worst only where more is better.
-    worst = "" if measure in LOWER_IS_BETTER else f", worst tenth {values['worst_decile']:.4f}"
-    spread = f"weighted {values['weighted']:.4f}, std {values['std']:.4f}{worst}"
+def _over_clients(values: Mapping[str, Any]) -> str:
+    spread = f"weighted {values['weighted']:.4f}, std {values['std']:.4f}, worst tenth {values['worst_decile']:.4f}"
     return f"{values['mean']:.4f} ({spread}) over {values['clients']}"

@@ -78,17 +78,18 @@ def batches(number: int, size: int, device: torch.device) -> Iterator[tuple[Tens
         yield positions.clamp(max=number - 1), live
 
 
-def over_clients(values: Sequence[float], samples: Sequence[int]) -> dict[str, Any]:
+def over_clients(values: Sequence[float], samples: Sequence[int], lower_is_better: bool = False) -> dict[str, Any]:
     """A measure over clients: plain and sample-weighted mean, standard deviation, mean of the worst tenth.
 
     The clients are the whole population, so the deviation is divided by their number; the worst tenth is one client
-    at least.
+    at least, with the highest values where lower is better.
 
     >>> over_clients([0.5, 1.0], [30, 10])["weighted"]
     0.625
     """
     found = np.asarray(values, dtype=np.float64)
-    worst = np.sort(found)[: max(1, -(-len(found) // 10))]
+    from_worst = np.sort(found)[::-1] if lower_is_better else np.sort(found)
+    worst = from_worst[: max(1, -(-len(found) // 10))]
     return {
         "mean": float(found.mean()),
         "weighted": float(np.average(found, weights=samples)),

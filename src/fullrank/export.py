@@ -14,28 +14,32 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from . import __version__, methods, models
-from .assemble import Assembly, changed, is_given
-from .errors import Refusal, writing
+from .assemble import changed, is_given
+from .data import DataSet
+from .errors import CallFailed, Refusal, writing
 from .exportformats import FORMATS, Format, Predict, chosen
-from .files import write_json
+from .files import Damaged, load_tensors, write_json
 from .methods import Composition
 from .models.fuse import to_deploy
 from .models.network import Network
 from .models.reparam import operators
+from .naming import refuse_untrusted
 from .randomness import seeded
-from .result import Run, chosen_model, refuse_lost_model, run_here
+from .result import Run, chosen_model, refuse_lost_model, run_at, threads
 from .rundir import read_json
+from .site import Stage
 from .tables import GIVEN
 
 DESCRIPTION = "model.json"
 TOLERANCE = 1e-4
 """By what share of the largest score an exported model's scores may differ from the run's own."""
 SAMPLES = 100
-"""Of the test set, on which both are compared."""
+"""On which both are compared."""
+ACCURACY, ACCURACY_ELSEWHERE = 0.001, 0.01
+"""By how much a model's test accuracy may differ from the recorded one, and by how much on another kind of device."""
 VERSION = 1
 
 
@@ -51,6 +55,8 @@ class Exported:
     """The directory."""
     facts: dict[str, Any]
     """What its model.json says."""
+    remarks: tuple[str, ...] = ()
+    """What whoever exported it must know and model.json does not say, because it may name places on this machine."""
 
 
 def export(
@@ -58,14 +64,32 @@ def export(
     to: str | Path | None = None,
     formats: Sequence[str] = ("safetensors",),
     client: int | None = None,
+    *,
+    stage: Stage | None = None,
+    trust: bool = False,
+    root: str | Path = "",
 ) -> Exported:
-    """Write a run's model for deployment: `formats` are "safetensors", "onnx" (fullrank[onnx]) and "torch" (.pt2).
+    """Write a run's model for deployment.
 
     A re-parameterisable network becomes its plain form, any other stays as it is; float32 in any case. `model.json`
-    beside the files says what a program needs to use them. Each file is read back and must predict as `run.model()`,
-    or the client's model, does on test samples; if one does not, none is kept and `ExportFailed` is raised. Without
-    `to` they go to `export` in the run's directory. A model that a program gave to `fit` is exported from the run that
-    `fit` returns; its weights alone need the program's own class, the other formats stand alone.
+    alongside the files says what a program needs to use them. Each file is read back and must predict as `run.model()`,
+    or the client's model, does on test samples; if one does not, none is kept and `ExportFailed` is raised. No sample
+    is written to any file. The global model needs the run's directory only: where the data are not there, the files are
+    compared on random inputs, and model.json says so. A model that a program gave to `fit` is exported from the run
+    that `fit` returns; its weights need the program's own class, the other formats do not.
+
+    Args:
+        run: A run or its directory.
+        to: Where the files go; without it `export` in the run's directory.
+        formats: Of "safetensors", "onnx" (fullrank[onnx]) and "torch" (.pt2).
+        client: The client whose own model is exported, in place of the global one.
+        stage: Which of the client's models, as `Run.client_model` takes it.
+        trust: Whether code outside the library that a run's directory names may be imported, which runs it.
+        root: Where the data lie, if not where they lay for the run.
+
+    Raises:
+        Refusal: If there is no such model, or if it no longer has the test accuracy that the run recorded.
+        ExportFailed: If a file does not predict as the run's model does.
 
     >>> import fullrank, tempfile
     >>> run = fullrank.run({"train.rounds": 1, "model.name": "mlp", "model.width": 8}, out=tempfile.mkdtemp())
@@ -73,13 +97,16 @@ def export(
     ['model.json', 'model.safetensors']
     """
     wanted = chosen([formats] if isinstance(formats, str) else list(formats))
-    run = run if isinstance(run, Run) else run_here(run)
+    run = run if isinstance(run, Run) else run_at(run, trust, root)
     _refuse_without_model(run)
     folder = _folder(run, to, client)
-    trained = _trained(run, client)
+    trained = _trained(run, client, stage)
     plain, form = _deployed(trained)
-    facts = _facts(run, client, plain, form)
-    samples = _Samples.of(run._assembled(), trained)
+    facts = _facts(run, client, stage, plain, form)
+    samples = _samples(run, trained)
+    if client is None:
+        _refuse_other_accuracy(run, facts["accuracy"])
+    facts["checked_on"] = samples.kind
     with _place_for(folder, wanted) as scratch:
         facts["files"] = {
             kind.file: {"format": name, **_written(kind, plain, facts, samples, scratch)}
@@ -89,16 +116,24 @@ def export(
         for file in facts["files"]:
             (scratch / file).replace(folder / file)
     write_json(folder / DESCRIPTION, facts)
-    return Exported(folder, facts)
+    return Exported(folder, facts, samples.remarks)
 
 
-def load_export(path: str | Path) -> nn.Module:
-    """The module of an export in "safetensors", built from its model.json alone, in eval mode.
+def load_export(path: str | Path, *, trust: bool = False) -> nn.Module:
+    """The module of an export in "safetensors", built from its model.json, in eval mode.
 
     It takes float32 inputs prepared as model.json says and gives the classes' scores.
+
+    Args:
+        path: The directory of the export.
+        trust: Whether code outside the library that model.json names (a model or method of somebody's own) may be
+            imported, which runs it.
     """
     path = Path(path)
     facts = read_json(path / DESCRIPTION)
+    if not trust:
+        named = {"model.name": facts["model"]["name"], "method.name": facts["method"]["name"]}
+        refuse_untrusted(path / DESCRIPTION, {key: name for key, name in named.items() if not _is_given(name)})
     file = path / FORMATS["safetensors"].file
     if file.name not in facts["files"]:
         raise Refusal(f'"{path}" holds {", ".join(facts["files"])}; export it in the format "safetensors" too')
@@ -110,7 +145,10 @@ def load_export(path: str | Path) -> nn.Module:
             f'"{file.name}" with safetensors.torch.load_model'
         )
     module = _rebuilt(facts)
-    module.load_state_dict(load_file(file))
+    try:
+        module.load_state_dict(load_tensors(file))
+    except Damaged as problem:
+        raise Refusal(f'"{file}" is damaged ({problem}); export the run again') from None
     return module
 
 
@@ -132,8 +170,28 @@ def _refuse_without_model(run: Run) -> None:
         )
     if is_given(run.experiment):
         raise Refusal(
-            f'the model or data of "{run.path}" came from a program: call fullrank.fit there again, which finds the '
-            "run finished, and hand its result to fullrank.export"
+            f'the model of "{run.path}" was given to fullrank.fit by a program: pass the same module, clients and '
+            f'settings to fullrank.fit with out="{run.path}", and its result to fullrank.export'
+        )
+
+
+def _is_given(name: str) -> bool:
+    """Whether a program gave a model or method, so that its name leads nowhere."""
+    return name == GIVEN or name.startswith(f"{GIVEN}:")
+
+
+def _refuse_other_accuracy(run: Run, recorded: float | None) -> None:
+    """Of a global model that does not score on the test set what the run recorded: other code makes other models."""
+    assembly = run._assembly
+    if assembly is None or assembly.federation.data.test is None or recorded is None:
+        return
+    with threads(run.experiment.engine.threads):
+        found = assembly.judge(run._final_entries(assembly))["accuracy"]
+    elsewhere = assembly.experiment.engine.device != run.experiment.engine.device
+    if abs(found - recorded) > (ACCURACY_ELSEWHERE if elsewhere else ACCURACY):
+        raise Refusal(
+            f"the model has a test accuracy of {found:.4f}, but the run recorded {recorded:.4f}: the code of its model "
+            "or method, or a version that environment.json names, is no longer the one with which it was trained"
         )
 
 
@@ -147,9 +205,9 @@ def _folder(run: Run, to: str | Path | None, client: int | None) -> Path:
     return run.path / ("export" if client is None else f"export-client-{client}")
 
 
-def _trained(run: Run, client: int | None) -> nn.Module:
+def _trained(run: Run, client: int | None, stage: Stage | None) -> nn.Module:
     """The run's model with tensors of its own on the CPU, in float32 or float64."""
-    module = chosen_model(run, client)
+    module = chosen_model(run, client, stage)
     for tensor in (*module.parameters(), *module.buffers()):
         # They may be views of one vector, and images' channels may come last: neither belongs into a file.
         tensor.data = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
@@ -169,10 +227,9 @@ def _dtype(module: nn.Module) -> torch.dtype:
     return next((kind for kind in kinds if kind.is_floating_point), torch.float32)
 
 
-def _facts(run: Run, client: int | None, plain: nn.Module, form: str) -> dict[str, Any]:
+def _facts(run: Run, client: int | None, stage: Stage | None, plain: nn.Module, form: str) -> dict[str, Any]:
     """What a program must know to use the model, and where it comes from."""
-    assembly, experiment = run._assembled(), run.experiment
-    data, statistics = assembly.federation.data, assembly.federation.pipeline.statistics
+    assembly, experiment, data = run._without_data(), run.experiment, run._data_facts()
     # The constants that a network trained with are in its plain weights; their file need not come along.
     options = {key: value for key, value in experiment.model.options.items() if form != "plain" or key != "scales"}
     score = run.summary().get("accuracy", {}) if client is None else {}
@@ -186,24 +243,26 @@ def _facts(run: Run, client: int | None, plain: nn.Module, form: str) -> dict[st
             "form": form,
             "parameters": sum(parameter.numel() for parameter in plain.parameters()),
         },
-        "classes": list(data.classes),
+        "classes": data["classes"],
         "input": {
-            "shape": list(data.input_shape),
-            "channels": data.in_channels,
-            "stored_as": str(data.train.x.dtype).removeprefix("torch."),
-            "divide_by": 255 if data.train.x.dtype == torch.uint8 else 1,
-            "mean": list(statistics[0]) if statistics else None,
-            "std": list(statistics[1]) if statistics else None,
+            "shape": data["input_shape"],
+            "channels": assembly.federation.data.in_channels,
+            "resized_to": experiment.data.size or None,
+            "stored_as": data["dtype"],
+            "divide_by": 255 if data["dtype"] == "uint8" else 1,
+            "mean": data["mean"],
+            "std": data["std"],
         },
         "output": "logits",
         "method": {"name": experiment.method.name, **experiment.method.tables},
         "note": _note(assembly.composition) if client is not None else "",
         "client": client,
+        "stage": run.stage_of(stage) if client is not None else None,
         "accuracy": score.get("final", score.get("last")),
         "rounds": run.metrics[-1]["round"] if run.metrics else 0,
         "seed": experiment.seed,
-        "experiment": experiment.hash(),
-        "data": {"name": data.name, "fingerprint": data.fingerprint()},
+        "experiment": assembly.experiment.hash(),
+        "data": {"name": data["name"], "fingerprint": data["fingerprint"]},
         "weights": _hash_of(plain),
         "versions": {"fullrank": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
     }
@@ -251,19 +310,12 @@ def _input_dtype(facts: Mapping[str, Any]) -> torch.dtype:
 
 @dataclass(frozen=True)
 class _Samples:
-    """Prepared test samples, and the scores that the run's own model gives them."""
+    """Prepared inputs, the scores that the run's own model gives them, what inputs they are, and why."""
 
     x: Tensor
     scores: Tensor
-
-    @classmethod
-    def of(cls, assembly: Assembly, trained: nn.Module) -> _Samples:
-        data, prepare = assembly.federation.data, assembly.federation.pipeline
-        # Evenly over the whole set, which may be sorted by class; training samples where there is no test set.
-        x = (data.test or data.train).x
-        x = x[torch.linspace(0, len(x) - 1, min(SAMPLES, len(x))).long()].cpu()
-        with torch.no_grad():
-            return cls(prepare(x), trained(prepare(x, None, _dtype(trained))).double())
+    kind: str
+    remarks: tuple[str, ...] = ()
 
     def compare(self, predict: Predict) -> dict[str, Any]:
         """The largest difference between scores, also as a share of the largest score, and how many classes agree."""
@@ -278,13 +330,43 @@ class _Samples:
         }
 
 
+def _samples(run: Run, trained: nn.Module) -> _Samples:
+    """Samples of the run's data, or random inputs of their shape where the data cannot be read."""
+    remarks: tuple[str, ...] = ()
+    try:
+        assembly = run._assembled()
+        data = assembly.federation.data
+        # Evenly over the whole set, which may be sorted by class; training samples where there is no test set.
+        x = (data.test or data.train).x
+        x = x[torch.linspace(0, len(x) - 1, min(SAMPLES, len(x))).long()].cpu()
+        kind = "test samples" if data.test is not None else "training samples"
+    except (Refusal, CallFailed) as problem:
+        assembly = run._without_data()
+        x = _random_inputs(assembly.federation.data)
+        kind = "random inputs"
+        remarks = (f"the data were not read, so the files were compared on random inputs: {problem}",)
+    prepare = assembly.federation.pipeline
+    with torch.no_grad():
+        return _Samples(prepare(x), trained(prepare(x, None, _dtype(trained))).double(), kind, remarks)
+
+
+def _random_inputs(like: DataSet) -> Tensor:
+    shape, dtype = (SAMPLES, *like.input_shape), like.train.x.dtype
+    drawn = torch.Generator().manual_seed(0)
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=drawn, dtype=dtype)
+    # Of whole numbers that are no pixels nobody knows here how many a model takes.
+    return torch.randint(256 if dtype == torch.uint8 else 2, shape, generator=drawn, dtype=dtype)
+
+
 def _written(
     kind: Format, plain: nn.Module, facts: Mapping[str, Any], samples: _Samples, folder: Path
 ) -> dict[str, Any]:
     """Write one file and read it back; what is to be known of it, if it holds."""
     path = folder / kind.file
-    # torch takes a size of 1 for a constant, so the example has two samples, though there be one.
-    kind.write(plain, samples.x[:2] if len(samples.x) > 1 else samples.x.repeat(2, *[1] * (samples.x.dim() - 1)), path)
+    # Zeros of their own, because torch.export stores its example with the whole storage behind it. Two of them, because
+    # it takes a size of 1 for a constant.
+    kind.write(plain, torch.zeros(2, *samples.x.shape[1:], dtype=samples.x.dtype), path)
     try:
         found = samples.compare(kind.read(path, _to_fill(plain, facts)))
     except Exception as error:
@@ -302,7 +384,7 @@ def _written(
 
 def _to_fill(plain: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
     """A module for weights that are read back: built as `load_export` builds it, where no program gave the model."""
-    if facts["model"]["name"] != GIVEN and not facts["method"]["name"].startswith(f"{GIVEN}:"):
+    if not _is_given(facts["model"]["name"]) and not _is_given(facts["method"]["name"]):
         return _rebuilt(json.loads(json.dumps(facts)))
     empty = copy.deepcopy(plain)
     for tensor in empty.state_dict().values():

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
-from .cliparts import AsJson, fail
-from .display import size
+from .cliparts import AsJson, Root, StageName, Trust, fail
+from .display import STAGES, size
 from .export import Exported, ExportFailed, export
 from .exportformats import FORMATS
+from .site import Stage
 
 
 def export_command(
@@ -25,22 +26,28 @@ def export_command(
         str,
         typer.Option("--format", metavar="A,B", help=f"Of {', '.join(FORMATS)}; onnx needs the extra of that name."),
     ] = "safetensors",
+    stage: StageName = None,
+    root: Root = "",
+    trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a run's model in files for deployment, and check that each predicts as the run's model does.
 
     Re-parameterisable networks (repvgg, repghost) become plain convolutions with BatchNorm fused. model.json says what
     a program needs to use the files: network, classes, input shape, normalisation. A file whose scores differ by more
-    than a ten-thousandth of the largest is removed, and the exit status is not 0.
+    than a ten-thousandth of the largest is removed, and the exit status is not 0. The global model needs no data:
+    without them the files are compared on random inputs. A client's own model needs that client's data, unless the run
+    kept it (run.keep_personal).
 
     Example: fullrank export runs/demo --format safetensors,onnx --to model
     """
     try:
-        done = export(run, to, [name.strip() for name in formats.split(",") if name.strip()], client)
+        wanted = [name.strip() for name in formats.split(",") if name.strip()]
+        done = export(run, to, wanted, client, stage=cast(Stage | None, stage), trust=trust, root=root)
     except ExportFailed as failure:
         fail(str(failure), 1)
     if as_json:
-        print(json.dumps({"path": str(done.path), **done.facts}, indent=1))
+        print(json.dumps({"path": str(done.path), **done.facts, "remarks": list(done.remarks)}, indent=1))
     else:
         _print(done)
 
@@ -49,12 +56,17 @@ def _print(done: Exported) -> None:
     model, shape = done.facts["model"], "×".join(map(str, done.facts["input"]["shape"]))
     form = "in its plain form, BatchNorm fused" if model["form"] == "plain" else "as it was trained"
     print(f"{model['name']} {form}: {model['parameters']:,} parameters, input {shape}")
+    if done.facts["client"] is not None:
+        stage = done.facts["stage"]
+        print(f"client {done.facts['client']}, stage {stage}: {STAGES[stage]}")
     for name, file in done.facts["files"].items():
         print(
             f"{name}: {size(file['bytes'])}, largest difference from the run's model {file['largest_difference']:.1e} "
             f"({file['relative_difference']:.1e} of the largest score), the same class for {file['same_class']} of "
-            f"{file['samples']} test samples"
+            f"{file['samples']} {done.facts['checked_on']}"
         )
+    for remark in done.remarks:
+        print(f"note: {remark}")
     if done.facts["note"]:
         print(f"note: {done.facts['note']}")
     print(f"written to {done.path}, with model.json beside")

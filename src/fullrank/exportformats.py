@@ -96,6 +96,9 @@ def _write_onnx(module: nn.Module, example: Tensor, path: Path) -> None:
             dynamic_shapes=({0: BATCH},),
         )
         assert made is not None
+        for graph in (made.model.graph, *made.model.functions.values()):
+            for node in graph:
+                node.metadata_props.clear()  # where a node came from, with files of this machine
         made.save(path)
 
 
@@ -123,7 +126,8 @@ def _traced(module: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
     for strict in (False, True):
         try:
             with _quiet(), torch.no_grad():
-                return torch.export.export(module, (example,), dynamic_shapes=any_size, strict=strict)
+                program = torch.export.export(module, (example,), dynamic_shapes=any_size, strict=strict)
+                return _without_traces(program)
         except Exception as error:
             problems.append(error)
     first = next(iter(str(problems[0]).strip().splitlines()), "")
@@ -131,6 +135,15 @@ def _traced(module: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
         f"torch cannot trace the forward of {type(module).__name__} for batches of any size "
         f'({type(problems[0]).__name__}: {first}); the format "safetensors" needs no trace'
     ) from problems[0]
+
+
+def _without_traces(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """The program without the lines of source from which it came: they name files of the exporting machine."""
+    for part in program.graph_module.modules():
+        if isinstance(part, torch.fx.GraphModule):
+            for node in part.graph.nodes:
+                node.meta.pop("stack_trace", None)
+    return program
 
 
 @contextlib.contextmanager

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
-from .cliparts import AsJson, Overrides, picture
+from .cliparts import AsJson, Overrides, Root, StageName, Trust, picture
 from .collapse import recall
 from .collapse.spectra import THRESHOLD
 from .config import parse_overrides
+from .display import STAGES
 from .errors import Refusal
 from .files import writable
 from .inspecting import FILE, Inspected, inspect_model, inspect_run, is_run
-from .result import run_here
+from .result import run_at
+from .site import Stage
 
 SHOWN = {
     "effective_rank": "effective rank",
@@ -52,13 +54,13 @@ def inspect_command(
     data: Annotated[
         str, typer.Argument(metavar="DATA", help="The data set whose test split is used; else the run's own.")
     ] = "",
-    client: Annotated[
-        int | None, typer.Option("--client", metavar="K", help="Of a run: client K's own model, as personalised.")
-    ] = None,
+    client: Annotated[int | None, typer.Option("--client", metavar="K", help="Of a run: client K's own model.")] = None,
+    stage: StageName = None,
     model: Annotated[
         str, typer.Option("--model", metavar="NAME", help=f"The network whose weights a {FILE} file holds.")
     ] = "",
-    root: Annotated[str, typer.Option("--root", metavar="DIR", help="Where the data set lies.")] = "",
+    root: Root = "",
+    trust: Trust = False,
     overrides: Overrides = None,
     png: Annotated[
         str | None, typer.Option("--png", metavar="FILE", help="Draw the spectrum too, with Matplotlib.")
@@ -76,7 +78,13 @@ def inspect_command(
     Example: fullrank inspect mine:trained cifar10
     """
     picture(png)
-    found = _look(what, data, client, model, root, overrides)
+    if is_run(what):
+        if model or overrides:
+            raise Refusal(f'"{what}" is a run, which knows its own model: leave out --model and --set')
+        run = run_at(what, trust, "" if data else root)
+        found = inspect_run(run, client, data, root, cast(Stage | None, stage))
+    else:
+        found = _look(what, data, client, model, root, overrides)
     if png is not None:
         from .report.spectra import draw_one_spectrum
 
@@ -90,10 +98,6 @@ def inspect_command(
 
 
 def _look(what: str, data: str, client: int | None, model: str, root: str, overrides: list[str] | None) -> Inspected:
-    if is_run(what):
-        if model or overrides:
-            raise Refusal(f'"{what}" is a run, which knows its own model: leave out --model and --set')
-        return inspect_run(run_here(what), client, data, root)
     if not (what.endswith(FILE) or ":" in what):
         there = "is not a run directory: it has no experiment.toml" if Path(what).exists() else "is not there"
         raise Refusal(f'"{what}" {there}; give a run, a package.module:function, or a {FILE} file')
@@ -107,8 +111,8 @@ def _look(what: str, data: str, client: int | None, model: str, root: str, overr
 def _show(found: Inspected) -> None:
     numbers = found.numbers
     print(f"model                 {found.model}")
-    if found.note:
-        print(f"                      ({found.note})")
+    if found.stage:
+        print(f"stage                 {found.stage}, {STAGES[found.stage]}")
     print(f"data                  {found.data}, {found.samples} samples, {len(found.classes)} classes")
     print(f"accuracy              {numbers['accuracy']:.4f}")
     significant = f"{numbers['significant']} of {found.features} singular values above {THRESHOLD:.3f}"

@@ -14,13 +14,14 @@ from .assemble import Assembly, assemble
 from .collapse import recall
 from .config import Experiment, merged
 from .data import DataSet, Split, load_dataset, resized
-from .errors import Refusal
+from .errors import CallFailed, Refusal
 from .models.network import Network
 from .naming import import_object
 from .probe import Looking
 from .randomness import seeded
 from .result import Run, chosen_model, refuse_lost_model, threads
 from .rundir import RunDirectory
+from .site import Stage
 from .tables import GIVEN
 
 FILE = ".safetensors"
@@ -37,7 +38,8 @@ class Inspected:
     features: int
     numbers: dict[str, Any]
     arrays: dict[str, Any]
-    note: str = ""
+    stage: str = ""
+    """Of a client's own model."""
 
     def facts(self) -> dict[str, Any]:
         """All of it, as a program reads it."""
@@ -46,34 +48,43 @@ class Inspected:
             "data": self.data,
             "samples": self.samples,
             "features": self.features,
-            **({"note": self.note} if self.note else {}),
+            **({"stage": self.stage} if self.stage else {}),
             **self.numbers,
             "class_accuracy": recall(self.arrays["confusion"]).tolist(),
             **{name: array.tolist() for name, array in self.arrays.items()},
         }
 
 
-def inspect_run(run: Run, client: int | None = None, data: str = "", root: str = "") -> Inspected:
+def inspect_run(
+    run: Run, client: int | None = None, data: str = "", root: str = "", stage: Stage | None = None
+) -> Inspected:
     """A run's final global model, or a client's own, on the run's test set or on another one, prepared as the run's."""
     _refuse_untrained(run)
-    module = chosen_model(run, client)
-    assembly = run._assembled()
-    given = assembly.federation.data
+    module = chosen_model(run, client, stage)
     if data:
         given = resized(load_dataset(data, root, seed=run.experiment.seed), run.experiment.data.size)
+        assembly = _with_data_if_there(run)
+    else:
+        assembly = run._assembled("the model is evaluated on the run's test set")
+        given = assembly.federation.data
     counts = assembly.federation.class_counts
     seen = counts[assembly.federation.seen].sum(0) if client is None else counts[client]
-    whose, note = "global model", ""
-    if client is not None:
-        whose = f"client {client}'s model"
-        if not (assembly.entries.personal or assembly.composition.defined("personalise")):
-            note = "under this method a client's own model is the global one; probes show models after local training"
+    chosen = run.stage_of(stage) if client is not None else ""
+    whose = f"client {client}'s model" if client is not None else "global model"
     looking = Looking(assembly, _test_of(given))
     _check_fit(assembly, given)
     looking.put({name: tensor for name, tensor in module.state_dict().items() if name in assembly.network.names})
     with threads(run.experiment.engine.threads):
-        found = looking.measure(seen if len(seen) == looking.classes else None)
-    return _inspected(f"{whose} of {run.path or 'the run'}", given, looking, found, note)
+        found = looking.measure(seen if len(seen) == looking.classes and seen.any() else None)
+    return _inspected(f"{whose} of {run.path or 'the run'}", given, looking, found, chosen)
+
+
+def _with_data_if_there(run: Run) -> Assembly:
+    """The run's parts, with its data if they can be read: they say how many samples of each class were seen."""
+    try:
+        return run._assembled()
+    except (Refusal, CallFailed):
+        return run._without_data()
 
 
 def inspect_model(name: str, data: str, *, kind: str = "", root: str = "", settings: dict[str, Any]) -> Inspected:
@@ -153,10 +164,10 @@ def _check_fit(assembly: Assembly, data: DataSet) -> None:
 
 
 def _inspected(
-    model: str, data: DataSet, looking: Looking, found: tuple[dict[str, Any], dict[str, Any]], note: str = ""
+    model: str, data: DataSet, looking: Looking, found: tuple[dict[str, Any], dict[str, Any]], stage: str = ""
 ) -> Inspected:
     return Inspected(
-        model, f"{data.name}, test", data.classes, len(looking.y), looking.network.feature_dim, *found, note
+        model, f"{data.name}, test", data.classes, len(looking.y), looking.network.feature_dim, *found, stage
     )
 
 

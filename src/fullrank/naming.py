@@ -6,10 +6,33 @@ import importlib
 import os
 import pkgutil
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from .errors import CallFailed, ClientFailed, Refusal, nearest, said_by
+from .filesread import noting_files
+
+LIBRARY = tuple(f"{__package__}.{part}." for part in ("data", "methods", "models"))
+
+
+def is_foreign(name: str) -> bool:
+    """Whether a name is an import path of code outside the library.
+
+    >>> is_foreign("mine:network"), is_foreign("fullrank.models.repvgg:repvgg"), is_foreign("cnn")
+    (True, False, False)
+    """
+    module, colon, _ = name.partition(":")
+    return bool(colon) and not name.endswith(".npz") and not f"{module}.".startswith(LIBRARY)
+
+
+def refuse_untrusted(source: object, names: Mapping[str, str]) -> None:
+    """Reject import paths, by key, that a file names and the user does not: importing them runs somebody's code."""
+    foreign = [f'{key} = "{name}"' for key, name in names.items() if any(map(is_foreign, name.split("+")))]
+    if foreign:
+        raise Refusal(
+            f'"{source}" names code that is not part of fullrank ({", ".join(foreign)}), which would be imported and '
+            "run; if you trust those who wrote it, say so with --trust (trust=True)"
+        )
 
 
 def import_object(name: str, where: str, kind: str) -> Any:
@@ -35,7 +58,8 @@ def import_object(name: str, where: str, kind: str) -> Any:
 def called(function: Callable[..., Any], name: str, where: str, /, **arguments: Any) -> Any:
     """What a function returns that `where` named; what it raises comes with that name and its own traceback."""
     try:
-        return function(**arguments)
+        with noting_files():
+            return function(**arguments)
     except Refusal:
         raise
     except Exception as error:

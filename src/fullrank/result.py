@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,14 +12,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from .assemble import Assembly, assemble, is_given
+from .assemble import Assembly, assemble, federate, is_given, without_data
 from .config import Experiment, Recorded
-from .errors import Refusal
+from .errors import Refusal, nearest
 from .files import Damaged, load_tensors
+from .located import located
 from .probe.files import read_probes
 from .rundir import RunDirectory, read_json, read_rows
+from .site import Stage, stages
 from .summary import summarise
 from .trees import Tensors, moved
+
+
+@contextmanager
+def _with_gradients() -> Iterator[None]:
+    """Where a model is built or trained, although the program that asks for it may have switched gradients off."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
 
 
 class Run:
@@ -33,11 +43,15 @@ class Run:
         final: Tensors | None = None,
         ending: Mapping[str, Any] | None = None,
         probes: list[dict[str, Any]] | None = None,
+        root: str = "",
     ):
         self.experiment = experiment
         self.metrics = metrics
         self.path = path
+        self._root = root
         self._assembly = assembly
+        self._bare: Assembly | None = None
+        """The run's parts with zeros for data."""
         self._final = final
         self._ending = dict(ending or {})
         self._probes = probes
@@ -64,37 +78,74 @@ class Run:
         """The run in a few numbers: each measure's last value, its best over rounds, its mean over the last five."""
         return summarise(self.metrics, self._ending)
 
+    @_with_gradients()
     def model(self) -> nn.Module:
-        """The trained global model, in eval mode; the user's own class where the user gave one."""
-        assembly = self._assembled()
+        """The trained global model, in eval mode; the user's own class where the user gave one.
+
+        A run directory suffices for it: no data are read.
+        """
+        assembly = self._without_data()
         if assembly.no_global_model:
             raise Refusal(f"there is no complete global model: {assembly.no_global_model}; use client_model(k)")
-        return self._module(self._final_entries())
+        return self._module(assembly, self._final_entries(assembly))
 
-    def client_model(self, client: int) -> nn.Module:
-        """A client's own model: the global one with the client's personal entries, personalised by the method."""
-        assembly = self._assembled()
-        if not 0 <= client < assembly.federation.clients:
-            raise Refusal(f"there is no client {client}; clients are 0 to {assembly.federation.clients - 1}")
-        if self._stripped and (assembly.entries.personal or assembly.composition.defined("personalise")):
+    @_with_gradients()
+    def client_model(self, client: int, stage: Stage | None = None) -> nn.Module:
+        """A client's own model, in eval mode: the one behind the number that the run reports for that stage.
+
+        It is read from the run directory where `run.keep_personal` had it written, and otherwise made again from the
+        client's data and what the client kept.
+
+        Args:
+            client: The client's number.
+            stage: "received" (the global model with the client's personal entries), "local" (after local training),
+                or "personalised" (by the method). Without one the last that the method has.
+        """
+        bare = self._without_data()
+        chosen = self.stage_of(stage)
+        if not 0 <= client < bare.federation.clients:
+            raise Refusal(f"there is no client {client}; clients are 0 to {bare.federation.clients - 1}")
+        if chosen == self.stage_of(None) and (kept := self._kept(client)) is not None:
+            return self._module(bare, moved(kept, bare.device))
+        if self._stripped and (bare.entries.personal or chosen != "received"):
             raise Refusal(
                 f'what clients keep in "{self.path}" is gone with its checkpoints, and so are their own models'
             )
-        job = assembly.server.holding(self._final_entries()).job("personal", client)
+        assembly = self._assembled(f"the model of client {client} needs that client's data")
+        server = assembly.server.holding(self._final_entries(assembly))
+        job = dataclasses.replace(server.job("personal", client), stage=chosen)
         with threads(self.experiment.engine.threads):
             result = assembly.site.do(job)
         if result.error is not None:
             raise result.error
-        return self._module(result.model)
+        return self._module(assembly, result.model)
 
-    def _module(self, entries: Tensors) -> nn.Module:
-        network = self._assembled().network
-        network.load(entries)
-        self._assembled().site.restore_constants()
-        return copy.deepcopy(network.module).eval()
+    def stage_of(self, stage: str | None) -> Stage:
+        """A stage of clients' own models that the run's method has; without a name the last of them."""
+        known = stages(self._without_data().composition)
+        for one in known:
+            if one == (stage or known[-1]):
+                return one
+        if stage == "personalised":
+            raise Refusal(
+                f'the method "{self.experiment.method.name}" does not personalise; take the stage "received" or "local"'
+            )
+        raise Refusal(f'there is no stage "{stage}" of a client\'s model; {nearest(str(stage), known)}')
 
-    def _final_entries(self) -> Tensors:
-        assembly = self._assembled()
+    def _kept(self, client: int) -> Tensors | None:
+        """A client's own model as the end of the run wrote it."""
+        if self.path is None or not self.experiment.run.keep_personal:
+            return None
+        file = personal_file(self.path, client)
+        ended = RunDirectory(self.path).finished(self.experiment.train.rounds)
+        return self._read(file) if ended and file.is_file() else None
+
+    def _module(self, assembly: Assembly, entries: Tensors) -> nn.Module:
+        assembly.network.load(entries)
+        assembly.site.restore_constants()
+        return copy.deepcopy(assembly.network.module).eval()
+
+    def _final_entries(self, assembly: Assembly) -> Tensors:
         if self._final is None:
             assert self.path is not None
             file = self.path / "model.safetensors"
@@ -109,23 +160,78 @@ class Run:
         try:
             return load_tensors(file)
         except Damaged as error:
-            again = how_to_have_it_again(file.parent)
+            assert self.path is not None
+            again = how_to_have_it_again(self.path)
             raise Refusal(f'the model in "{file}" is damaged ({error}); {again}') from None
 
-    def _assembled(self) -> Assembly:
+    def _assembled(self, why: str = "") -> Assembly:
         """The run's parts, put together again from the directory if this process did not run it."""
         if self._assembly is None:
+            self._refuse_given()
             assert self.path is not None
-            if is_given(self.experiment):
-                raise Refusal(
-                    f'the model or data of "{self.path}" came from a program; call fullrank.fit with them again'
-                )
-            self._assembly = assemble(self.experiment)
-            self._assembly.check_data(self.path)
-            directory = RunDirectory(self.path)
-            directory.restore(self._assembly.server, self._assembly.device)
-            self._stripped = not directory.last_round()
+            experiment = self._opened(data=True)
+            try:
+                federation = federate(experiment)
+            except Refusal as problem:
+                lead = f"{why}: " if why else ""
+                raise Refusal(f"{lead}{problem}; say with --root (root=) where the run's data lie") from None
+            assembly = assemble(experiment, federation=federation)
+            assembly.check_data(self.path)
+            self._assembly = self._restored(assembly)
         return self._assembly
+
+    def _without_data(self) -> Assembly:
+        """The run's parts with zeros for data: network, method, entries and server are the run's own."""
+        if self._assembly is None and self._bare is None:
+            self._refuse_given()
+            assert self.path is not None
+            facts = read_json(self.path / "partition.json")
+            if "dtype" not in facts["data"]:  # written before runs recorded what replaces the data
+                return self._assembled()
+            # Every entry comes from the run, so the file with which it started is not needed.
+            experiment = self._opened(data=False).but(model__start="")
+            self._bare = assemble(experiment, federation=without_data(facts))
+            # A result has every entry of the global model, so that a damaged checkpoint does no harm to it.
+            self._stripped = not RunDirectory(self.path).last_round()
+            if not RunDirectory(self.path).result_round():
+                self._restored(self._bare)
+        found = self._assembly or self._bare
+        assert found is not None
+        return found
+
+    def _data_facts(self) -> dict[str, Any]:
+        """What is known of the run's data, from its directory where they are not there."""
+        if self._assembly is not None:
+            return self._assembly.data_facts()
+        assert self.path is not None
+        found: dict[str, Any] = read_json(self.path / "partition.json")["data"]
+        return found
+
+    def _opened(self, *, data: bool) -> Experiment:
+        """The run's experiment for use in this process."""
+        assert self.path is not None
+        recorded = self.experiment
+        experiment = recorded.opened(data=data) if isinstance(recorded, Recorded) else recorded
+        return located(experiment, self.path, read_json(self.path / "partition.json"), self._root)
+
+    def _restored(self, assembly: Assembly) -> Assembly:
+        assert self.path is not None
+        directory = RunDirectory(self.path)
+        directory.restore(assembly.server, assembly.device)
+        self._stripped = not directory.last_round()
+        return assembly
+
+    def _refuse_given(self) -> None:
+        if is_given(self.experiment):
+            raise Refusal(
+                f'the model of "{self.path}" was given to fullrank.fit by a program: pass the same module, clients and '
+                f'settings to fullrank.fit with out="{self.path}", which returns the run without training it again'
+            )
+
+
+def personal_file(path: Path, client: int) -> Path:
+    """Where a run directory has a client's own model, if `run.keep_personal` says so."""
+    return path / "personal" / f"{client:06d}.safetensors"
 
 
 def how_to_have_it_again(path: Path) -> str:
@@ -135,38 +241,40 @@ def how_to_have_it_again(path: Path) -> str:
     return "run the same experiment in another directory to have it again"
 
 
-def load_run(path: str | Path) -> Run:
-    """A finished or unfinished run directory."""
+def load_run(path: str | Path, *, trust: bool = False, root: str | Path = "") -> Run:
+    """A finished or unfinished run directory.
+
+    Args:
+        path: The directory.
+        trust: Whether code outside the library that the directory names (`package.module:object` of a model, method or
+            data set) may be imported, which runs it. Metrics, and models of the library's own networks, need none.
+        root: Where the data lie, if not where they lay for the run; only a client's own model needs them.
+    """
     path = Path(path)
     if not (path / "experiment.toml").is_file():
         raise Refusal(f'"{path}" is not a run directory: it has no experiment.toml')
-    experiment = Recorded.by(path)
+    experiment = Recorded.by(path, trust)
     rows = read_rows(path)
     current = RunDirectory(path).result_round() == (rows[-1]["round"] if rows else 0)
     ending = read_json(path / "summary.json").get("ending", {}) if rows and current else {}
-    return Run(experiment, rows, path, ending=ending)
+    return Run(experiment, rows, path, ending=ending, root=str(root))
 
 
-def run_here(path: str | Path) -> Run:
-    """A run directory, its models to be used on this machine: on the CPU where the run's GPU is missing."""
+def run_at(path: str | Path, trust: bool = False, root: str | Path = "") -> Run:
+    """A run directory that a user has named."""
     if not Path(path).exists():
         raise Refusal(f'there is no run "{path}"')
-    run = load_run(path)
-    table = run.experiment.engine
-    if table.device.startswith("cuda") and not torch.cuda.is_available():
-        # What was trained on a GPU is often wanted where there is none, and bfloat16 is for GPUs.
-        precision = "float64" if table.precision == "float64" else "float32"
-        engine = {"device": "", "name": "serial", "precision": precision}
-        run.experiment = run.experiment.but(**{f"engine__{key}": value for key, value in engine.items()})
-    return run
+    return load_run(path, trust=trust, root=root)
 
 
-def chosen_model(run: Run, client: int | None) -> nn.Module:
+def chosen_model(run: Run, client: int | None, stage: Stage | None = None) -> nn.Module:
     """The global model or a client's own, for a user who may be at a command line."""
-    lacking = run._assembled().no_global_model
+    if client is None and stage is not None:
+        raise Refusal(f"the stage \"{stage}\" is of a client's own model: choose client K's with --client K (client=K)")
+    lacking = run._without_data().no_global_model
     if client is None and lacking:
         raise Refusal(f"there is no complete global model: {lacking}; choose client K's with --client K (client=K)")
-    return run.model() if client is None else run.client_model(client)
+    return run.model() if client is None else run.client_model(client, stage)
 
 
 def refuse_lost_model(run: Run) -> None:

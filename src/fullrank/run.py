@@ -18,9 +18,10 @@ from .errors import ClientFailed, Interrupted, Refusal, RunFailed, WriteFailed, 
 from .files import save_tensors, sealed_text, writable, write_atomically, write_json
 from .models.net import Net
 from .probe import Prober
-from .result import Run, load_run, threads
+from .result import Run, load_run, personal_file, threads
 from .rundir import RunDirectory, environment, read_json
 from .server import Played
+from .site import Result
 from .summary import over_stages
 from .trees import clone
 
@@ -123,7 +124,7 @@ def _play(assembly: Assembly, directory: RunDirectory | None, watcher: Watcher, 
     prober = Prober(assembly, path)
     start = _begin(assembly, directory, prober, changes) if directory is not None else Start()
     if directory is not None and start.finished:
-        finished = load_run(directory.path)
+        finished = load_run(directory.path, trust=True)  # what it names is what the user's experiment names
         finished._assembly = assembly
         watcher.started(experiment, server.round, 0, path)
         watcher.ended(finished)
@@ -312,12 +313,13 @@ def _end(
         model = server.model
         ending |= {**assembly.judge(model), **dataclasses.asdict(traffic)}
     absent: dict[str, str] = {}
+    keep = _keeper(directory.path) if directory is not None and experiment.run.keep_personal else None
     if not assembly.federation.has_holdouts:
         absent["personal"] = "clients have no hold-out (data.holdout = 0)"
     elif experiment.evaluate.personal == "never":
         absent["personal"] = 'it was not asked for (evaluate.personal = "never")'
     else:
-        judged, evaluation, failed = server.judge_clients(engine)
+        judged, evaluation, failed = server.judge_clients(engine, keep)
         skipped |= failed
         new = set(assembly.federation.unseen.tolist())
         ending |= {
@@ -326,6 +328,11 @@ def _end(
         }
         if new:
             ending["unseen"] = over_stages({k: found for k, found in judged.items() if k in new})
+    if directory is not None and keep is not None:
+        if "personal" in absent:
+            skipped |= server.judge_clients(engine, keep, judge=False)[2]
+        for client in skipped:
+            personal_file(directory.path, client).unlink(missing_ok=True)  # of an end with fewer rounds
     if assembly.no_global_model:
         absent["accuracy"] = assembly.no_global_model
     elif assembly.federation.data.test is None:
@@ -342,6 +349,14 @@ def _end(
         write_json(directory.path / "summary.json", {**result.summary(), "ending": ending})
     watcher.ended(result)
     return result
+
+
+def _keeper(path: Path) -> Callable[[Result], None]:
+    """What writes a client's own model into a run directory."""
+    folder = personal_file(path, 0).parent
+    with naming_file(folder):
+        folder.mkdir(exist_ok=True)
+    return lambda result: save_tensors(personal_file(path, result.client), result.model)
 
 
 def _row(played: Played, scores: Mapping[str, float], training: float, seconds: float) -> dict[str, Any]:
@@ -362,7 +377,7 @@ def agreed(
 ) -> tuple[Experiment, dict[str, Any]]:
     """The experiment to go on with, if it differs from the recorded one in nothing that matters, and engine changes."""
     path = directory.path
-    recorded = Experiment.of(Recorded.by(path)).resolved()
+    recorded = Recorded.by(path).named_by(experiment).resolved()
     mine, theirs = experiment.engine, recorded.engine
     open_still = [key for key in ("name", "precision", "compile") if getattr(mine, key) == "auto"]
     experiment = _with_engine(experiment, **{key: getattr(theirs, key) for key in open_still})

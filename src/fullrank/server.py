@@ -369,17 +369,24 @@ class Server:
         other._model = {**self._model, **model}
         return other
 
-    def judge_clients(self, engine: Engine) -> tuple[dict[int, dict[str, Any]], Traffic, dict[int, str]]:
+    def judge_clients(
+        self, engine: Engine, keep: Callable[[Result], None] | None = None, judge: bool = True
+    ) -> tuple[dict[int, dict[str, Any]], Traffic, dict[int, str]]:
         """Every client's own models on its hold-out, by client and stage, and who was left out after a failure.
 
-        Nothing that the server knows changes.
+        `keep` is called with each result, which then carries the client's model. Nothing that the server knows changes.
         """
         self._engine, traffic = engine, Traffic()
         skipped: dict[int, str] = {}
         found: dict[int, dict[str, Any]] = {}
         everybody = self.scheduled(tuple(range(self._everybody)))
-        for result in self._collect("personal", everybody, traffic, judge=True):
-            if self._usable(Reduction(), result, None, skipped) and "personal" in result.metrics:
+        shown = frozenset(everybody if keep is not None else ())
+        for result in self._collect("personal", everybody, traffic, judge=judge, show=shown):
+            if not self._usable(Reduction(), result, None, skipped):
+                continue
+            if keep is not None:
+                keep(result)
+            if "personal" in result.metrics:
                 found[result.client] = result.metrics["personal"]
         return found, traffic, skipped
 

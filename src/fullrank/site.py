@@ -23,6 +23,13 @@ from .models.network import Network
 from .trees import Tensors, Tree, clone, moved
 
 Kind: TypeAlias = Literal["train", "query", "personal"]
+Stage: TypeAlias = Literal["received", "local", "personalised"]
+"""Of a client's own model: as received from the server, after local training, as the method personalises it."""
+
+
+def stages(composition: Composition) -> tuple[Stage, ...]:
+    """The stages that a client's model has under a method; the last one is used wherever no stage is named."""
+    return ("received", "local", "personalised") if composition.defined("personalise") else ("received", "local")
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,9 @@ class Job:
     judge: bool = False
     """Whether the client's models are judged on its hold-out."""
     show: bool = False
-    """Whether the result of a job to train carries the client's model too, for whoever looks at it beside the run."""
+    """Whether the result of a job that trains or evaluates carries the client's model too."""
+    stage: Stage | None = None
+    """Which of the client's models a personal job gives; None: the last stage that the method has."""
 
 
 @dataclass
@@ -178,27 +187,35 @@ class Site:
         return Result(job.client, client.n, upload=upload, state=state)
 
     def _personal(self, job: Job) -> Result:
-        """The client's own model; judged as received, after local training, and as the method personalises it."""
+        """The client's own model at the job's stage; with `judge`, every stage evaluated on the client's hold-out."""
+        known = stages(self.composition)
+        wanted = job.stage or known[-1]
+        judged = job.judge and len(self.federation.holdouts[job.client]) > 0
+        result = Result(job.client, self.federation.size(job.client))
+        shown = wanted if job.show or not job.judge else None
+        for stage in known:
+            if not judged and stage != shown:
+                continue
+            client = self._at(stage, job, judged)
+            if judged:
+                course = {"course": client.course} if client.course else {}
+                result.metrics.setdefault("personal", {})[stage] = {**self._judged(client), **course}
+            if stage == shown:
+                result.model = clone(client.model)
+        return result
+
+    def _at(self, stage: Stage, job: Job, judged: bool) -> Client:
+        """The client with its model at a stage."""
         client, _ = self._client(job)
-        result = Result(job.client, client.n)
-        if job.judge and len(self.federation.holdouts[job.client]):
-            result.metrics["personal"] = {"received": self._judged(client)}
+        if stage == "local":
             self._fits(client)
-            result.metrics["personal"]["local"] = self._judged(client)
-            client, _ = self._client(job)
-        if self.composition.defined("personalise"):
+        elif stage == "personalised":
             part, personalise = self.composition.exclusive("personalise")
-            wanted = "personal" in result.metrics
-            if wanted:
+            if judged:
                 client.judge = lambda: self._judged(client)
             if tree := personalise(client.seen_by(part)):
                 client.network.load(tree)
-            if wanted:
-                course = {"course": client.course} if client.course else {}
-                result.metrics["personal"]["personalised"] = {**self._judged(client), **course}
-        if not job.judge:
-            result.model = clone(client.model)
-        return result
+        return client
 
     def _judged(self, client: Client) -> dict[str, float]:
         """How good the client's current model is on its hold-out; nothing where it has none."""

@@ -72,4 +72,7 @@ def over_stages(judged: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> dict[s
 def _over(scores: Sequence[Mapping[str, Any]], measure: str) -> dict[str, Any]:
     """A measure over the clients for which it is defined (AUROC is not where all samples are of one class)."""
     having = [found for found in scores if found.get(measure) is not None]
-    return over_clients([found[measure] for found in having], [found["samples"] for found in having]) if having else {}
+    if not having:
+        return {}
+    samples = [found["samples"] for found in having]
+    return over_clients([found[measure] for found in having], samples, measure in LOWER_IS_BETTER)

@@ -246,5 +246,8 @@ class RunTable(Table):
     """Rounds between two checkpoints."""
     keep: Annotated[int, Field(ge=1)] = 1
     """Checkpoints, the newest."""
+    keep_personal: bool = False
+    """Whether each client's own model is written at the end (`personal/000003.safetensors`), so that reading it needs
+    no data."""
     on_client_error: Literal["stop", "skip"] = "stop"
     """Whether a client that fails ends the run or is left out of the round."""

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 
 from ..errors import Refusal
+from ..files import load_tensors
 from ..randomness import generator, key
 from . import partition
 from .augment import Pipeline
@@ -245,7 +245,7 @@ def _saved(data: DataSet, pipeline: Pipeline, path: Path, clients: int, repeats:
     if not path.is_file():
         raise Refusal(f'data.partition: there is no file "{path}"')
     try:
-        saved = {name: tensor.numpy() for name, tensor in load_file(path).items()}
+        saved = {name: tensor.numpy() for name, tensor in load_tensors(path).items()}
         lists = {name: _divided(saved[name], saved[f"{name}_sizes"]) for name in ("train", "holdout")}
         validation, fingerprint = saved["validation"].astype(np.int64, casting="safe"), saved["fingerprint"]
     except Exception as error:
