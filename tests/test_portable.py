@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 import fullrank
 from commands import fullrank as command
 from fullrank.errors import Refusal
+from fullrank.files import read_json, write_json
 from fullrank.models.scales import write_scales
 
 BASE = {
@@ -131,11 +132,11 @@ def test_a_network_with_scales(gone, home, monkeypatch):
 
 def test_a_directory_that_recorded_less_still_reads_its_data(home):
     run = run_with({}, home)
-    facts = json.loads((run.path / "partition.json").read_text())
+    facts = read_json(run.path / "partition.json")
     for key in ("dtype", "mean", "std"):
         del facts["data"][key]
     del facts["working_directory"]
-    (run.path / "partition.json").write_text(json.dumps(facts))
+    write_json(run.path / "partition.json", facts)
     assert_same(fullrank.load_run(run.path).model(), run.model())
 
 

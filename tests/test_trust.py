@@ -1,6 +1,5 @@
 """Reading somebody else's run or export runs none of their code unless the reader says that they trust it."""
 
-import json
 import re
 import shutil
 import sys
@@ -10,6 +9,7 @@ import pytest
 import fullrank
 from commands import fullrank as command
 from fullrank.errors import Refusal
+from fullrank.files import read_json, write_json
 
 PAYLOAD = """
 from dataclasses import dataclass
@@ -50,7 +50,8 @@ def hostile(request, honest, tmp_path, monkeypatch):
     shutil.copytree(honest.path, tmp_path / "folder" / "run")
     record = tmp_path / "folder" / "run" / "experiment.toml"
     assert record.read_text().count(f"{line}\n") == 1
-    record.write_text(record.read_text().replace(f"{line}\n", f'name = "{name}"\n'))
+    text = record.read_text().rpartition("# checksum")[0]  # an attacker would write another
+    record.write_text(text.replace(f"{line}\n", f'name = "{name}"\n'))
     (tmp_path / "folder" / "payload.py").write_text(PAYLOAD)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
@@ -130,9 +131,9 @@ def test_metrics_and_comparisons_need_no_trust(hostile, tmp_path, capsys):
 def test_an_export_names_code_only_for_those_who_trust_it(key, honest, tmp_path, monkeypatch):
     done = fullrank.export(honest, tmp_path / "folder" / "out")
     (tmp_path / "folder" / "payload.py").write_text(PAYLOAD)
-    facts = json.loads((done.path / "model.json").read_text())
+    facts = read_json(done.path / "model.json")
     facts[key]["name"] = NAMES[key][1]
-    (done.path / "model.json").write_text(json.dumps(facts))
+    write_json(done.path / "model.json", facts)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
     with pytest.raises(Refusal, match=rf'{key}\.name = "{re.escape(NAMES[key][1])}".*trust=True'):
