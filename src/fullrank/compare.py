@@ -166,7 +166,7 @@ def _at_once(jobs: int, experiment: Experiment) -> int:
 
 
 def _alone(task: Task) -> Task:
-    """A run beside others: `auto` means serial, which gives the same bits, unless a run has begun otherwise."""
+    """A run alongside others: where `auto` would choose worker processes it chooses serial, which has the same bits."""
     if task.experiment.engine.name != "auto" or RunDirectory(task.path).started:
         return task
-    return dataclasses.replace(task, experiment=task.experiment.but(engine__name="serial"))
+    return dataclasses.replace(task, experiment=task.experiment.but(engine__workers=1))

@@ -103,7 +103,7 @@ def decided(assembly: Assembly) -> dict[str, str]:
     if table.name == "auto":
         parameters = sum(parameter.numel() for parameter in assembly.network.module.parameters())
         mapped = suits(assembly.site, clients) and not table.device.startswith("cuda")
-        chosen = choose(table.device, clients, parameters * samples * train.rounds)
+        chosen = choose(table.device, clients, parameters * samples * train.rounds, table.workers)
         found["name"] = "vectorised" if mapped else chosen
     if found.get("name", table.name) == "cuda":
         if table.precision == "auto" and assembly.network.half is not None:
@@ -138,6 +138,7 @@ def _play(assembly: Assembly, directory: RunDirectory | None, watcher: Watcher, 
         clients_a_round=len(server.sample(server.round)),
         slots=experiment.engine.slots,
         compile=experiment.engine.compile == "on",
+        last=rows[-1] if rows else None,
     )
     try:
         start.write()

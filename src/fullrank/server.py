@@ -30,7 +30,7 @@ from .naming import hooked
 from .randomness import generator, seeded
 from .site import Job, Kind, Result
 from .store import ClientStore
-from .trees import Tensors, Tree, clone, misfit, moved, not_finite, part_of
+from .trees import Tensors, Tree, by_name, clone, misfit, moved, not_finite, part_of
 
 Query = Callable[[Client], Mapping[str, Sum | Mean]]
 
@@ -89,7 +89,7 @@ class Server:
         self._left_out: dict[int, str] = {}
         for part in composition.parts:
             if state := hooked(part, "server_state", self.seen_by(part)):
-                self._own[part.name] = clone(state)
+                self._own[part.name] = by_name(clone(state))
             for name in self._sent_of(part):
                 if name not in self._own.get(part.name, {}):
                     raise Refusal(f'"{part.name}" broadcasts "{name}", which its server_state does not have')
@@ -109,7 +109,7 @@ class Server:
 
     @own.setter
     def own(self, tree: Tree) -> None:
-        self._own[self._space] = clone(tree)
+        self._own[self._space] = by_name(clone(tree))
 
     @property
     def model(self) -> Tensors:
@@ -404,8 +404,8 @@ class Server:
         """Continue from what `state` gave after `round` rounds."""
         self.round = round
         self.taking_part = self.sample(round - 1) if round else ()
-        self._model = {name: value.to(device, self._model[name].dtype) for name, value in state["model"].items()}
-        self._own = moved(state.get("own", {}), device)
+        self._model = {name: state["model"][name].to(device, old.dtype) for name, old in self._model.items()}
+        self._own = {name: by_name(moved(own, device)) for name, own in state.get("own", {}).items()}
         self.frozen_version = int(state["frozen_version"])
 
 

@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from .errors import Refusal
 from .files import Damaged, verify_tensors
-from .trees import Tree, nbytes, unflatten
+from .trees import Tree, by_name, nbytes, unflatten
 
 MEMORY_LIMIT = 2**31
 """Bytes of saved states that stay in memory."""
@@ -55,7 +55,7 @@ class ClientStore:
         """Keep a client's new state."""
         if client in self._saved:
             self._bytes -= nbytes(self._saved.pop(client))
-        self._unsaved[client] = state
+        self._unsaved[client] = by_name(state)
 
     def meet(self, client: int, version: int) -> None:
         """Note that a client has this version of the frozen entries."""
@@ -121,4 +121,4 @@ class ClientStore:
             found = {
                 key[len(prefix) :]: file.get_tensor(key).clone() for key in list(file.keys()) if key.startswith(prefix)
             }
-        return unflatten({path: tensor for path, tensor in found.items() if path})
+        return by_name(unflatten({path: tensor for path, tensor in found.items() if path}))

@@ -43,6 +43,12 @@ EXPERIMENT: dict[str, Any] = {
     "evaluate": {"personal": "never"},
 }
 """Three of four clients take part, so that one is met late; batches are odd where an epoch ends."""
+IN_GROUPS: dict[str, Any] = {
+    "data": {"clients": 9},
+    "train": {"participation": 0.7},
+    "engine": {"name": "vectorised"},
+}
+"""So many clients train as a group; in the second round some of them are met for the first time."""
 
 
 class CheckFailed(AssertionError):
@@ -74,7 +80,8 @@ def check(
 
     `degenerate`: at its `neutral` values it is FedAvg, to the bit. `trace`: its step can be traced and mapped over
     clients. `engines`: steps that are recorded, and steps of a group of clients, give what `serial` gives.
-    `processes`: worker processes give it to the bit. `resume`: a run that was stopped ends like one that was not.
+    `processes`: worker processes give it to the bit. `resume`: a run that was stopped ends like one that was not,
+    with clients that train one by one and with clients that train as a group (`vectorised`).
     `exchange`: what clients send has the same names and shapes in every round, and nothing personal in it.
     `settings` are further keys of the experiment, `module` another model.
 
@@ -119,15 +126,16 @@ class Trial:
             values = merged(values, {"model": {"name": "given"}})
             values["model"] = {"name": "given"}
         self.values = values
+        self.in_groups = merged(merged(values, IN_GROUPS), nested(settings))
 
     def assembled(self, method: Method | None = None) -> Assembly:
         """The federation with the method, or with another in its place."""
         chosen = method or self.method
         return assemble(self.experiment(chosen), module=copy.deepcopy(self.module), method=chosen)
 
-    def experiment(self, method: Method) -> Experiment:
+    def experiment(self, method: Method, values: Mapping[str, Any] | None = None) -> Experiment:
         """Described."""
-        return Experiment(**merged(self.values, {"method": method_table(method)}))
+        return Experiment(**merged(values or self.values, {"method": method_table(method)}))
 
     def played(self, engine_of: Callable[[Assembly], Engine], method: Method | None = None) -> Assembly:
         """After all rounds."""
@@ -208,8 +216,13 @@ def _processes(trial: Trial) -> str:
 
 
 def _resume(trial: Trial) -> str:
-    """A run stopped after a round and gone on with ends like one that was not."""
-    experiment = trial.experiment(trial.method)
+    """A run stopped after a round and resumed ends like one that was not, also where clients train as a group."""
+    _resumed(trial, trial.experiment(trial.method), "")
+    _resumed(trial, trial.experiment(trial.method, trial.in_groups), " where clients train as a group")
+    return "holds"
+
+
+def _resumed(trial: Trial, experiment: Experiment, where: str) -> None:
     short = Experiment(**merged(experiment.model_dump(), {"train": {"rounds": 1}}))
     with tempfile.TemporaryDirectory() as folder:
         for name, stages in (("whole", [experiment]), ("parts", [short, experiment])):
@@ -219,10 +232,9 @@ def _resume(trial: Trial) -> str:
     for file in sorted(whole.keys() | parts.keys()):
         if whole.get(file) != parts.get(file):
             raise CheckFailed(
-                f'"{trial.method.name}" stopped after a round and gone on with does not end like a run that was never '
-                f"stopped: {file} differs; something it needs is not in its state"
+                f'"{trial.method.name}" stopped after a round and resumed does not end like a run that was never '
+                f"stopped{where}: {file} differs; something it needs is not in its state"
             )
-    return "holds"
 
 
 def _saved(path: Path) -> dict[str, bytes]:

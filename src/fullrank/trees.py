@@ -55,6 +55,20 @@ def unflatten(flat: Mapping[str, Tensor]) -> Tree:
     return tree
 
 
+def by_name(tree: Mapping[str, Any]) -> Tree:
+    """The same tree with its names in alphabetical order; a flat tree keeps the order of its layout.
+
+    Trees that are kept between rounds have this order, in memory as well as after they were read from a file: sums
+    over a tree, and whether clients train as a group, must not depend on where a tree comes from.
+
+    >>> by_name({"b": {}, "a": {"d": 1, "c": 2}})
+    {'a': {'c': 2, 'd': 1}, 'b': {}}
+    """
+    if isinstance(tree, Flat):
+        return tree
+    return {name: by_name(tree[name]) if isinstance(tree[name], Mapping) else tree[name] for name in sorted(tree)}
+
+
 def combine(tree: Mapping[str, Any], function: Callable[..., Tensor], *others: Mapping[str, Any]) -> Tree:
     """`function` of the tensors of the same name, for every name of the first tree.
 

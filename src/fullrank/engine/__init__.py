@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -34,15 +34,16 @@ class Engine(Protocol):
         """Give back whatever the engine holds."""
 
 
-def choose(device: str, clients_a_round: int, work: float) -> str:
+def choose(device: str, clients_a_round: int, work: float, workers: int = 0) -> str:
     """The engine that `auto` stands for where clients are not mapped; `work` is parameters × samples of the whole run.
 
-    The rule is written here and depends on nothing but the experiment and the number of cores: processes on a CPU
-    with more than one core, where more than one client trains at a time and the work is worth their start.
+    On a CPU it is processes where there is more than one core, `engine.workers` is not 1, more than one client trains
+    at a time and the work is worth their start. Cores and workers choose between processes and serial only, which
+    give the same bits: what can change a bit depends on the experiment alone.
     """
     if device.startswith("cuda"):
         return "cuda"
-    several = cores() > 1 and clients_a_round > 1
+    several = cores() > 1 and workers != 1 and clients_a_round > 1
     return "processes" if several and device in ("", "cpu") and work > WORTH_PROCESSES else "serial"
 
 
@@ -60,14 +61,18 @@ def open_engine(
     clients_a_round: int = 1,
     slots: int = 0,
     compile: bool = False,
+    last: Mapping[str, Any] | None = None,
 ) -> Engine:
-    """An engine by its name; `workers=0` means one per core or device, and never more than clients take part."""
+    """An engine by its name; `workers=0` means one per core or device, and never more than clients take part.
+
+    `last` is the row of the round before, of a run that is resumed: what its engine had found out holds still.
+    """
     if name == "processes":
         if site.device.type != "cpu":
             raise Refusal(f'engine.name = "processes" trains on the CPU, not on engine.device = "{site.device}"')
         return Processes(site, min(workers or cores(), clients_a_round), threads)
     if name == "vectorised":
-        return Vectorised(site, clients_a_round)
+        return Vectorised(site, clients_a_round, (last or {}).get("one_by_one", ()))
     if name == "cuda":
         return Cuda(site, _devices(site.device, workers), slots, compile, clients_a_round)
     return Serial(site)

@@ -82,11 +82,13 @@ def obstacle(site: Site) -> str:
 class Vectorised:
     """Groups of clients, and whatever cannot be grouped one by one."""
 
-    def __init__(self, site: Site, clients: int):
+    def __init__(self, site: Site, clients: int, reasons: Sequence[str] = ()):
         self.site = site
         self.width = width_of(site, clients)
-        self.reasons: list[str] = []
+        self.reasons = list(reasons)
         """Why clients train one by one: known from the start, or found when a group failed where each alone did not."""
+        if self.reasons:
+            return
         if why := obstacle(site):
             self.reasons.append(why)
         elif self.width < WORTH_MAPPING:
@@ -164,7 +166,7 @@ class Vectorised:
 def _kind(fit: Fit) -> Hashable:
     """Fits of one kind can be stacked: what clients keep or compute may differ in names and shapes, no more."""
     kept: Tree = {"own": fit.context.own, "fixed": fit.context.fixed, "memory": fit.state.memory}
-    return fit.step.settings, tuple(outline(kept).items())
+    return fit.step.settings, tuple(sorted(outline(kept).items()))
 
 
 def turns(plans: Sequence[Plan]) -> Iterator[tuple[int, ...]]:
