@@ -15,7 +15,7 @@ from .display import Plain, Silent, Together, Unwatched, Watcher
 from .engine import Engine, choose, open_engine
 from .engine.vectorised import suits
 from .errors import CallFailed, ClientFailed, Interrupted, Refusal, RunFailed, WriteFailed, naming_file
-from .evaluate import SOME, dying
+from .evaluate import DYING, dying
 from .models.net import Net
 from .probe import Prober
 from .result import Run, load_run, threads
@@ -210,8 +210,8 @@ def _one_round(
 
 
 def _dying_features(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A warning in the first round whose global model has too many dead features; else nothing."""
-    if rows[-1].get("dead_features", 0.0) < SOME:
+    """A warning in the first round after which too many of the global model's features have died; else nothing."""
+    if rows[-1].get("dead_features", 0.0) < DYING:  # the rule's least share, so that healthy runs cost nothing
         return ""
     shares = [row["dead_features"] for row in rows if "dead_features" in row]
     if not dying(shares):
