@@ -1,7 +1,11 @@
 """The share of dead features is in the metrics, and a run in which it grows says so once."""
 
 import json
+import subprocess
+import sys
 import warnings
+from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +17,7 @@ from fullrank.evaluate import FeatureRange, dying
 
 SMALL = {"data.clients": 4, "model.name": "mlp", "train.rounds": 4, "train.epochs": 1, "train.lr": 0.05}
 DECORRELATED = {**SMALL, "method.name": "fedavg+feddecorr", "method.feddecorr.beta": 0.2}
+RESULTS = Path(__file__).parent.parent / "results" / "feddecorr-small-networks"
 WARNING = "of the features are dead"
 
 
@@ -66,7 +71,7 @@ def test_the_command_line_prints_it(tmp_path, capsys):
 def test_a_comparison_prints_it(tmp_path, capsys):
     values = {**SMALL, "method.feddecorr.beta": 0.2}
     settings = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
-    options = ("--methods", "fedavg,fedavg+feddecorr", "--seeds", "0", "--out", tmp_path / "both")
+    options = ("--methods", "fedavg+feddecorr", "--seeds", "0", "--out", tmp_path / "both")
     status, out, _ = command("compare", *settings, *options, capsys=capsys)
     assert status == 0
     assert [line.split(":")[0] for line in out.splitlines() if WARNING in line] == ["fedavg+feddecorr seed 0"]
@@ -102,6 +107,48 @@ def test_features_are_dead_in_every_batch_or_not_at_all():
     seen.add(torch.tensor([[0.0, 5.0, 1.0, 0.0], [0.0, 5.0, 2.0, 0.0]]))
     seen.add(torch.tensor([[0.0, 5.0, 3.0, 1e-3]]))
     assert seen.dead_share() == 0.5
+
+
+# What is written about it
+
+
+def study(*arguments):
+    done = subprocess.run([sys.executable, RESULTS / "study.py", *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_page_shows_the_table_of_the_recorded_runs():
+    page = (RESULTS.parent.parent / "docs" / "feddecorr-small-networks.md").read_text()
+    assert study("table") in page
+
+
+def test_the_page_counts_the_warnings_of_the_recorded_runs():
+    warned, runs = Counter(), Counter()
+    for line in (RESULTS / "runs.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        kind = row["setting"].rpartition(" ")[2]
+        runs[kind] += 1
+        shares = row["dead_features"]
+        warned[kind] += any(dying(shares[:k]) for k in range(1, len(shares) + 1))
+    assert runs == {"fedavg": 24, "feddecorr": 24, "0.01": 6, "paper": 6}
+    assert warned == {"fedavg": 0, "feddecorr": 23, "0.01": 4, "paper": 0}
+
+
+def test_the_methods_three_scales_are_explained(capsys):
+    status, out, _ = command("methods", "show", "feddecorr", capsys=capsys)
+    assert status == 0
+    said = " ".join(out.split())
+    for formula in (
+        'scale = "code" (default): (N−1)²/N · mean of r_ij² over i ≠ j',
+        'scale = "paper": (1/d²) · Σ r_ij² over all i and j',
+        'scale = "algorithm": ((N−1)/N)² times "paper"',
+        "Which to choose",
+    ):
+        assert formula in said
+
+
+# The rule
 
 
 @pytest.mark.parametrize(
