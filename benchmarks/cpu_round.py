@@ -2,20 +2,31 @@
 
 Run `python benchmarks/cpu_round.py --with pfl,flwr --json cpu.json`. The other frameworks come from PyPI into virtual
 environments of their own under build/, made when they are first asked for. Needs Linux (/proc).
+
+`python benchmarks/cpu_round.py --with PATH` races this checkout of the repository against the one in PATH: every
+engine, and what a checkpoint costs. With this checkout's own path it measures the checkout's spread against itself.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import statistics
 import subprocess
 import sys
+import tempfile
 import venv
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fullrank.bench import cpu, machine
 from fullrank.bench.alone import task
-from fullrank.bench.race import Contestant
+from fullrank.bench.figures import Figure, table
+from fullrank.bench.race import ONE_THREAD, Contestant, Lap, race
+from fullrank.bench.workload import TINY, Workload
 from fullrank.errors import Refusal, RunFailed, nearest
 
 ROOT = Path(__file__).resolve().parent
@@ -33,8 +44,6 @@ FLOWER = {
 
 
 def contestant(name: str) -> Contestant:
-    if name not in PACKAGES:
-        raise Refusal(f'--with "{name}": no such framework; {nearest(name, PACKAGES)}')
     python = install(name)
     # The task's module and, for Ray's actors, the client's; nothing else of this environment.
     environment = {"PYTHONPATH": os.pathsep.join([str(Path(task.__file__).parent), str(ROOT / "foreign")])}
@@ -58,27 +67,150 @@ def install(name: str) -> Path:
     return python
 
 
+# Another checkout
+
+ENGINES = {"serial": ("serial",), "vectorised": ("vectorised",), "processes": ("processes", "2")}
+"""What is raced against another checkout, with the arguments of `fullrank.bench.ours`: two workers at most."""
+SIDES = ("this", "other")
+
+
+def sources(path: Path) -> dict[str, str]:
+    """The environment in which a process imports the fullrank of a checkout."""
+    found = path.resolve() / "src"
+    if not (found / "fullrank" / "bench" / "ours.py").is_file():
+        raise Refusal(f'--with "{path}": no framework of that name ({", ".join(PACKAGES)}) and no checkout of fullrank')
+    return {"PYTHONPATH": str(found)}
+
+
+def measure_checkouts(
+    other: Path, networks: Sequence[str], engines: Sequence[str], repeats: int, workload: Workload | None
+) -> dict[str, Any]:
+    """Race this checkout against another one, one engine after the other, and time their checkpoints."""
+    cpu.check(networks, repeats)
+    for engine in engines:
+        if engine not in ENGINES:
+            raise Refusal(f'--engines "{engine}" is not known; {nearest(engine, ENGINES)}')
+    imports = dict(zip(SIDES, (sources(ROOT.parent), sources(other)), strict=True))
+    result: dict[str, Any] = {"machine": machine.describe(), "other": str(other), "repeats": repeats, "networks": {}}
+    with tempfile.TemporaryDirectory(prefix="fullrank-bench-") as scratch:
+        path = Path(scratch)
+        (workload or Workload()).write(path)
+        for network in networks:
+            chosen = workload or Workload(rounds=1 + cpu.LATER_ROUNDS[network])
+            replace(chosen, network=network).describe(path)
+            laps = [lap for engine in engines for lap in race(pair(engine, imports), path, repeats, say)]
+            saves = checkpoints(imports, path, repeats)
+            result["networks"][network] = {
+                "laps": [lap.as_dict() for lap in laps],
+                "checkpoints": saves,
+                "rows": [*(_engine_row(engine, laps) for engine in engines), _checkpoint_row(saves)],
+                "unlike": cpu.unlike(laps),
+            }
+    return result
+
+
+def pair(engine: str, imports: dict[str, dict[str, str]]) -> list[Contestant]:
+    """Both checkouts under one engine: a pair, so that the laps that are compared follow each other."""
+    command = (sys.executable, "-m", "fullrank.bench.ours", "{task}", *ENGINES[engine])
+    return [Contestant(f"{engine}: {side}", command, place) for side, place in imports.items()]
+
+
+def checkpoints(imports: dict[str, dict[str, str]], path: Path, repeats: int) -> dict[str, list[dict[str, Any]]]:
+    """What `RunDirectory.save` costs under each checkout: a fresh process each time, in turns."""
+    found: dict[str, list[dict[str, Any]]] = {side: [] for side in imports}
+    for repeat in range(repeats):
+        for side in SIDES[:: 1 if repeat % 2 == 0 else -1]:
+            command = [sys.executable, str(ROOT / "checkpoint_cost.py"), str(path)]
+            environment = {**os.environ, **ONE_THREAD, **imports[side]}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise RunFailed(f"the checkpoints of the {side} checkout could not be timed", done.stderr[-4000:])
+            found[side].append(json.loads(done.stdout.splitlines()[-1]))
+        say(f"{repeat + 1}/{repeats} checkpoints")
+    return found
+
+
+def _engine_row(engine: str, laps: Sequence[Lap]) -> list[str]:
+    """CPU-seconds a round on both sides, and the ratios of the laps that ran one after the other."""
+    this, other = ([lap for lap in laps if lap.contestant == f"{engine}: {side}"] for side in SIDES)
+    return [
+        f"{engine}, round",
+        *_compared([lap.cpu for lap in this], [lap.cpu for lap in other]),
+        _ratios([lap.wall for lap in this], [lap.wall for lap in other]),
+    ]
+
+
+def _checkpoint_row(found: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """The same of a checkpoint: of each process the median over its saves."""
+    seconds = {
+        (side, key): [statistics.median(save[key] for save in process["saves"]) for process in processes]
+        for side, processes in found.items()
+        for key in ("cpu", "wall")
+    }
+    this, other = SIDES
+    size = found[this][0]["bytes"] / 1e6
+    wall = _ratios(seconds[this, "wall"], seconds[other, "wall"])
+    return [f"checkpoint, {size:.1f} MB", *_compared(seconds[this, "cpu"], seconds[other, "cpu"]), wall]
+
+
+def _compared(this: Sequence[float], other: Sequence[float]) -> list[str]:
+    return [Figure.of(this).text(3), Figure.of(other).text(3), _ratios(this, other)]
+
+
+def _ratios(this: Sequence[float], other: Sequence[float]) -> str:
+    return Figure.of([a / b if b else float("inf") for a, b in zip(this, other, strict=True)]).text(3)
+
+
+def report_checkouts(result: dict[str, Any]) -> str:
+    """The race between two checkouts as a person reads it."""
+    lines = [machine.sentence(result["machine"]), f"this checkout against {result['other']}"]
+    headers = ["", "this, CPU-s", "other, CPU-s", "this / other, CPU", "this / other, wall"]
+    for network, found in result["networks"].items():
+        lines += ["", f"{network}: median [least, most] of n = {result['repeats']} pairs of processes, 1 thread each"]
+        lines += [table(headers, found["rows"]), *(f"NOT ALIKE: {text}" for text in found["unlike"])]
+    return "\n".join(lines)
+
+
+def say(text: str) -> None:
+    """Progress, at once."""
+    print(text, flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--with", dest="others", default="", metavar="A,B", help="other frameworks: pfl, flwr")
+    told = "other frameworks (pfl, flwr), or the path of another checkout of this repository"
+    parser.add_argument("--with", dest="others", default="", metavar="A,B or PATH", help=told)
     parser.add_argument("--networks", default="cnn,linear", help="of cnn, linear")
+    parser.add_argument("--engines", default=",".join(ENGINES), help="with PATH: of serial, vectorised, processes")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--tiny", action="store_true", help="a few steps, to see that it works; measures nothing")
     parser.add_argument("--json", default="", metavar="FILE")
     arguments = parser.parse_args()
+    networks, workload = arguments.networks.split(","), TINY if arguments.tiny else None
     try:
-        others = [contestant(name) for name in arguments.others.split(",") if name]
-        result = cpu.measure(
-            arguments.networks.split(","),
-            arguments.repeats,
-            others,
-            say=lambda text: print(text, flush=True),
-            keep=lambda found: machine.write_json(arguments.json, found) if arguments.json else None,
-        )
+        others = [name for name in arguments.others.split(",") if name]
+        if any(name not in PACKAGES for name in others):
+            result = measure_checkouts(
+                Path(arguments.others), networks, arguments.engines.split(","), arguments.repeats, workload
+            )
+            text = report_checkouts(result)
+            if arguments.json:
+                machine.write_json(arguments.json, result)
+        else:
+            result = cpu.measure(
+                networks,
+                arguments.repeats,
+                [contestant(name) for name in others],
+                workload=workload,
+                say=say,
+                keep=lambda found: machine.write_json(arguments.json, found) if arguments.json else None,
+            )
+            text = cpu.report(result)
     except Refusal as problem:
         sys.exit(f"cpu_round: {problem}")
     except RunFailed as failure:
         sys.exit(f"{failure.traceback}cpu_round: {failure}")
-    print(f"\n{cpu.report(result)}")
+    print(f"\n{text}")
 
 
 if __name__ == "__main__":

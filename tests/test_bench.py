@@ -2,14 +2,18 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import fullrank as fullrank_package
 from commands import fullrank
+from fullrank import __version__
 from fullrank.bench import cpu, eager, figures, gpu, overheads, proctree
 from fullrank.bench.alone.task import NETWORKS, Task
 from fullrank.bench.race import Contestant, Lap, lap
@@ -217,6 +221,44 @@ def test_bench_cpu(capsys, monkeypatch):
     found = json.loads(out)["networks"]["linear"]
     # Losses are not compared: after so few steps they depend on the order of batches more than on anything else.
     assert {system["steps"] for system in found["systems"].values()} == {2 * 4}
+
+
+def cpu_round(*arguments):
+    script = Path(__file__).parent.parent / "benchmarks" / "cpu_round.py"
+    return subprocess.run([sys.executable, script, *map(str, arguments)], capture_output=True, text=True)
+
+
+@linux
+def test_two_checkouts_are_raced_in_pairs(tmp_path):
+    other = tmp_path / "other"
+    (other / "src").mkdir(parents=True)
+    shutil.copytree(Path(fullrank_package.__file__).parent, other / "src" / "fullrank")
+    package = other / "src" / "fullrank" / "__init__.py"
+    package.write_text(package.read_text().replace('__version__ = "', '__version__ = "other-'))
+    kept = tmp_path / "found.json"
+    tiny = ("--tiny", "--networks", "linear", "--engines", "serial", "--repeats", 1)
+    done = cpu_round("--with", other, *tiny, "--json", kept)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(kept.read_text())["networks"]["linear"]
+    versions = {lap["contestant"]: lap["facts"]["versions"]["fullrank"] for lap in found["laps"]}
+    assert versions == {"serial: this": __version__, "serial: other": f"other-{__version__}"}
+    assert {side: len(laps[0]["saves"]) for side, laps in found["checkpoints"].items()} == {"this": 5, "other": 5}
+    assert [row[0] for row in found["rows"]] == ["serial, round", "checkpoint, 0.7 MB"]
+    assert "this / other, CPU" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (("--with", "plf"), "no framework of that name (pfl, flwr) and no checkout of fullrank"),
+        (("--with", "tests", "--engines", "serail"), 'did you mean "serial"?'),
+    ],
+)
+def test_what_cannot_be_raced_gets_one_sentence(options, sentence):
+    done = cpu_round(*options)
+    assert done.returncode == 1
+    assert sentence in done.stderr
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_bench_gpu_on_a_cpu(capsys):

@@ -8,7 +8,7 @@ import hashlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from .config import Experiment
 from .data import DataSet, Pipeline, Split, load_dataset, resized
 from .data.federation import Federation, divide, keep_unseen
 from .errors import Refusal
-from .evaluate import evaluate
+from .evaluate import FeatureRange, evaluate
 from .files import Damaged, load_tensors
 from .filesread import collecting_files
 from .local.client import decayed
@@ -151,9 +151,10 @@ class Assembly:
         self.site.restore_constants()
         measured: dict[str, Any] = {}
         for prefix, split in self._judged:
+            features = FeatureRange()
             with self.network.mode(train=False):
                 scores = evaluate(
-                    lambda x, _: self.site.forward(x).logits,
+                    partial(self._scores, features),
                     split.x,
                     split.y,
                     self.federation.pipeline,
@@ -165,7 +166,13 @@ class Assembly:
                 names = self.federation.data.domains
                 scores["accuracy_by_domain"] = {names[int(k)]: value for k, value in named.items()}
             measured |= {f"{prefix}{name}": value for name, value in scores.items()}
+            measured.setdefault("dead_features", features.dead_share())
         return measured
+
+    def _scores(self, features: FeatureRange, x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        out = self.site.forward(x)
+        features.add(out.z)
+        return out.logits
 
     @cached_property
     def _judged(self) -> list[tuple[str, Split]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,12 @@ from .measures import MEASURES
 
 ON_A_GPU, ELSEWHERE = 512, 128
 """Samples of a batch in evaluation: a GPU wants many, a CPU as many as its caches hold."""
+
+DEAD = 1e-6
+"""A feature is dead if its range is at most this share of the widest feature's: after a ReLU, if it is always 0."""
+
+DYING, DEAD_ALREADY = 0.25, 0.75
+"""For a warning: the share of the features once alive that have died since, or the share of all that are dead."""
 
 Scores = Callable[[Tensor, Tensor], Tensor]
 """Scores (N, C) of a batch of prepared inputs; the labels are there for those who build a whole batch."""
@@ -47,7 +54,8 @@ def evaluate(
         if wanted:
             kept.append(given)
     hits = torch.cat(right)
-    found: dict[str, Any] = {"accuracy": int(hits.sum()) / len(y), "loss": float(loss) / len(y)}
+    number, total = torch.stack([hits.sum().double(), loss]).tolist()  # one transfer from a GPU, not two
+    found: dict[str, Any] = {"accuracy": number / len(y), "loss": total / len(y)}
     for name in wanted:
         key, measure = MEASURES[name]
         found[key] = measure(torch.cat(kept), y)
@@ -56,6 +64,49 @@ def evaluate(
         found["accuracy_by_domain"] = {str(k): int(hits[here].sum()) / int(here.sum()) for k, here in places}
         found["domain_accuracy"] = float(np.mean(list(found["accuracy_by_domain"].values())))
     return found
+
+
+class FeatureRange:
+    """The smallest and the largest value of each feature, over batches of a representation z (N, d).
+
+    >>> seen = FeatureRange()
+    >>> seen.add(torch.tensor([[0.0, 1.0, 2.0], [0.0, 3.0, 2.0]]))
+    >>> seen.add(torch.tensor([[0.0, 0.5, 2.5]]))
+    >>> round(seen.dead_share(), 4)
+    0.3333
+    """
+
+    def __init__(self) -> None:
+        self._low: Tensor | None = None
+        self._high: Tensor | None = None
+
+    def add(self, z: Tensor) -> None:
+        """Take a batch into account; nothing is read back from the device."""
+        low, high = z.amin(0), z.amax(0)  # a tenth of the time of torch.aminmax with a dimension
+        self._low = low if self._low is None else torch.minimum(self._low, low)
+        self._high = high if self._high is None else torch.maximum(self._high, high)
+
+    def dead_share(self) -> float:
+        """Share of the features that are constant over all samples, to one millionth of the widest feature's range."""
+        if self._low is None or self._high is None:
+            return 0.0
+        spread = self._high - self._low
+        return float((spread <= DEAD * spread.max()).double().mean())
+
+
+def dying(shares: Sequence[float]) -> bool:
+    """Whether the last of these shares of dead features is the first that calls for a warning.
+
+    One does if a quarter of the features that were alive at the evaluation with the fewest dead ones have died since,
+    or if three quarters of all are dead, as when they died in the first round. Fewer dead features by themselves mean
+    little: a fresh network has some, more of them the wider it is and the smaller the test set.
+
+    >>> dying([0.21, 0.04, 0.05]), dying([0.2, 0.1, 0.4]), dying([0.2, 0.1, 0.4, 0.5])
+    (False, True, False)
+    """
+    lowest = accumulate(shares, min)
+    calls = [k >= DEAD_ALREADY or k - low >= DYING * (1 - low) for k, low in zip(shares, lowest, strict=True)]
+    return bool(calls) and calls[-1] and not any(calls[:-1])
 
 
 def at_once(device: torch.device) -> int:

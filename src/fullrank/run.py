@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from .display import Plain, Silent, Together, Unwatched, Watcher
 from .engine import Engine, choose, open_engine
 from .engine.vectorised import suits
 from .errors import ClientFailed, Interrupted, Refusal, RunFailed, WriteFailed, naming_file
+from .evaluate import DYING, dying
 from .files import save_tensors, sealed_text, writable, write_atomically, write_json
 from .models.net import Net
 from .probe import Prober
@@ -193,6 +194,8 @@ def _one_round(
     row = _row(played, scores, trained - start, time.perf_counter() - start)
     if server.round == 1 and (cautions := assembly.cautions()):
         row["cautions"] = cautions
+    if text := _dying_features([*rows, row]):
+        row["cautions"] = [*row.get("cautions", []), text]
     row = writable({**row, **engine.notes()})
     rows.append(row)
     if due:
@@ -204,6 +207,22 @@ def _one_round(
         if last or server.round % experiment.run.checkpoint_every == 0:
             directory.save(server, experiment.run.keep)
     watcher.round_done(row)
+    if text:
+        watcher.cautioned(text)
+
+
+def _dying_features(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A warning in the first round after which too many of the global model's features have died; else nothing."""
+    if rows[-1].get("dead_features", 0.0) < DYING:  # the rule's least share, so that healthy runs cost nothing
+        return ""
+    shares = [row["dead_features"] for row in rows if "dead_features" in row]
+    if not dying(shares):
+        return ""
+    return (
+        f"round {rows[-1]['round']}: {shares[-1]:.0%} of the features are dead, the same for every sample (lowest "
+        f"share so far: {min(shares):.0%}), so the classifier cannot use them; lower the weight of the method's added "
+        'loss (for feddecorr beta, or scale = "paper"), or train.lr where it adds none'
+    )
 
 
 @dataclasses.dataclass

@@ -45,11 +45,7 @@ def measure(
     keep: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
     """Race every contestant on every network; `keep` gets what is known after each network."""
-    if repeats < 1:
-        raise Refusal(f"--repeats {repeats}: at least one")
-    for network in networks:
-        if network not in LATER_ROUNDS:
-            raise Refusal(f'--networks "{network}" is not known; {nearest(network, LATER_ROUNDS)}')
+    check(networks, repeats)
     result: dict[str, Any] = {"machine": machine.describe(), "repeats": repeats, "networks": {}}
     contestants = [*own_contestants(), *others]
     with tempfile.TemporaryDirectory(prefix="fullrank-bench-") as scratch:
@@ -63,6 +59,19 @@ def measure(
             result["networks"][network] = {"laps": [lap.as_dict() for lap in laps], **summary(laps)}
             keep(result)
     return result
+
+
+def check(networks: Sequence[str], repeats: int) -> None:
+    """Reject networks that no task has and a race without laps.
+
+    Raises:
+        Refusal: if there is nothing to measure.
+    """
+    if repeats < 1:
+        raise Refusal(f"--repeats {repeats}: at least one")
+    for network in networks:
+        if network not in LATER_ROUNDS:
+            raise Refusal(f'--networks "{network}" is not known; {nearest(network, LATER_ROUNDS)}')
 
 
 def summary(laps: Sequence[Lap]) -> dict[str, Any]:

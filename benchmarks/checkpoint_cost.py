@@ -1,0 +1,46 @@
+"""What a checkpoint costs: seconds and CPU-seconds of each `RunDirectory.save` of a short run, as JSON.
+
+`cpu_round.py --with PATH` starts it in a fresh process for each checkout. SCAFFOLD, so that clients have states to
+write; files go where Python puts temporary ones (`TMPDIR`), and a file system in memory hides what `fsync` costs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fullrank.bench.alone.task import Task
+from fullrank.bench.ours import experiment, federation
+from fullrank.run import execute
+from fullrank.rundir import RunDirectory
+
+CLIENTS, ROUNDS = 4, 6
+
+
+def main(path: str) -> None:
+    torch.set_num_threads(1)
+    task, costs = Task(path), []
+    save = RunDirectory.save
+
+    def timed(*arguments: Any) -> None:
+        wall, cpu = time.perf_counter(), time.process_time()
+        save(*arguments)
+        costs.append({"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu})
+
+    RunDirectory.save = timed  # type: ignore[method-assign]
+    changes = {"method.name": "scaffold", "train.participation": min(CLIENTS, task.clients), "train.rounds": ROUNDS}
+    with tempfile.TemporaryDirectory(prefix="fullrank-bench-") as scratch:
+        parts: dict[str, Any] = {"federation": federation(task), "module": task.network()}
+        execute(experiment(task, "serial").but(**changes), Path(scratch) / "run", **parts)
+        written = sum(file.stat().st_size for file in Path(scratch).glob("run/checkpoints/*-000006.safetensors"))
+    print(json.dumps({"saves": costs[1:], "bytes": written}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
