@@ -33,6 +33,16 @@ class ClientFailed(RuntimeError):
         return "".join(traceback.format_exception(cause)) if cause is not None else ""
 
 
+class WroteInPlace(Refusal):
+    """A method that wrote into a tensor that it received, which other clients and the server may hold too."""
+
+    def __init__(self, method: str):
+        super().__init__(
+            f'the method "{method}" wrote into a tensor that it received (w0, sent, own …) in place; make '
+            "a new tensor, as in w0 + 1 in place of w0.add_(1)"
+        )
+
+
 class RunFailed(RuntimeError):
     """A run cannot go on, or one of several; the message says which and why, `traceback` is what it left, if any."""
 
@@ -72,6 +82,14 @@ class RemoteError(Exception):
 def kind_of(error: BaseException) -> str:
     """What an exception is called, wherever it was raised."""
     return error.kind if isinstance(error, RemoteError) else type(error).__name__
+
+
+def said(error: BaseException) -> str:
+    """What an exception says, even if its own `__str__` raises."""
+    try:
+        return str(error)
+    except Exception as failure:
+        return f"its message cannot be shown, because its __str__ raises {type(failure).__name__}"
 
 
 class Interrupted(KeyboardInterrupt):
