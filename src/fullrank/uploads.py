@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from torch import Tensor
 from .channels import Upload
 from .data.dataset import DataSet, Split
 from .data.federation import Federation
+from .engine.serial import Serial
 from .local.loop import Eager
 from .randomness import generator, seeded
 from .site import Job, Result, Site
@@ -44,6 +45,20 @@ class Rehearsal:
         if result.error is not None:
             raise result.error
         return result
+
+
+class Recording(Serial):
+    """The serial engine, which notes the form of everything that clients send."""
+
+    def __init__(self, site: Site):
+        super().__init__(site)
+        self.seen: dict[str, dict[str, Any]] = {}
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        """Results in the jobs' order."""
+        for result in super().run(jobs):
+            self.seen |= described(result.upload)
+            yield result
 
 
 def form_of(upload: Upload) -> Upload:

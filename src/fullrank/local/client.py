@@ -252,7 +252,7 @@ class Client:
         for key, value in {**optimiser, "steps": steps or 0}.items():
             if key in ("optimizer", "last_batch", "steps"):
                 field = Train.model_fields[key]
-                checked(Annotated[(field.annotation, *field.metadata)], value, f"client.fit: {key}")
+                checked(Annotated[(field.annotation, field)], value, f"client.fit: {key}")
         if "lr" in optimiser:
             optimiser = {**optimiser, "moving": None}  # its own rate is no part of the schedule
         settings = dataclasses.replace(self._settings, **optimiser)
