@@ -21,6 +21,7 @@ class Variates(Method):
     """SCAFFOLD, option II: client state, server state, a broadcast, a drift correction, an upload."""
 
     broadcast, drift = ("c",), True
+    uploads = {"change": "the change of its control variate"}
 
     def server_state(self, server):
         return {"c": zeros(server.w)}

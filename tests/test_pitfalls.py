@@ -324,7 +324,7 @@ def test_a_client_whose_weights_are_not_finite_is_named(value, reason):
             if client.id == 1:
                 client.network.load({"2.bias": torch.full((3,), value)})
 
-    with pytest.raises(ClientFailed, match=f"client 1: its upload is refused: in its w, 2.bias is {reason}"):
+    with pytest.raises(ClientFailed, match=f"client 1: its upload is rejected: in its w, 2.bias is {reason}"):
         fit(plain(), blobs(), Explodes(), rounds=1)
     run = fit(plain(), blobs(), Explodes(), rounds=1, set={"run.on_client_error": "skip"})
     assert list(run.metrics[0]["skipped"]) == ["1"]
@@ -334,7 +334,7 @@ def test_a_client_whose_weights_are_not_finite_is_named(value, reason):
 @pytest.mark.parametrize(
     ("upload", "reason"),
     [
-        (lambda client: {}, "its uploads differ from the other clients' in odd/x"),
+        (lambda client: {}, "its uploads differ from what the method sends in odd/x"),
         (lambda client: {"x": Sum({"v": torch.zeros(3)})}, r"v has shape \(3,\) instead of \(2,\)"),
         (lambda client: {"x": Sum({"u": torch.zeros(2)})}, "v is missing"),
         (lambda client: {"x": {"v": torch.zeros(2)}}, "its odd/x is a dict; uploads are a Sum or a Mean"),
@@ -345,7 +345,7 @@ def test_an_upload_unlike_the_others_is_refused_and_named(upload, reason):
         def after(self, client):
             return upload(client) if client.id == 1 else {"x": Sum({"v": torch.zeros(2)})}
 
-    with pytest.raises(ClientFailed, match=f"client 1: its upload is refused: .*{reason}"):
+    with pytest.raises(ClientFailed, match=f"client 1: its upload is rejected: .*{reason}"):
         fit(plain(), blobs(), Odd(), rounds=1)
 
 

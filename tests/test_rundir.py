@@ -860,7 +860,7 @@ def test_an_unusable_upload_names_client_and_tensor(how, sentence, tmp_path):
     with pytest.raises(ClientFailed) as caught:
         run(tmp_path / "run", failing(who=smallest, when=0, how=how))
     assert caught.value.client == smallest
-    assert str(caught.value) == f"client {smallest}: its upload is refused: {sentence}"
+    assert str(caught.value) == f"client {smallest}: its upload is rejected: {sentence}"
 
 
 def load_sizes(tmp_path):

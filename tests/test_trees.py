@@ -19,7 +19,6 @@ from fullrank.trees import (
     moved,
     nbytes,
     norm,
-    not_finite,
     unflatten,
     zeros,
 )
@@ -121,13 +120,6 @@ def test_misfit_names_what_differs():
     assert misfit({"a": {}, "e": {}}, like) == "a/w is missing"
     assert misfit({"a": {"w": torch.ones(2, 3), "v": torch.ones(1)}, "e": {}}, like) == "a/v is not expected"
     assert misfit({"a": {"w": torch.ones(3, 2)}, "e": {}}, like) == "a/w has shape (3, 2) instead of (2, 3)"
-
-
-def test_not_finite_names_the_first_bad_tensor():
-    good = {"a": torch.ones(2), "n": torch.tensor(3), "e": {}}
-    assert not_finite(good) is None
-    assert not_finite({**good, "b": {"c": torch.tensor([1.0, float("nan")])}}) == "b/c"
-    assert not_finite({**good, "b": torch.tensor(float("-inf"))}) == "b"
 
 
 def test_examples():

@@ -39,6 +39,7 @@ from .site import Site
 from .sources import fingerprints
 from .tables import GIVEN, EngineTable, Statistics
 from .trees import Tensors
+from .uploads import Rehearsal
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -69,6 +70,8 @@ class Assembly:
         """What a user must know of a run that can be made, but is not what a method or the network promises."""
         parts = self.composition.parts
         said = [text for part in parts if (text := part.caution(self.site.settings))]
+        counts, seen = self.federation.class_counts, self.federation.seen
+        said += [text for part in parts if (text := part.caution_of_data(counts[seen], seen))]
         made_for = (getattr(module, "made_for", "") for module in self.network.module.modules())
         wanted = next(filter(None, made_for), "")
         if wanted and wanted not in [part.name for part in parts]:
@@ -209,21 +212,22 @@ def assemble(
     settings = _settings(experiment)
     decayed(network, settings)  # refuses selectors that name nothing before any client would
     common: dict[str, Any] = {"network": network, "composition": composition, "entries": entries}
+    site = Site(
+        **common,
+        federation=federation,
+        settings=settings,
+        schedule=_schedule(experiment),
+        keep_optimiser=experiment.train.optimizer_state == "keep",
+        seed=experiment.seed,
+        device=device,
+        metrics=experiment.evaluate.metrics,
+    )
     return Assembly(
         experiment=experiment,
         federation=federation,
         device=device,
         files_read=files_read,
-        site=Site(
-            **common,
-            federation=federation,
-            settings=settings,
-            schedule=_schedule(experiment),
-            keep_optimiser=experiment.train.optimizer_state == "keep",
-            seed=experiment.seed,
-            device=device,
-            metrics=experiment.evaluate.metrics,
-        ),
+        site=site,
         server=Server(
             **common,
             sizes=federation.size,
@@ -233,6 +237,7 @@ def assemble(
             seed=experiment.seed,
             on_client_error=experiment.run.on_client_error,
             personal_travels=module is not None or bool(experiment.model.start),
+            rehearsal=Rehearsal(site),
         ),
         **common,
     )

@@ -33,6 +33,16 @@ class ClientFailed(RuntimeError):
         return "".join(traceback.format_exception(cause)) if cause is not None else ""
 
 
+class WroteInPlace(Refusal):
+    """A method that wrote into a tensor that it received, which other clients and the server may hold too."""
+
+    def __init__(self, method: str):
+        super().__init__(
+            f'the method "{method}" wrote into a tensor that it received (w0, sent, own …) in place; make '
+            "a new tensor, as in w0 + 1 in place of w0.add_(1)"
+        )
+
+
 class RunFailed(RuntimeError):
     """A run cannot go on, or one of several; the message says which and why, `traceback` is what it left, if any."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,8 @@ from .trees import clone
 
 WORTH_COMPILING = 200_000
 """Client steps of a run from which on compiling the network pays: minutes, for a third of a millisecond a step."""
+LOSSES = ("loss", "validation_loss")
+"""Of the global model, by key of the metrics."""
 FREE_ON_RESUME = ("train.rounds", "data.root", "engine.workers", "run.")
 
 
@@ -192,7 +195,10 @@ def _one_round(
     last = server.round == experiment.train.rounds
     scores = assembly.judge(server.model) if server.round % experiment.evaluate.every == 0 else {}
     row = _row(played, scores, trained - start, time.perf_counter() - start)
-    if server.round == 1 and (cautions := assembly.cautions()):
+    found = [*played.cautions, *_not_finite(played, scores)]
+    for text in found:
+        watcher.cautioned(text)
+    if cautions := (assembly.cautions() if server.round == 1 else []) + found:
         row["cautions"] = cautions
     if text := _dying_features([*rows, row]):
         row["cautions"] = [*row.get("cautions", []), text]
@@ -377,6 +383,19 @@ def _keeper(path: Path) -> Callable[[Result], None]:
     with naming_file(folder):
         folder.mkdir(exist_ok=True)
     return lambda result: save_tensors(personal_file(path, result.client), result.model)
+
+
+def _not_finite(played: Played, scores: Mapping[str, Any]) -> list[str]:
+    """A warning for each evaluated loss of a round that is not finite."""
+    where = {
+        f"{name.removesuffix('loss').replace('_', ' ')}loss of the global model": scores.get(name) for name in LOSSES
+    }
+    for result in played.results:
+        for stage, found in result.metrics.get("personal", {}).items():
+            where[f"loss of client {result.client} ({stage})"] = found.get("loss")
+    odd = [what for what, value in where.items() if value is not None and not math.isfinite(value)]
+    more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
+    return [f"round {played.round + 1}: the {', the '.join(odd[:3])}{more} is not finite"] if odd else []
 
 
 def _row(played: Played, scores: Mapping[str, float], training: float, seconds: float) -> dict[str, Any]:

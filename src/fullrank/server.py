@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,16 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .channels import Mean, Reduction, Sum, Traffic, Unusable
+from .channels import Mean, OtherForm, OtherSize, Reduction, Sum, Traffic, Unusable, Upload, too_large
 from .data.augment import Pipeline
 from .engine import Engine
-from .errors import ClientFailed, Refusal, kind_of, said_by
+from .errors import ClientFailed, Refusal, WroteInPlace, kind_of, said_by
 from .local.client import Client
 from .local.loop import Fit, Samples, train
 from .local.optimiser import memory
 from .local.plan import make_plan
 from .local.settings import Settings
-from .local.step import Bound, Context, State, Step
+from .local.step import BadGradient, Bound, Context, State, Step
 from .methods.compose import Composition, defines
 from .methods.method import Method
 from .models.entries import Entries, select
@@ -30,9 +31,14 @@ from .naming import hooked
 from .randomness import generator, seeded
 from .site import Job, Kind, Result
 from .store import ClientStore
-from .trees import Tensors, Tree, by_name, clone, misfit, moved, not_finite, part_of
+from .trees import Tensors, Tree, by_name, clone, flatten, misfit, moved, part_of
+from .uploads import SYNTHETIC, Rehearsal, described, form_of
 
 Query = Callable[[Client], Mapping[str, Sum | Mean]]
+
+SUSPICIOUS = 1e3
+"""How many times larger than the model and than the round's median a client's weights are when a warning names it."""
+CLIENTS_NAMED = 5
 
 
 @dataclass
@@ -46,10 +52,26 @@ class Played:
     """Clients left out after a failure, with the reason."""
     idle: list[int] = field(default_factory=list)
     """Clients that made no step and so sent nothing."""
+    cautions: list[str] = field(default_factory=list)
+    """What a user should know of the round, in sentences."""
 
 
 class Server:
-    """One federation's server. Methods see it through `seen_by`, with `own` as their own state."""
+    """One federation's server. Methods see it through `seen_by`, with `own` as their own state.
+
+    What an upload must look like follows from the method and the model, never from what other clients send: a method
+    that declares `uploads` runs once on a synthetic client (`Rehearsal`) before the first round, and one that does not
+    sends the weights and statistics alone. A client that sends something else is believed only if the synthetic client
+    does so too. Where the method cannot run there, a warning says so, and the upload of the first client of a round
+    decides. `channels` lists what is rejected; the server also rejects
+
+    - an upload of nothing from a client that made steps;
+    - a number of samples other than the one that the server knows, as the client's claim, as the weight of its buffers
+      and, unless the method has a `weight` of its own, as the weight of its weights.
+
+    Weights more than `SUSPICIOUS` times as large as both the model that was sent and the median of the round's clients
+    are a warning that names the client.
+    """
 
     def __init__(
         self,
@@ -64,6 +86,7 @@ class Server:
         seed: int,
         on_client_error: str = "stop",
         personal_travels: bool = False,
+        rehearsal: Rehearsal | None = None,
     ):
         self.net = network
         self.clients = clients - len(unseen)
@@ -82,11 +105,19 @@ class Server:
         self._on_client_error = on_client_error
         self._personal_travels = personal_travels
         self._model: Tensors = clone(network.tensors())
+        flatten(self._model)  # rejects a name with a slash
         self._own: dict[str, Tree] = {}
         self._space = ""
         self._engine: Engine | None = None
         self._traffic = Traffic()
         self._left_out: dict[int, str] = {}
+        self._rehearsal = rehearsal
+        self._forms: dict[tuple[str, str], _Form] = {}
+        self._variances = tuple(
+            name
+            for name in entries.buffers
+            if name.endswith("running_var") and isinstance(network.owner(name), nn.modules.batchnorm._BatchNorm)
+        )
         for part in composition.parts:
             if state := hooked(part, "server_state", self.seen_by(part)):
                 self._own[part.name] = by_name(clone(state))
@@ -135,7 +166,7 @@ class Server:
         if not (isinstance(part, Method) and part in self._composition.parts):
             raise Refusal(f"server.ask takes a function of the method itself, not {query!r}")
         everybody = self.scheduled(self._named(range(self.clients)))
-        reduction = Reduction()
+        reduction = self._reduction(query=(part.name, name))
         for result in self._collect("query", everybody, self._traffic, query=(part.name, name)):
             if self._usable(reduction, result, None, self._left_out):
                 self._traffic.count_up(result.upload)
@@ -180,7 +211,7 @@ class Server:
         self._engine = engine
         self.taking_part = self.sample(self.round)
         played = Played(self.round)
-        reduction = Reduction()
+        reduction = self._reduction()
         expected = {"w": self.w, "buffers": {name: self._model[name] for name in self._entries.buffers}}
         states: dict[int, Tree] = {}
         for result in self._collect("train", self.scheduled(self.taking_part), played.traffic, judge=judge, show=show):
@@ -201,7 +232,8 @@ class Server:
             reasons = reasons + more or (
                 "no batch of theirs can be trained on; take a smaller train.batch_size, or train.last_batch = keep"
             )
-            raise Refusal(f"round {self.round + 1}: no client sent anything ({reasons})")
+            raise Refusal(f"round {self.round + 1}: no client sent anything ({reasons}){self._model_at_fault()}")
+        played.cautions = [*self._unknown_form(), *_suspicious(reduction, played)]
         self.taking_part = tuple(sorted(set(states) - set(played.idle)))  # those whose uploads are in the means
         if reduction.clients:  # else the draw met clients without data only: the model stays as it is
             self._aggregate(reduction)
@@ -296,12 +328,84 @@ class Server:
 
         return self._engine.run(jobs())
 
+    # What an upload must look like
+
+    def expected_upload(self, query: tuple[str, str] = ("", "")) -> Upload:
+        """What every client sends in this round, or as the answer to a query, without values.
+
+        Raises:
+            Exception: whatever the method raises on a synthetic client.
+        """
+        return form_of(self._rehearsed("query" if query[0] else "train", query).upload)
+
+    def _rehearsed(self, kind: Kind, query: tuple[str, str] = ("", "")) -> Result:
+        if self._rehearsal is None:
+            raise Refusal("there is no site on which the method could run")
+        return self._rehearsal.do(self._job(kind, SYNTHETIC, self._broadcast(), query))
+
+    def _reduction(self, query: tuple[str, str] = ("", "")) -> Reduction:
+        """Sums that take the uploads that are expected, and no others."""
+        if query not in self._forms:
+            declared = query[0] or any(part.uploads for part in self._composition.parts)
+            self._forms[query] = self._form(query) if declared else _Form(self._weights_alone())
+        return Reduction(likeness=self._forms[query].upload, variances=() if query[0] else self._variances, query=query)
+
+    def _weights_alone(self) -> Upload:
+        sent = self._broadcast()
+        return form_of({"": {"w": Mean(sent["w"]), "buffers": Mean(sent["buffers"])}})
+
+    def _form(self, query: tuple[str, str]) -> _Form:
+        try:
+            return _Form(self.expected_upload(query), self.round)
+        except Exception as error:
+            return _Form({}, self.round, f"{kind_of(error)}: {said_by(error)}")
+
+    def _unknown_form(self) -> list[str]:
+        """A warning in the round in which the method could not be run on a synthetic client."""
+        form = self._forms[("", "")]
+        if not form.unknown or form.round != self.round:
+            return []
+        return [
+            f'the method "{self._composition.method.name}" cannot run on a synthetic client ({form.unknown}), so the '
+            "first upload of each round decides what the others must look like"
+        ]
+
+    def _has_another_form(self, reduction: Reduction) -> bool:
+        """Whether the method sends something else in this round than before; then that is expected from now on."""
+        known = self._forms[reduction.query]
+        if known.unknown or known.round == self.round:
+            return False
+        fresh = self._forms[reduction.query] = self._form(reduction.query)
+        if described(fresh.upload) == described(known.upload):
+            return False
+        if reduction.clients:
+            new = ", ".join(sorted(described(fresh.upload).keys() - described(known.upload).keys()))
+            raise Refusal(
+                f'"{self._composition.method.name}" sends {new or "less than before"}, and a client of round '
+                f"{self.round + 1} that did not was counted already; declare what the method sends in its `uploads`"
+            )
+        reduction.likeness = fresh.upload
+        return True
+
+    def _model_at_fault(self) -> str:
+        """A clause that says so if the model that was sent has no finite loss even on a synthetic client."""
+        try:
+            (first, *_) = self._rehearsed("train").metrics["epochs"]
+        except Exception:
+            return ""
+        if all(math.isfinite(value) for value in (first["criterion"], first["grad_norm"])):
+            return ""
+        return (
+            "; the global model is at fault and not a client: its loss is not finite on any data, so look at the "
+            "rounds before, and start from an earlier checkpoint or with a smaller train.lr"
+        )
+
     def _usable(self, reduction: Reduction, result: Result, expected: Tree | None, skipped: dict[int, str]) -> bool:
         """Reduce a result; where it is unusable, stop, or note who is left out, as `on_client_error` says."""
         try:
             self._reduce(reduction, result, expected)
         except ClientFailed as failure:
-            if self._on_client_error == "stop":
+            if self._stops:
                 raise
             skipped[result.client] = failure.reason
             return False
@@ -309,13 +413,42 @@ class Server:
 
     def _reduce(self, reduction: Reduction, result: Result, expected: Tree | None) -> None:
         if result.error is not None:
+            if kind_of(result.error) in (WroteInPlace.__name__, BadGradient.__name__):
+                raise Refusal(said_by(result.error))  # the method's fault and not the client's
             raise ClientFailed(result.client, f"{kind_of(result.error)}: {said_by(result.error)}") from result.error
-        if not result.upload:
+        if not result.upload and not result.steps:
             return
         try:
-            reduction.add(result.upload, expected)
+            self._check_samples(result)
+            try:
+                reduction.add(result.upload, expected)
+            except OtherForm:
+                if not self._has_another_form(reduction):
+                    raise
+                reduction.add(result.upload, expected)
         except Unusable as problem:
-            raise ClientFailed(result.client, f"its upload is refused: {problem}") from None
+            blame = self._model_at_fault() if isinstance(problem, OtherSize) and self._stops else ""
+            raise ClientFailed(result.client, f"its upload is rejected: {problem}{blame}") from None
+
+    @property
+    def _stops(self) -> bool:
+        """Whether a run ends with the first client that fails."""
+        return self._on_client_error == "stop"
+
+    def _check_samples(self, result: Result) -> None:
+        """Reject an empty upload after steps, and sample counts that are not what the server knows."""
+        if not result.upload:
+            raise OtherForm("it is empty, although the client made steps")
+        known = self._sizes(result.client)
+        claims: dict[str, float] = {"it claims": result.samples}
+        model = result.upload.get("", {}) if isinstance(result.upload, Mapping) else {}
+        own_weight = bool(self._composition.defined("weight"))
+        for name in ("buffers",) if own_weight else ("w", "buffers"):
+            if isinstance(part := model.get(name), Mean):
+                claims[f"the weight of its {name} is"] = part.weight
+        for words, claim in claims.items():
+            if isinstance(claim, (int, float)) and claim != known:
+                raise OtherForm(f"{words} {claim:g}, but the client has {known} samples")
 
     def _aggregate(self, reduction: Reduction) -> None:
         reduced = reduction.result()
@@ -344,8 +477,7 @@ class Server:
         known = {name: self._model[name] for name in new if name in self._model}
         personal = set(new) & set(self._entries.personal)
         problem = misfit(new, known) or (f"{personal.pop()} is personal" if personal else None)
-        if problem is None and (path := not_finite(new, known)):
-            problem = f"{path} is not finite"
+        problem = problem or _other_kind(new, known) or too_large(new, known)
         if problem:
             raise Refusal(f"the aggregated model does not fit: {problem}")
         self._model.update({name: value.detach().to(known[name].dtype) for name, value in new.items()})
@@ -407,6 +539,40 @@ class Server:
         self._model = {name: state["model"][name].to(device, old.dtype) for name, old in self._model.items()}
         self._own = {name: by_name(moved(own, device)) for name, own in state.get("own", {}).items()}
         self.frozen_version = int(state["frozen_version"])
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What clients send, found in a round; or why it is unknown."""
+
+    upload: Upload
+    round: int = -1
+    """The round in which the method ran on a synthetic client; before, what it declares is believed."""
+    unknown: str = ""
+
+
+def _other_kind(new: Tensors, known: Tensors) -> str | None:
+    """Which entry holds whole numbers in place of floating ones or the reverse, in words."""
+    for name, value in new.items():
+        if value.is_floating_point() != known[name].is_floating_point():
+            return f"{name} is of {value.dtype}, where the model has {known[name].dtype}"
+    return None
+
+
+def _suspicious(reduction: Reduction, played: Played) -> list[str]:
+    """A warning that names clients whose weights are far larger than the model that was sent and than the others'."""
+    senders = [result.client for result in played.results if result.client not in played.idle]
+    median = float(np.median(reduction.sizes))
+    limit = SUSPICIOUS * max(reduction.model_size, median)
+    odd = [(client, size) for client, size in zip(senders, reduction.sizes, strict=True) if limit and size > limit]
+    if not odd:
+        return []
+    named = ", ".join(f"client {client}: {size:.2g}" for client, size in odd[:CLIENTS_NAMED])
+    more = f" and {len(odd) - CLIENTS_NAMED} more" if len(odd) > CLIENTS_NAMED else ""
+    return [
+        f"round {played.round + 1}: weights of a norm more than {SUSPICIOUS:.0e} times that of the model sent "
+        f"({reduction.model_size:.2g}) and of the median client ({median:.2g}) are in the mean ({named}{more})"
+    ]
 
 
 def participants(participation: float | int, clients: int) -> int:

@@ -11,7 +11,7 @@ import torch
 
 from .channels import Mean, Upload
 from .data.federation import Federation
-from .errors import Refusal
+from .errors import Refusal, WroteInPlace
 from .evaluate import evaluate
 from .local.client import Client
 from .local.loop import Eager, Samples, StepperOf
@@ -20,7 +20,7 @@ from .methods.compose import Composition, defines
 from .models.entries import Entries
 from .models.net import Output
 from .models.network import Network
-from .trees import Tensors, Tree, clone, moved
+from .trees import Tensors, Tree, clone, moved, versions
 
 Kind: TypeAlias = Literal["train", "query", "personal"]
 Stage: TypeAlias = Literal["received", "local", "personalised"]
@@ -86,6 +86,8 @@ class Work:
     """What the client keeps."""
     received: dict[str, float]
     """How the model that it received was judged on its hold-out, if it was."""
+    writes: int
+    """How often what the client received had been written in place when the job was begun."""
 
 
 class Site:
@@ -137,10 +139,14 @@ class Site:
 
     def do(self, job: Job) -> Result:
         """Do one job; an exception of the client's becomes the result's error."""
+        writes = _writes(job)
         try:
-            return getattr(self, f"_{job.kind}")(job)  # type: ignore[no-any-return]
+            result: Result = getattr(self, f"_{job.kind}")(job)
         except Exception as error:
-            return self.failed(job, error)
+            result = self.failed(job, error)
+        if _writes(job) != writes:
+            return self.failed(job, WroteInPlace(self.composition.method.name))
+        return result
 
     def failed(self, job: Job, error: Exception) -> Result:
         """What comes of a job whose client raised an exception."""
@@ -153,8 +159,9 @@ class Site:
 
     def begin(self, job: Job, aside: bool = False) -> Work:
         """A job to train up to its fits; with `aside` the client's entries stay out of the network until needed."""
+        writes = _writes(job)
         client, state = self._client(job, aside)
-        work = Work(job, client, state, self._judged(client) if job.judge else {})
+        work = Work(job, client, state, self._judged(client) if job.judge else {}, writes)
         if aside:
             client.home.leave()
         return work
@@ -174,6 +181,8 @@ class Site:
             client.keep_optimiser()
         if self.entries.personal:
             state["model"] = clone(client.home.some(self.entries.personal))
+        if _writes(work.job) != work.writes:  # an engine that groups clients comes here without `do`
+            raise WroteInPlace(self.composition.method.name)
         return result
 
     def _fits(self, client: Client) -> None:
@@ -304,6 +313,11 @@ class Site:
             for name, buffer in self.network.module.named_buffers():
                 if name in self._constants:
                     buffer.copy_(self._constants[name])
+
+
+def _writes(job: Job) -> int:
+    """How often what a client receives has been written in place: it is the server's own and every other client's."""
+    return versions(job.broadcast, job.frozen, job.personal, job.state or {})
 
 
 def _measured(client: Client) -> dict[str, Any]:

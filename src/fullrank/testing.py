@@ -24,6 +24,7 @@ from .config import Experiment, merged, nested
 from .engine import Engine, open_engine
 from .engine.cuda import Cuda
 from .engine.serial import Serial
+from .errors import Refusal, WroteInPlace
 from .fit import method_table
 from .local.loop import Eager, Samples
 from .local.step import Context, Functional, State, Step
@@ -31,6 +32,7 @@ from .methods import Method
 from .result import threads
 from .run import execute
 from .trees import Tensors, Tree, clone, flatten, misfit
+from .uploads import Recording
 
 TOLERANCE = 1e-8
 """Of engines that compute in another order, in float64: the difference against the size of the update."""
@@ -72,17 +74,29 @@ class Checked:
 def check(
     method: Method | str,
     *,
-    only: Sequence[str] = ("degenerate", "trace", "engines", "processes", "resume", "exchange"),
+    only: Sequence[str] = (
+        "writes",
+        "degenerate",
+        "trace",
+        "engines",
+        "processes",
+        "resume",
+        "checksums",
+        "exchange",
+        "uploads",
+    ),
     module: nn.Module | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Checked:
     """Try a method out; raises `CheckFailed` with what does not hold, and says what was checked otherwise.
 
-    `degenerate`: at its `neutral` values it is FedAvg, to the bit. `trace`: its step can be traced and mapped over
-    clients. `engines`: steps that are recorded, and steps of a group of clients, give what `serial` gives.
-    `processes`: worker processes give it to the bit. `resume`: a run that was stopped ends like one that was not,
-    with clients that train one by one and with clients that train as a group (`vectorised`).
-    `exchange`: what clients send has the same names and shapes in every round, and nothing personal in it.
+    `writes`: it writes into nothing that it receives. `degenerate`: at its `neutral` values it is FedAvg, to the bit.
+    `trace`: its step can be traced and mapped over clients. `engines`: steps that are recorded, and steps of a group of
+    clients, give what `serial` gives. `processes`: worker processes give it to the bit. `resume`: a run that was
+    stopped ends like one that was not, with clients that train one by one and with clients that train as a group
+    (`vectorised`). `checksums`: damage to any tensor that the method left on disk is noticed. `exchange`: what clients
+    send has the same names and shapes in every round, and nothing personal in it. `uploads`: the method declares
+    everything that its clients send besides the model.
     `settings` are further keys of the experiment, `module` another model.
 
     >>> from fullrank.testing import check
@@ -94,12 +108,15 @@ def check(
     methods.refuse_undeclared(built)
     trial = Trial(built, module, settings or {})
     checks: dict[str, Callable[[Trial], str]] = {
+        "writes": _writes,
         "degenerate": _degenerate,
         "trace": _trace,
         "engines": _engines,
         "processes": _processes,
         "resume": _resume,
+        "checksums": _checksums,
         "exchange": _exchange,
+        "uploads": _uploads,
     }
     if unknown := [name for name in only if name not in checks]:
         raise ValueError(f'there is no check "{unknown[0]}"; there are {", ".join(checks)}')
@@ -151,6 +168,49 @@ class Trial:
 
 def _serial(parts: Assembly) -> Engine:
     return Serial(parts.site)
+
+
+def _writes(trial: Trial) -> str:
+    """No hook writes into a tensor that it receives, which a site finds by the tensors' versions."""
+    parts = trial.assembled()
+    found: list[str] = []
+
+    class Watching(Serial):
+        def run(self, jobs: Any) -> Any:
+            for job in jobs:
+                result = self.site.do(job)
+                if isinstance(result.error, WroteInPlace):
+                    found.append(str(result.error))
+                yield result
+
+    engine = Watching(parts.site)
+    try:
+        for _ in range(ROUNDS):
+            parts.server.play(engine)
+        parts.server.finished(engine)
+    except Refusal:
+        if not found:
+            raise
+    if found:
+        raise CheckFailed(found[0])
+    return "holds"
+
+
+def _uploads(trial: Trial) -> str:
+    """What is sent besides the model is declared."""
+    parts = trial.assembled()
+    engine = Recording(parts.site)
+    for _ in range(ROUNDS):
+        parts.server.play(engine)
+    parts.server.finished(engine)
+    declared = {f"{part.name}/{name}" for part in trial.method.parts for name in part.uploads}
+    if missing := sorted(what for what in engine.seen.keys() - declared if "/" in what):
+        part, name = missing[0].split("/", 1)
+        raise CheckFailed(
+            f'"{part}" sends {name}, which it does not declare; write uploads = {{"{name}": "what it is, in plain '
+            'words"}} in its class'
+        )
+    return "holds"
 
 
 def _degenerate(trial: Trial) -> str:
@@ -235,6 +295,25 @@ def _resumed(trial: Trial, experiment: Experiment, where: str) -> None:
                 f'"{trial.method.name}" stopped after a round and resumed does not end like a run that was never '
                 f"stopped{where}: {file} differs; something it needs is not in its state"
             )
+
+
+def _checksums(trial: Trial) -> str:
+    """A bit that flips in the last tensor of any file of a stopped run is noticed when the run continues."""
+    experiment = trial.experiment(trial.method)
+    short = Experiment(**merged(experiment.model_dump(), {"train": {"rounds": 1}}))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run"
+        execute(short, path, module=copy.deepcopy(trial.module), method=trial.method)
+        for file in sorted(path.glob("checkpoints/*.safetensors")):
+            whole = file.read_bytes()
+            file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+            try:
+                execute(experiment, path, module=copy.deepcopy(trial.module), method=trial.method)
+            except Refusal:
+                file.write_bytes(whole)
+            else:
+                raise CheckFailed(f'"{trial.method.name}" continued a run although {file.name} is damaged')
+    return "holds"
 
 
 def _saved(path: Path) -> dict[str, bytes]:

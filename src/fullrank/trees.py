@@ -5,7 +5,6 @@ A path joins the names of nested trees with "/": `scaffold/c/head.weight`.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Collection, ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from dataclasses import dataclass
@@ -32,6 +31,8 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Tensors:
     """
     flat: Tensors = {}
     for name, value in tree.items():
+        if not isinstance(name, str):
+            raise Refusal(f"the name {name!r} of an entry is not text")
         if "/" in name:
             raise Refusal(f'the name "{name}" holds a "/", which joins the names of nested trees; rename it')
         path = f"{prefix}{name}"
@@ -367,6 +368,11 @@ def moved(tree: Mapping[str, Any], device: torch.device) -> Tree:
     return pointwise(tree, lambda tensor: tensor.to(device))
 
 
+def versions(*trees: Mapping[str, Any]) -> int:
+    """How often the tensors of some trees were written in place: the number grows with every such write."""
+    return sum(tensor._version for tree in trees for tensor in vectors(tree))
+
+
 def elements(tree: Mapping[str, Any]) -> int:
     """How many numbers a tree holds."""
     return sum(tensor.numel() for tensor in vectors(tree))
@@ -407,45 +413,8 @@ def misfit(tree: Mapping[str, Any], like: Mapping[str, Any]) -> str | None:
     if surplus := sorted(got.keys() - want.keys()):
         return f"{surplus[0]} is not expected"
     for path, tensor in got.items():
-        if tensor.shape != want[path].shape:
+        if getattr(tensor, "shape", None) != want[path].shape:
+            if not hasattr(tensor, "shape"):
+                return f"{path} is a {type(tensor).__name__}, not a tensor"
             return f"{path} has shape {tuple(tensor.shape)} instead of {tuple(want[path].shape)}"
     return None
-
-
-def not_finite(tree: Mapping[str, Any], like: Mapping[str, Any] | None = None) -> str | None:
-    """The path of the first tensor with a NaN or an infinity that `like` has not in the same place, or None.
-
-    (An attention mask of −∞ is a constant of the model, not a failure.)
-    """
-    found = {"": tree.base} if isinstance(tree, Flat) else flatten(tree)
-    suspects = _suspects(found)
-    if suspects == [""]:
-        found = dict(tree)
-        suspects = list(found)
-    known = flatten(like) if like is not None and suspects else {}
-    for path in suspects:
-        tensor, before = found[path], known.get(path)
-        bad = ~torch.isfinite(tensor)
-        if bad.any() and (before is None or before.is_meta or not torch.equal(tensor[bad], before[bad])):
-            return path
-    return None
-
-
-def _suspects(found: Tensors) -> list[str]:
-    """Paths whose sum is not finite: all that hold a NaN or an infinity, and some whose sum overflows.
-
-    One look at the device for all, where one at each tensor would stop it hundreds of times.
-    """
-    alike: dict[Any, list[str]] = {}
-    for path, tensor in found.items():
-        if (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel():
-            alike.setdefault((tensor.device, tensor.dtype, tensor.layout), []).append(path)
-    suspects: set[str] = set()
-    for paths in alike.values():
-        some = [found[path].detach() for path in paths]
-        # On a GPU one kernel for all; on a CPU a plain sum is the fastest.
-        at_once = some[0].is_cuda and some[0].layout == torch.strided
-        sums = torch._foreach_norm(some, 1) if at_once else [tensor.sum() for tensor in some]
-        finite = torch.isfinite(torch.stack(sums))
-        suspects |= set(itertools.compress(paths, (~finite).tolist()))
-    return [path for path in found if path in suspects]

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..errors import RemoteError, kind_of
+from ..errors import RemoteError, kind_of, said_by
 from ..site import Result, Site
 from .wire import Wire, unpack
 
@@ -77,4 +77,4 @@ def _sendable(result: Result) -> Result:
 
 
 def _remote(error: BaseException) -> RemoteError:
-    return RemoteError(kind_of(error), str(error), "".join(traceback.format_exception(error)))
+    return RemoteError(kind_of(error), said_by(error), "".join(traceback.format_exception(error)))

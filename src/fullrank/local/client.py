@@ -7,13 +7,14 @@ import copy
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import Refusal, nearest
+from ..checking import checked
+from ..errors import Refusal, WroteInPlace, nearest
 from ..evaluate import at_once, batches
 from ..methods.compose import Composition
 from ..methods.method import Method
@@ -22,7 +23,8 @@ from ..models.net import Output
 from ..models.network import Network
 from ..objectives import class_prototypes
 from ..randomness import generator, seeded
-from ..trees import Flat, Tensors, Tree, clone, flats
+from ..tables import Train
+from ..trees import Flat, Tensors, Tree, clone, flats, versions
 from .batch import Batch
 from .home import Home
 from .loop import Eager, Fit, Report, Samples, StepperOf, train
@@ -247,6 +249,10 @@ class Client:
         for key in optimiser:
             if key not in known:
                 raise Refusal(f'client.fit has no setting "{key}"; {nearest(key, known)}')
+        for key, value in {**optimiser, "steps": steps or 0}.items():
+            if key in ("optimizer", "last_batch", "steps"):
+                field = Train.model_fields[key]
+                checked(Annotated[(field.annotation, field)], value, f"client.fit: {key}")
         if "lr" in optimiser:
             optimiser = {**optimiser, "moving": None}  # its own rate is no part of the schedule
         settings = dataclasses.replace(self._settings, **optimiser)
@@ -281,7 +287,11 @@ class Client:
             state = self._state_of(names, settings, {} if fresh else self._memory)
             step = self._step(Bound(network, state.trained), settings, side, stats, criterion, loss)
             context = self._context(self._flat_w0())
+            kept = (context.received, context.own, context.sent, context.w0, context.fixed, {"counts": context.counts})
+            writes = versions(*kept)
             report = train(Fit(step, state, context, self.samples, plan, network.dtype), self._stepper_of)
+            if versions(*kept) != writes:
+                raise WroteInPlace(self._composition.method.name)
         if not side:
             self._travel(names, report.steps, settings, fresh)
         return report

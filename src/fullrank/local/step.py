@@ -6,7 +6,7 @@ How the network is called and how a gradient is taken is a backend's business: `
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -18,12 +18,16 @@ from ..methods.compose import Composition
 from ..methods.method import Method
 from ..models.net import Output
 from ..models.network import Network
-from ..trees import Flat, Tensors, Tree, combine, flats, merged, norm, part_of, pointwise
+from ..trees import Flat, Tensors, Tree, combine, flats, merged, misfit, norm, part_of, pointwise
 from .batch import Batch
 from .optimiser import clipped, descend_
 from .settings import Settings
 
 Objective = Callable[[Tensors], tuple[Tensor, Any]]
+
+
+class BadGradient(Refusal):
+    """A gradient correction that returns something other than a gradient."""
 
 
 @dataclass(frozen=True)
@@ -227,8 +231,21 @@ class Step:
                         return self._corrected(state, context, x, y, there, corrections[:left])[0]
 
                 view = b.but(**context.of(part.name), grad_at=grad_at)
-                g = merged(g, part.grad(part_of(g, self.shared), view)) if part.drift else part.grad(g, view)
+                g = merged(g, self._by(part, part_of(g, self.shared), view)) if part.drift else self._by(part, g, view)
         return g, seen
+
+    def _by(self, part: Method, g: Tensors, b: Batch) -> Tensors:
+        """The gradient as one correction makes it; compared with the one before in the first step of a run only."""
+        new = part.grad(g, b)
+        if part.name not in self.composition.correct:
+            if not isinstance(new, Mapping):
+                raise BadGradient(
+                    f'"{part.name}".grad returned a {type(new).__name__}; it must return a tree of tensors'
+                )
+            if problem := misfit(new, g):  # another shape would be broadcast in silence
+                raise BadGradient(f'"{part.name}".grad returned a gradient that does not fit the model: {problem}')
+            self.composition.correct.add(part.name)
+        return new
 
     def _times(self, context: Context, at: Tensors, corrections: list[Method]) -> Flat | None:
         """By what the first correction multiplies the gradient, if it does nothing else and the trees are flat.

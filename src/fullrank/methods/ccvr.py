@@ -14,6 +14,7 @@ from ..errors import Conflict, Refusal
 from ..models.entries import select
 from ..trees import Tree
 from .method import Method, Positive
+from .prototypes import single_samples
 
 if TYPE_CHECKING:
     from ..local.client import Client
@@ -45,22 +46,26 @@ def draw(rng: np.random.Generator, samples: int, n: float, z: Array, zz: Array) 
 class CCVR(Method):
     """FedAvg, and after the last round a classifier trained anew on features drawn from the classes' distributions.
 
-    Once, all clients send per class n, Σz and Σzzᵀ under the final model (of classes with at least `min_count` samples:
-    n = 1 is that sample's own feature). With μ_c and Σ_c of all of them together, `samples` virtual features a class
-    come from N(μ_c, Σ_c + 1e-6·I), and the head alone is trained on them (SGD, momentum 0.9).
+    Once, all clients send per class n, Σz and Σzzᵀ under the final model. A client sends nothing of a class of which it
+    has fewer than `min_count` samples: with 0 or 1, the sum of a single sample is that sample's own feature. With μ_c
+    and Σ_c of all of them together, `samples` virtual features a class come from N(μ_c, Σ_c + 1e-6·I), and the head
+    alone is trained on them (SGD, momentum 0.9).
     """
 
     paper = "Luo et al., NeurIPS 2021"
-    sends = (
-        "weights, BatchNorm statistics, the number of samples; once, after the last round, for every "
-        "class that it has the number of samples, the sum of their features and of the features' "
-        "products"
-    )
+    uploads = {
+        "moments": "once, after the last round, for every class that it has, the number of samples, the sum of their "
+        "features and the sum of the features' products"
+    }
 
     samples: Annotated[int, Field(ge=1)] = 200
     epochs: Annotated[int, Field(ge=1)] = 10
     lr: Positive = 0.01
     min_count: Annotated[int, Field(ge=0)] = 0
+
+    def caution_of_data(self, counts: np.ndarray, clients: np.ndarray) -> str:
+        """Names clients that would send the feature of a single sample."""
+        return single_samples(self.name, counts, clients, self.min_count)
 
     def server_state(self, server: "Server") -> Tree:
         """Nothing; but it is said before the first round if there is no common classifier to train."""

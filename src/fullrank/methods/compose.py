@@ -66,6 +66,8 @@ class Composition:
     def __init__(self, method: Method):
         self.method = method
         self.parts = method.parts
+        self.correct: set[str] = set()
+        """The parts whose gradient corrections are known to return gradients."""
         if taken := [part.name for part in self.parts if part.name in RESERVED]:
             raise Refusal(
                 f'no method can be called "{taken[0]}": states and metrics hold other things under that name; '

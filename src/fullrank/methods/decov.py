@@ -13,7 +13,7 @@ from .method import Method, NotNegative
 class DeCov(Method):
     """Adds λ·½(‖Σ‖_F² − ‖diag Σ‖²) to each client's loss, Σ the covariance of the representation in the batch.
 
-    Unlike FedDecorr's term it grows with the size of the representation. Nothing but the weights leaves the site.
+    Unlike FedDecorr's term it grows with the size of the representation. A client sends what it sends in FedAvg.
     """
 
     paper = "Cogswell et al., ICLR 2016"

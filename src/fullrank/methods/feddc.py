@@ -25,10 +25,7 @@ class FedDC(FedDyn):
     """
 
     paper = "Gao et al., CVPR 2022"
-    sends = (
-        "weights, BatchNorm statistics, the number of samples, and the change of its mean gradient; its "
-        "weights are shifted by its drift"
-    )
+    uploads = {"change": "the change of its mean gradient, as large as the weights"}
     keeps = "its drift and its mean gradient, each as large as the weights"
     broadcast = ("g",)
     receives = "the mean of all clients' mean gradients, as large as the weights"

@@ -21,7 +21,7 @@ class FedDyn(Method):
     """A regulariser that follows each client's drift: the gradient g becomes g + α(h_k + w_k − w).
 
     h_k, kept at the site, adds up all its steps w_k − w; h, the mean of all clients' h_k, is added to the plain mean of
-    the participants: w ← mean w_k + h, whatever their sample counts. Nothing but the weights leaves the site.
+    the participants: w ← mean w_k + h, whatever their sample counts. A client sends what it sends in FedAvg.
     """
 
     paper = "Acar et al., ICLR 2021"

@@ -24,7 +24,7 @@ class FedExP(Method):
     """
 
     paper = "Jhunjhunwala et al., ICLR 2023"
-    sends = "weights, BatchNorm statistics, the number of samples, and the length of its update"
+    uploads = {"step": "the squared length of its update"}
 
     epsilon: Positive = 1e-3
 

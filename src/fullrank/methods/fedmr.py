@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
@@ -14,7 +15,7 @@ from ..local.batch import Batch
 from ..objectives import intra_class_decorrelation, prototype_margin, prototype_margin_literal, prototype_pull
 from ..trees import Tree
 from .method import NotNegative
-from .prototypes import WithPrototypes
+from .prototypes import FEATURE_SUMS, WithPrototypes
 
 if TYPE_CHECKING:
     from ..local.client import Client
@@ -26,18 +27,16 @@ class FedMR(WithPrototypes):
     """Adds μ1·L_intra + μ2·L_inter: features decorrelated inside each class, classes kept apart by global prototypes.
 
     L_intra is (Σ_c (N_c−1)²·mean_{i≠j} r_ij²) / Σ_c N_c with r the correlations inside class c of the batch (`scale`
-    "paper": Eq. 3). L_inter is the mean over classes, samples and other classes j of
-    max(‖z−g_y‖ − ‖z−g_j‖ + margin, 0), g the class prototypes of the round before, and 0 in the first. `reading`: other
-    classes only among the client's own (`local`), Eq. 4 as printed (`literal`), or ‖z−g_y‖ alone (`pull`). `lite` takes
-    the first so many samples of a batch for L_inter (0: all); `share` lets only a fixed share of the clients ever send
-    prototypes; `onehot` prototypes are unit vectors, and as with μ2 = 0 none are sent.
+    "paper": Eq. 3). L_inter is the mean over classes, samples and other classes j of max(‖z−g_y‖ − ‖z−g_j‖ + margin,
+    0), g the class prototypes of the round before, and 0 in the first. `reading`: other classes only among the client's
+    own (`local`), Eq. 4 as printed (`literal`), or ‖z−g_y‖ alone (`pull`). `lite` takes the first so many samples of a
+    batch for L_inter (0: all); `share` lets only a fixed share of the clients ever send prototypes; `onehot` prototypes
+    are unit vectors, and as with μ2 = 0 none are sent. A client sends nothing of a class of which it has fewer than
+    `min_count` samples: with 0 or 1, the sum of a single sample is that sample's own feature.
     """
 
     paper = "Fan et al., TMLR 2023"
-    sends = (
-        "weights, BatchNorm statistics, the number of samples, and (unless mu2 = 0 or prototypes are onehot) for every "
-        "class that it has the sum of its features and how many samples that is"
-    )
+    uploads = {"classes": f"unless mu2 = 0 or prototypes are onehot, {FEATURE_SUMS}"}
     neutral = {"mu1": 0.0, "mu2": 0.0}
 
     mu1: NotNegative = 0.01
@@ -53,6 +52,10 @@ class FedMR(WithPrototypes):
     def exchanges(self) -> bool:
         """Whether prototypes travel."""
         return self.mu2 > 0 and self.prototypes == "means"
+
+    def caution_of_data(self, counts: np.ndarray, clients: np.ndarray) -> str:
+        """Names clients that would send the feature of a single sample, where prototypes travel."""
+        return super().caution_of_data(counts, clients) if self.exchanges else ""
 
     def server_state(self, server: "Server") -> Tree:
         """No prototypes yet; none at all where they do not travel."""

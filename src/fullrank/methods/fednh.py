@@ -49,10 +49,10 @@ class FedNH(Method):
     """
 
     paper = "Dai et al., AAAI 2023"
-    sends = (
-        "weights, BatchNorm statistics, the number of samples, and for every class that it has the "
-        "direction of its mean feature, times how many samples that is, and that number"
-    )
+    uploads = {
+        "seen": "for every class that it has, the direction of its mean feature (of a single sample: of that sample's "
+        "own feature) times how many samples that is, and that number"
+    }
 
     smoothing: Annotated[float, Field(ge=0, le=1)] = 0.9
     scale: Positive = 1.0

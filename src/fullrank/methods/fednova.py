@@ -24,7 +24,7 @@ class FedNova(Method):
     """
 
     paper = "Wang et al., NeurIPS 2020"
-    sends = "weights, BatchNorm statistics, the number of samples, and how far its optimiser can have moved a weight"
+    uploads = {"travel": "how far its optimiser can have moved a weight, and the inverse of that"}
 
     def weight(self, client: "Client") -> float:
         """By samples per distance."""

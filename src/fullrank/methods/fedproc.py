@@ -24,15 +24,11 @@ class FedProc(WithPrototypes):
     The loss of round t is a·CE + (1−a)·ℓ with a = min(t/rounds, 1), and CE alone in round 0; ℓ is the cross-entropy of
     the cosines of z with the prototypes of all classes that have one, over samples whose own class has. A prototype is
     the mean of z over all samples of a class, under the clients' trained models; a class that nobody has keeps its last
-    one. Beside the weights, sums of z by class and class counts leave the site: of classes with at least `min_count`
-    samples, because the sum of a single sample is its own representation.
+    one. A client sends nothing of a class of which it has fewer than `min_count` samples: with 0 or 1, the sum of a
+    single sample is that sample's own feature.
     """
 
     paper = "Mu et al., 2021"
-    sends = (
-        "weights, BatchNorm statistics, the number of samples, and for every class that it has the sum "
-        "of its features and how many samples that is"
-    )
     broadcast = (*WithPrototypes.broadcast, "a")
     receives = f"{WithPrototypes.receives}, the share of cross-entropy in the round's loss"
     neutral = {"rounds": 0}

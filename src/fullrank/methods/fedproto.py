@@ -30,14 +30,14 @@ class NearestPrototype:
 class FedProto(NearestPrototype, WithPrototypes):
     """No weights travel, class prototypes do: each client adds λ·mean‖z − g_y‖²/d to its own loss.
 
-    After training a client sends the sum of z and the number of samples of each class (of those with at least
-    `min_count` samples: the mean of a single one is that sample's feature), and g = Σ sums / Σ counts goes to all. A
-    class that nobody sent keeps its prototype; as long as it has none it adds nothing. Clients predict by the nearest
-    prototype, or by their own `logits`; there is no global model.
+    After training a client sends the sum of z and the number of samples of each class, and g = Σ sums / Σ counts goes
+    to all. It sends nothing of a class of which it has fewer than `min_count` samples: with 0 or 1, the sum of a single
+    sample is that sample's own feature. A class that nobody sent keeps its prototype; as long as it has none it adds
+    nothing. Clients predict by the nearest prototype, or by their own `logits`; there is no global model.
     """
 
     paper = "Tan et al., AAAI 2022"
-    sends = "for every class that it has the sum of its features and how many samples that is; no weights"
+    sends = "no weights and no statistics"
     keeps = "its whole model"
     personal = ("all",)
 

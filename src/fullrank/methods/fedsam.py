@@ -12,7 +12,7 @@ class FedSAM(Method):
     """Clients descend along the gradient at w + ρ·g/‖g‖, where their loss is worst nearby, so as to find flat minima.
 
     The norm is over all trained entries, without weight decay. BatchNorm's statistics move in the first pass only.
-    Each step costs two. Nothing but the weights leaves the site.
+    Each step costs two. A client sends what it sends in FedAvg.
     """
 
     paper = "Qu et al., ICML 2022; Caldarola et al., ECCV 2022"

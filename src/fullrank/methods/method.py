@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
+import numpy as np
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
@@ -51,7 +52,10 @@ class Method:
     paper: ClassVar[str] = ""
     """Where it comes from."""
     sends: ClassVar[str] = "weights, BatchNorm statistics, the number of samples"
-    """What leaves a site, in plain words."""
+    """What leaves a site of the model itself, in plain words."""
+    uploads: ClassVar[Mapping[str, str]] = {}
+    """Whatever else it sends: the names that `after`, or a function that `server.ask` calls, returns, each with what it
+    is in plain words. `fullrank.testing.check` finds what is missing here."""
     keeps: ClassVar[str] = "nothing"
     """What a client keeps between rounds, in plain words."""
     personal: ClassVar[tuple[str, ...]] = ()
@@ -98,6 +102,13 @@ class Method:
 
     def caution(self, settings: Settings) -> str:
         """A sentence for the user if these settings take away what the method promises."""
+        return ""
+
+    def caution_of_data(self, counts: np.ndarray, clients: np.ndarray) -> str:
+        """A sentence for the user about these data: training samples by client and class (K, C), and the clients' ids.
+
+        It is asked for before the first round, with all clients that may take part.
+        """
         return ""
 
     # State

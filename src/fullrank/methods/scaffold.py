@@ -26,10 +26,7 @@ class Scaffold(Method):
     """
 
     paper = "Karimireddy et al., ICML 2020, option II"
-    sends = (
-        "weights, BatchNorm statistics, the number of samples, and the change of its control variate, as "
-        "large as the weights"
-    )
+    uploads = {"change": "the change of its control variate, as large as the weights"}
     keeps = "its control variate, as large as the weights"
     broadcast, drift = ("c",), True
     receives = "the mean control variate of all clients, as large as the weights"

@@ -15,7 +15,7 @@ from .method import Method, NotNegative
 class StructuredDeCov(Method):
     """As DeCov, but only dimensions of different groups must not covary: λ·½ Σ Σ_ij² over such pairs.
 
-    The groups are contiguous; one a dimension is DeCov. Nothing but the weights leaves the site.
+    The groups are contiguous; one a dimension is DeCov. A client sends what it sends in FedAvg.
     """
 
     name = "structured_decov"
