@@ -180,6 +180,8 @@ def _experiment(file: str | None, overrides: list[str] | None) -> Experiment:
 def main() -> None:
     """The entry point."""
     if "" not in sys.path:
-        sys.path.insert(0, "")  # a method, model or data set in the current directory can be named
+        # A method, model or data set in the current directory can be named. It comes last, so that no file of an
+        # unpacked folder takes the place of an installed package.
+        sys.path.append("")
     prepare_streams()
     answer(app)
