@@ -190,7 +190,11 @@ class Run:
                 return self._assembled()
             # Every entry comes from the run, so the file with which it started is not needed.
             experiment = self._opened(data=False).but(model__start="")
-            self._bare = self._restored(assemble(experiment, federation=without_data(facts)))
+            try:
+                federation = without_data(facts)
+            except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
+                raise Refusal(f'"{self.path / "partition.json"}" is damaged ({error})') from None
+            self._bare = self._restored(assemble(experiment, federation=federation))
         found = self._assembly or self._bare
         assert found is not None
         return found
