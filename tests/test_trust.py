@@ -5,9 +5,11 @@ import shutil
 import sys
 
 import pytest
+import tomli_w
 
 import fullrank
 from commands import fullrank as command
+from fullrank.config import tomllib
 from fullrank.errors import Refusal
 from fullrank.files import read_json, write_json
 
@@ -88,6 +90,44 @@ def test_commands_import_nothing_that_only_the_directory_names(arguments, hostil
     assert not (tmp_path / "out").exists()
     assert command(*arguments, "--trust", capsys=capsys)[0] == 0
     assert ran(tmp_path)
+
+
+ROUNDABOUT = {
+    "a file's ending": {"model": {"name": "folder.payload:net.npz"}},
+    "given model": {"model": {"name": "given:net"}},
+    "given method": {"method": {"name": "given:Hostile"}},
+    "given and more": {"method": {"name": "given:x+folder.payload:Hostile"}},
+    "a loader as a model": {"model": {"name": "fullrank.data.load:load_dataset", "source": "folder.payload:data"}},
+    "a loader as a method": {"method": {"name": "fullrank.naming:import_object"}},
+}
+
+
+@pytest.mark.parametrize("case", ROUNDABOUT)
+def test_no_roundabout_name_imports_what_only_a_file_names(case, honest, tmp_path, monkeypatch):
+    shutil.copytree(honest.path, tmp_path / "folder" / "run")
+    done = fullrank.export(honest, tmp_path / "out")
+    for name in ("folder/payload.py", "given.py"):
+        (tmp_path / name).write_text(PAYLOAD)
+    values = tomllib.loads((tmp_path / "folder" / "run" / "experiment.toml").read_text())
+    facts = json.loads((done.path / "model.json").read_text())
+    for key, table in ROUNDABOUT[case].items():
+        values[key] = table
+        facts[key].update(name=table["name"])
+        facts["model"]["options"] = {k: v for k, v in table.items() if k != "name"}
+    (tmp_path / "folder" / "run" / "experiment.toml").write_text(tomli_w.dumps(values))
+    (done.path / "model.json").write_text(json.dumps(facts))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    for way in (
+        lambda: fullrank.load_export(done.path),
+        lambda: fullrank.load_run("folder/run").model(),
+        lambda: fullrank.load_run("folder/run").client_model(0),
+        lambda: fullrank.run(fullrank.load_run("folder/run").experiment, "again"),
+    ):
+        with pytest.raises(Refusal):
+            way()
+    assert not ran(tmp_path)
+    assert not (tmp_path / "RAN").exists()
 
 
 READERS = {

@@ -123,11 +123,7 @@ class Experiment(Table):
     def import_paths(self) -> dict[str, str]:
         """The names of data, model and method, by key, that lead to code outside the library."""
         named = {"data.name": self.data.name, "model.name": self.model.name, "method.name": self.method.name}
-        return {
-            key: name
-            for key, name in named.items()
-            if not name.startswith(f"{GIVEN}:") and any(map(is_foreign, name.split("+")))
-        }
+        return {key: name for key, name in named.items() if is_foreign(key, name)}
 
     def flat(self) -> dict[str, Any]:
         """Every key that matters to this run, dotted; tables of methods that the name does not mention left out."""

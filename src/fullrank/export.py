@@ -132,8 +132,7 @@ def load_export(path: str | Path, *, trust: bool = False) -> nn.Module:
     path = Path(path)
     facts = read_json(path / DESCRIPTION)
     if not trust:
-        named = {"model.name": facts["model"]["name"], "method.name": facts["method"]["name"]}
-        refuse_untrusted(path / DESCRIPTION, {key: name for key, name in named.items() if not _is_given(name)})
+        refuse_untrusted(path / DESCRIPTION, {f"{key}.name": facts[key]["name"] for key in ("model", "method")})
     file = path / FORMATS["safetensors"].file
     if file.name not in facts["files"]:
         raise Refusal(f'"{path}" holds {", ".join(facts["files"])}; export it in the format "safetensors" too')

@@ -67,7 +67,7 @@ def _install_hook() -> None:
 def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "open" and getattr(_thread, "noting", False):
         path, mode, flags = arguments
-        reading = "r" in mode and "+" not in mode if isinstance(mode, str) else flags & os.O_ACCMODE == os.O_RDONLY
+        reading = "r" in mode and "+" not in mode if mode else not flags & (os.O_WRONLY | os.O_RDWR)
         if reading and isinstance(path, (str, bytes, os.PathLike)):
             _note(path)
 

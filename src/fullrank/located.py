@@ -62,7 +62,7 @@ def _model(experiment: Experiment, start: Path) -> dict[str, Any]:
     }
     scales = table.options.get("scales")
     gone = isinstance(scales, str) and bool(Path(scales).suffix) and "scales" not in changes
-    if gone and not is_foreign(table.name):
+    if gone and not is_foreign("model.name", table.name):
         changes["scales"] = None  # the library's networks have their scales among the entries that a run saves
     return changes
 

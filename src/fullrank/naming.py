@@ -11,23 +11,36 @@ from typing import Any
 
 from .errors import CallFailed, ClientFailed, Refusal, nearest, said_by
 from .filesread import noting_files
+from .tables import GIVEN
 
-LIBRARY = tuple(f"{__package__}.{part}." for part in ("data", "methods", "models"))
+LIBRARY = {
+    f"{kind}.name": f"{__package__}.{part}."
+    for kind, part in zip(("data", "model", "method"), ("data", "models", "methods"), strict=True)
+}
+"""The package in which the library's own objects of a key are."""
 
 
-def is_foreign(name: str) -> bool:
-    """Whether a name is an import path of code outside the library.
+def is_foreign(key: str, name: str) -> bool:
+    """Whether the name that a key has, or one of those joined by "+", is an import path of code outside the library.
 
-    >>> is_foreign("mine:network"), is_foreign("fullrank.models.repvgg:repvgg"), is_foreign("cnn")
-    (True, False, False)
+    >>> is_foreign("model.name", "mine:network"), is_foreign("model.name", "fullrank.models.repvgg:repvgg")
+    (True, False)
+    >>> is_foreign("method.name", "fedprox+mine:Method"), is_foreign("method.name", "fedprox")
+    (True, False)
     """
+    return any(_is_foreign(key, piece.strip()) for piece in name.split("+"))
+
+
+def _is_foreign(key: str, name: str) -> bool:
     module, colon, _ = name.partition(":")
-    return bool(colon) and not name.endswith(".npz") and not f"{module}.".startswith(LIBRARY)
+    if not colon or module == GIVEN or (key == "data.name" and name.endswith(".npz")):
+        return False
+    return not f"{module}.".startswith(LIBRARY[key])
 
 
 def refuse_untrusted(source: object, names: Mapping[str, str]) -> None:
     """Reject import paths, by key, that a file names and the user does not: importing them runs somebody's code."""
-    foreign = [f'{key} = "{name}"' for key, name in names.items() if any(map(is_foreign, name.split("+")))]
+    foreign = [f'{key} = "{name}"' for key, name in names.items() if is_foreign(key, name)]
     if foreign:
         raise Refusal(
             f'"{source}" names code that is not part of fullrank ({", ".join(foreign)}), which would be imported and '
@@ -40,6 +53,8 @@ def import_object(name: str, where: str, kind: str) -> Any:
     module_name, _, attribute = name.partition(":")
     if not module_name or module_name.startswith(".") or not attribute:
         raise Refusal(f'{where} = "{name}" is not of the form "package.module:{kind}"')
+    if module_name == GIVEN:
+        raise Refusal(f'{where} = "{name}" stands for what a program gave to fullrank.fit, which cannot be imported')
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

@@ -190,7 +190,11 @@ class Run:
                 return self._assembled()
             # Every entry comes from the run, so the file with which it started is not needed.
             experiment = self._opened(data=False).but(model__start="")
-            self._bare = assemble(experiment, federation=without_data(facts))
+            try:
+                federation = without_data(facts)
+            except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
+                raise Refusal(f'"{self.path / "partition.json"}" is damaged ({error})') from None
+            self._bare = assemble(experiment, federation=federation)
             # A result has every entry of the global model, so that a damaged checkpoint does no harm to it.
             self._stripped = not RunDirectory(self.path).last_round()
             if not RunDirectory(self.path).result_round():
