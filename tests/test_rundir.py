@@ -842,9 +842,9 @@ def test_the_first_failure_stops_a_run_with_the_clients_own_exception(tmp_path):
     ("how", "sentence"),
     [
         ("nan", "in its w, head.weight is not finite"),
-        ("shape", "in its failing/extra, t has shape (3,) instead of (2,) (as the first client of the round sent it)"),
-        ("type", "its failing/extra is a Mean, other clients' a Sum"),
-        ("missing", "its uploads differ from the other clients' in failing/extra"),
+        ("shape", "in its failing/extra, t has shape (3,) instead of (2,)"),
+        ("type", "its failing/extra is a Mean, the method sends a Sum"),
+        ("missing", "its uploads differ from what the method sends in failing/extra"),
         ("weight", "the weight of its w is inf"),
     ],
 )
