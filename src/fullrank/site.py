@@ -86,8 +86,8 @@ class Work:
     """What the client keeps."""
     received: dict[str, float]
     """How the model that it received was judged on its hold-out, if it was."""
-    writes: int
-    """How often what the client received had been written in place when the job was begun."""
+    writes: int | None
+    """How often what the client received had been written in place when the job was begun; None: `do` watches it."""
 
 
 class Site:
@@ -159,7 +159,7 @@ class Site:
 
     def begin(self, job: Job, aside: bool = False) -> Work:
         """A job to train up to its fits; with `aside` the client's entries stay out of the network until needed."""
-        writes = _writes(job)
+        writes = _writes(job) if aside else None
         client, state = self._client(job, aside)
         work = Work(job, client, state, self._judged(client) if job.judge else {}, writes)
         if aside:
@@ -181,7 +181,7 @@ class Site:
             client.keep_optimiser()
         if self.entries.personal:
             state["model"] = clone(client.home.some(self.entries.personal))
-        if _writes(work.job) != work.writes:  # an engine that groups clients comes here without `do`
+        if work.writes not in (None, _writes(work.job)):  # an engine that groups clients comes here without `do`
             raise WroteInPlace(self.composition.method.name)
         return result
 
