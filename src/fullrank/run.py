@@ -67,7 +67,7 @@ def execute(
     **parts: Any,
 ) -> Run:
     """Run what is described and given; without a path nothing is written."""
-    directory = RunDirectory(path) if path is not None else None
+    directory = RunDirectory(_nameable(path)) if path is not None else None
     experiment = experiment.resolved()
     find_device(experiment.engine)  # first, because no directory can go on with one that is not there
     if directory is not None:
@@ -94,6 +94,15 @@ def execute(
     finally:
         if directory is not None:
             directory.close()
+
+
+def _nameable(path: Path) -> Path:
+    """A directory whose files can be read again: safetensors takes no name that is not UTF-8."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise Refusal(f'the name of the run directory "{path}" is not UTF-8; choose another --out') from None
+    return path
 
 
 def decided(assembly: Assembly) -> dict[str, str]:

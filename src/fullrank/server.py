@@ -230,7 +230,7 @@ class Server:
             reasons = "; ".join(f"client {k}: {why}" for k, why in list(played.skipped.items())[:3])
             more = f"; and {len(played.skipped) - 3} more" if len(played.skipped) > 3 else ""
             reasons = reasons + more or (
-                "no batch of theirs can be trained on; take a smaller train.batch_size, or train.last_batch = keep"
+                "none of them made a step; take a smaller train.batch_size, or train.last_batch = keep"
             )
             raise Refusal(f"round {self.round + 1}: no client sent anything ({reasons}){self._model_at_fault()}")
         played.cautions = [*self._unknown_form(), *_suspicious(reduction, played)]

@@ -45,6 +45,7 @@ class Network:
         """The parameters as views of one vector, once `flatten_` has laid them out so."""
         self._neck_hook: _Neck | None = None
         self._settled = False
+        self._tied: tuple[tuple[str, str], ...] = ()
         self._walked: Structure | None = None
         self._functional = _Functional(self)
 
@@ -76,6 +77,7 @@ class Network:
     def settle(self) -> None:
         """From now on the module has the entries and layers that it has: they are looked up once, not each time."""
         self._walked = Structure.of(self.module)
+        self._tied = self._find_tied()
         self._settled = True
 
     @property
@@ -286,26 +288,26 @@ class Network:
     def at(self, tensors: Mapping[str, Tensor], x: Tensor) -> Output:
         """Forward in the module's current mode with the given tensors in place of its own (`functional_call`)."""
         renamed = {f"module.{name}": tensor for name, tensor in tensors.items()}
-        for name, others in self.fact("tied", self._tied).items():
+        for name, other in self._tied if self._settled else self._find_tied():
             if name in tensors:
-                renamed |= {f"module.{other}": tensors[name] for other in others}
+                renamed[f"module.{other}"] = tensors[name]
         dtype = self.dtype  # of the model's own entries: those given may be in the shorter one already
         # Not torch's own tying, which leaves the given tensors behind in a layer that has two names.
         out: Output = torch.func.functional_call(self._functional, renamed, (x,), tie_weights=False)
         return out if self.half is None else _in_dtype(out, dtype)
 
-    def _tied(self) -> dict[str, list[str]]:
-        """Further names of entries that several layers hold; a layer with two names holds its entries once."""
+    def _find_tied(self) -> tuple[tuple[str, str], ...]:
+        """Entries that several layers hold, with a further name each; a layer with two names holds its entries once."""
         first: dict[int, str] = {}
         seen: set[tuple[int, str]] = set()
-        tied: dict[str, list[str]] = {}
+        tied: list[tuple[str, str]] = []
         for kind in ("parameters", "buffers"):
             for name, tensor in getattr(self.module, f"named_{kind}")(remove_duplicate=False):
                 place = id(self.owner(name)), name.rpartition(".")[2]
                 if place not in seen and first.setdefault(id(tensor), name) != name:
-                    tied.setdefault(first[id(tensor)], []).append(name)
+                    tied.append((first[id(tensor)], name))
                 seen.add(place)
-        return tied
+        return tuple(tied)
 
     def set_mode(self, train: bool, stats: str = "move") -> None:
         """Train or eval mode; `stats="freeze"` leaves norm layers in eval mode."""
