@@ -109,13 +109,13 @@ def test_no_roundabout_name_imports_what_only_a_file_names(case, honest, tmp_pat
     for name in ("folder/payload.py", "given.py"):
         (tmp_path / name).write_text(PAYLOAD)
     values = tomllib.loads((tmp_path / "folder" / "run" / "experiment.toml").read_text())
-    facts = json.loads((done.path / "model.json").read_text())
+    facts = read_json(done.path / "model.json")
     for key, table in ROUNDABOUT[case].items():
         values[key] = table
         facts[key].update(name=table["name"])
         facts["model"]["options"] = {k: v for k, v in table.items() if k != "name"}
     (tmp_path / "folder" / "run" / "experiment.toml").write_text(tomli_w.dumps(values))
-    (done.path / "model.json").write_text(json.dumps(facts))
+    write_json(done.path / "model.json", facts)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
     for way in (
