@@ -561,6 +561,8 @@ def _other_kind(new: Tensors, known: Tensors) -> str | None:
 
 def _suspicious(reduction: Reduction, played: Played) -> list[str]:
     """A warning that names clients whose weights are far larger than the model that was sent and than the others'."""
+    if not reduction.sizes:
+        return []
     senders = [result.client for result in played.results if result.client not in played.idle]
     median = float(np.median(reduction.sizes))
     limit = SUSPICIOUS * max(reduction.model_size, median)
