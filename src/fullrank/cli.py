@@ -18,6 +18,7 @@ from . import (
     exportcli,
     figurecli,
     inspectcli,
+    interrupt,
     keyscli,
     methods,
     methodscli,
@@ -181,4 +182,5 @@ def main() -> None:
     """The entry point."""
     if "" not in sys.path:
         sys.path.insert(0, "")  # a method, model or data set in the current directory can be named
-    answer(app)
+    with interrupt.own_process():
+        answer(app)

@@ -78,6 +78,10 @@ class Interrupted(KeyboardInterrupt):
     """SIGTERM or Ctrl-C was received and everything worth keeping has been saved."""
 
 
+class StoppedNow(Interrupted):
+    """A second SIGTERM or Ctrl-C was received: the run ended at once, with what had been saved before."""
+
+
 @contextmanager
 def writing(target: Path, kind: str = "", instead: str = "") -> Iterator[None]:
     """What the system says against writing a file or a folder, as one sentence."""

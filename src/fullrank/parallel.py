@@ -130,7 +130,7 @@ def _in_children(tasks: Sequence[Task], jobs: int, onlooker: Onlooker) -> None:
 
 
 def _stop(children: Sequence[_Child]) -> None:
-    """Let the children save what they have and end; a second Ctrl-C ends them at once."""
+    """Let the children save what they have and end; a second signal ends them at once."""
     try:
         for child in children:
             child.process.terminate()
@@ -158,6 +158,7 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=self.errors,
             env=_surroundings(),
+            start_new_session=True,  # Ctrl-C is for this process to pass on, or children would get it twice
             text=True,
             errors="replace",
         )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from .config import Experiment, Recorded, merged, same
 from .display import Plain, Silent, Together, Unwatched, Watcher
 from .engine import Engine, choose, open_engine
 from .engine.vectorised import suits
-from .errors import CallFailed, ClientFailed, Interrupted, Refusal, RunFailed, WriteFailed, naming_file
+from .errors import CallFailed, ClientFailed, Interrupted, Refusal, RunFailed, StoppedNow, WriteFailed, naming_file
 from .models.net import Net
 from .probe import Prober
 from .result import Run, load_run, threads
@@ -72,7 +74,7 @@ def execute(
             if not resume:
                 raise Refusal(f'"{path}" holds a run already; resume it, or choose another directory')
             experiment, changes = agreed(experiment, directory, change_engine)
-        with interrupt.guard(), threads(experiment.engine.threads):
+        with interrupt.guard(), _in_words(directory, experiment.train.rounds), threads(experiment.engine.threads):
             assembly = assemble(experiment, **parts)
             assembly.experiment = _with_engine(experiment, **decided(assembly))
             return _play(assembly, directory, Together(_log(directory), watcher or Unwatched()), changes)
@@ -148,19 +150,34 @@ def _play(assembly: Assembly, directory: RunDirectory | None, watcher: Watcher, 
             _one_round(assembly, engine, directory, rows, watcher, prober)
         return _end(assembly, engine, directory, rows, watcher, prober.found)
     except (Interrupted, ClientFailed) as stop:
-        if directory is not None and directory.last_round() < server.round:
+        # After a second signal nothing is saved any more: it may have come in the middle of a change of the state.
+        if not isinstance(stop, StoppedNow) and directory is not None and directory.last_round() < server.round:
             directory.save(server, experiment.run.keep)
-        if isinstance(stop, Interrupted):
-            raise Interrupted(_how_to_go_on(server.round, experiment.train.rounds, path)) from None
         raise
     finally:
         engine.close()
 
 
-def _how_to_go_on(done: int, rounds: int, path: Path | None) -> str:
-    if path is None:
-        return f"stopped after round {done} of {rounds}; nothing is on disk, because no directory was given"
-    return f"stopped; {_what_is_saved(done, rounds, path)}"
+@contextlib.contextmanager
+def _in_words(directory: RunDirectory | None, rounds: int) -> Iterator[None]:
+    """A signal, and `sys.exit` or KeyboardInterrupt of the user's own code outside a client, as one sentence."""
+
+    def saved() -> str:
+        if directory is None:
+            return "nothing is on disk, because no directory was given"
+        return _what_is_saved(directory.last_round(), rounds, directory.path)
+
+    try:
+        yield
+    except Interrupted as stop:
+        how = "stopped at once" if isinstance(stop, StoppedNow) else "stopped"
+        raise type(stop)(f"{how}; {saved()}") from None
+    except (SystemExit, KeyboardInterrupt) as error:
+        if not interrupt.raised_by_code(error):
+            raise
+        what = "sys.exit" if isinstance(error, SystemExit) else "KeyboardInterrupt"
+        text = "".join(traceback.format_exception(error))
+        raise RunFailed(f"the code of the model, the method or the data raised {what}; {saved()}", text) from error
 
 
 def _what_is_saved(done: int, rounds: int, path: Path) -> str:
