@@ -18,7 +18,7 @@ import fullrank
 from commands import fullrank as run_command
 from fullrank import compare_runs, comparecli, comparison
 from fullrank.config import Experiment
-from fullrank.errors import Interrupted, Refusal, RunFailed
+from fullrank.errors import Interrupted, Refusal
 from fullrank.evaluate import over_clients
 from fullrank.parallel import Onlooker, Task, pass_on
 from fullrank.rundir import RunDirectory, write_json
@@ -426,17 +426,6 @@ def _own_methods(tmp_path):
         "        if self.really: raise RuntimeError('out of luck')\n"
         "        return 0 * b.logits.sum()\n"
     )
-
-
-@pytest.mark.usefixtures("_own_methods")
-def test_a_run_that_fails_stops_the_others_and_is_named_with_its_traceback(tmp_path):
-    experiment = {**QUICK, "train.rounds": 100_000}
-    with pytest.raises(RunFailed, match=r"ownmethods:Fails seed 0: client \d: RuntimeError: out of luck") as caught:
-        fullrank.compare(experiment, ["fedavg", "ownmethods:Fails"], [0], "out", jobs=2)
-    assert "ownmethods.py" in caught.value.traceback
-    other = RunDirectory(tmp_path / "out" / "fedavg-seed0")
-    other.open()  # nobody runs in it any more
-    other.close()
 
 
 @pytest.mark.usefixtures("_own_methods")

@@ -69,6 +69,17 @@ class RemoteError(Exception):
         return self.message
 
 
+def in_words(error: BaseException) -> tuple[str, str]:
+    """Why a run failed, in one sentence, and the traceback that tells more, if there is one."""
+    if isinstance(error, ClientFailed):
+        return f"{error}; nothing of this round was kept", error.traceback()
+    if isinstance(error, RunFailed):
+        return str(error), error.traceback
+    if isinstance(error, (Refusal, WriteFailed, KeyboardInterrupt)):
+        return str(error), ""
+    return f"{kind_of(error)}: {error}", "".join(traceback.format_exception(error))
+
+
 def kind_of(error: BaseException) -> str:
     """What an exception is called, wherever it was raised."""
     return error.kind if isinstance(error, RemoteError) else type(error).__name__

@@ -16,7 +16,17 @@ from .config import Experiment, Recorded, merged, same
 from .display import Plain, Silent, Together, Unwatched, Watcher
 from .engine import Engine, choose, open_engine
 from .engine.vectorised import suits
-from .errors import CallFailed, ClientFailed, Interrupted, Refusal, RunFailed, StoppedNow, WriteFailed, naming_file
+from .errors import (
+    CallFailed,
+    ClientFailed,
+    Interrupted,
+    Refusal,
+    RunFailed,
+    StoppedNow,
+    WriteFailed,
+    in_words,
+    naming_file,
+)
 from .models.net import Net
 from .probe import Prober
 from .result import Run, load_run, threads
@@ -146,9 +156,10 @@ def _play(assembly: Assembly, directory: RunDirectory | None, watcher: Watcher, 
         watcher.started(experiment, server.round, len(server.sample(server.round)), path)
         for text in assembly.cautions():
             watcher.cautioned(text)
-        while server.round < experiment.train.rounds:
-            _one_round(assembly, engine, directory, rows, watcher, prober)
-        return _end(assembly, engine, directory, rows, watcher, prober.found)
+        with _reason_in_log(directory):
+            while server.round < experiment.train.rounds:
+                _one_round(assembly, engine, directory, rows, watcher, prober)
+            return _end(assembly, engine, directory, rows, watcher, prober.found)
     except (Interrupted, ClientFailed) as stop:
         # After a second signal nothing is saved any more: it may have come in the middle of a change of the state.
         if not isinstance(stop, StoppedNow) and directory is not None and directory.last_round() < server.round:
@@ -156,6 +167,19 @@ def _play(assembly: Assembly, directory: RunDirectory | None, watcher: Watcher, 
         raise
     finally:
         engine.close()
+
+
+@contextlib.contextmanager
+def _reason_in_log(directory: RunDirectory | None) -> Iterator[None]:
+    """Why a run that had begun ends before its last round, in its log."""
+    try:
+        yield
+    except BaseException as error:
+        if directory is not None:
+            sentence, details = in_words(error)
+            with contextlib.suppress(OSError):  # as on a full disk, of which the error itself tells
+                _Log(directory.path / "log.txt").say(f"{details}stopped: {sentence or 'by a signal'}")
+        raise
 
 
 @contextlib.contextmanager
@@ -348,6 +372,10 @@ class _Log(Plain):
 
     def __init__(self, path: Path):
         self.path = path
+
+    def say(self, text: str) -> None:
+        """Add a line."""
+        self._say(text)
 
     def _say(self, text: str) -> None:
         with naming_file(self.path), self.path.open("a") as file:
