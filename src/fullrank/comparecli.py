@@ -17,12 +17,10 @@ from rich.table import Table
 from .cliparts import AsJson, Overrides, experiment_values, fail
 from .compare import compare
 from .comparison import Comparison, Row, compare_runs
-from .display import Pace, amiss, averaged, clock, counted, scores, setting
+from .display import PAUSE, Pace, amiss, averaged, clock, counted, scores, setting
 from .errors import Interrupted, Refusal
 from .parallel import Onlooker, Task
 
-PAUSE = 10.0
-"""Seconds between two lines about the rounds of one run, where there is no live display."""
 WIDE = 10_000
 
 
@@ -166,6 +164,12 @@ class PlainBoard(Onlooker):
             self.spoken[task.name] = time.monotonic()
             self._say(f"{task.name}: round {row['round']}/{task.rounds}{scores(row)}")
 
+    def phase(self, task: Task, name: str, done: int, clients: int) -> None:
+        """Say how far the clients are, unless something was said just before."""
+        if time.monotonic() - self.spoken[task.name] > PAUSE:
+            self.spoken[task.name] = time.monotonic()
+            self._say(f"{task.name}: {name}: {done}/{clients}")
+
     def said(self, task: Task, text: str) -> None:
         """Pass on what a run's own code printed."""
         self._say(f"{task.name}: {text}")
@@ -219,6 +223,10 @@ class LiveBoard(Onlooker):
         self.progress.update(self.all, **self._state())
         for warning in (*row.get("cautions", []), *amiss(row)):
             self._print(f"{task.name}: {warning}", style="yellow")
+
+    def phase(self, task: Task, name: str, done: int, clients: int) -> None:
+        """Show how far the clients are beside the run's bar."""
+        self.progress.update(self.bars[task.name], state=f"{name} {done}/{clients}")
 
     def said(self, task: Task, text: str) -> None:
         """Pass on what a run's own code printed."""

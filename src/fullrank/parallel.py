@@ -24,6 +24,7 @@ from .errors import Refusal, in_words, writing
 from .result import Run
 from .run import run
 from .rundir import RunDirectory, write_atomically
+from .site import Result
 
 POLL = 0.2
 """Seconds after which a signal is obeyed at the latest while children are at work."""
@@ -59,6 +60,9 @@ class Onlooker:
 
     def round_done(self, task: Task, row: Mapping[str, Any]) -> None:
         """A run's round is over; this is its row of the metrics."""
+
+    def phase(self, task: Task, name: str, done: int, clients: int) -> None:
+        """So many of the clients have done what follows the last round of a run."""
 
     def said(self, task: Task, text: str) -> None:
         """A run's own code has printed a line."""
@@ -117,6 +121,15 @@ class _Passing(Silent):
 
     def round_done(self, row: Mapping[str, Any]) -> None:
         self.onlooker.round_done(self.task, row)
+
+    def phase(self, name: str, done: int, clients: int) -> None:
+        super().phase(name, done, clients)
+        self.onlooker.phase(self.task, name, done, clients)
+
+    def client_done(self, result: Result) -> None:
+        super().client_done(result)
+        if self.phase_name:
+            self.onlooker.phase(self.task, self.phase_name, self.clients_done, self.clients)
 
     def ended(self, run: Run) -> None:
         self.onlooker.ended(self.task, run.summary())
@@ -227,6 +240,8 @@ def pass_on(task: Task, line: str, onlooker: Onlooker) -> None:
         return
     if kind == "round":
         onlooker.round_done(task, event)
+    elif kind == "phase":
+        onlooker.phase(task, event["phase"], event["done"], event["clients"])
     elif kind == "end":
         onlooker.ended(task, event["summary"])
 

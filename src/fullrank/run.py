@@ -7,6 +7,7 @@ import dataclasses
 import time
 import traceback
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from . import interrupt
 from .assemble import Assembly, assemble, find_device
 from .config import Experiment, Recorded, merged, same
 from .display import Plain, Silent, Together, Unwatched, Watcher
+from .ending import Ending
 from .engine import Engine, choose, open_engine
 from .engine.vectorised import suits
 from .errors import (
@@ -31,7 +33,7 @@ from .models.net import Net
 from .probe import Prober
 from .result import Run, load_run, threads
 from .rundir import RunDirectory, environment, read_json, save_tensors, writable, write_atomically, write_json
-from .server import Played
+from .server import Played, Progress, Server
 from .summary import over_stages
 from .trees import clone
 
@@ -277,26 +279,29 @@ def _end(
     watcher: Watcher,
     probes: list[dict[str, Any]],
 ) -> Run:
-    """Let the methods finish, judge what they made of the model, and write the result."""
+    """Let the methods finish, evaluate what they made of the model, and write the result."""
     ending: dict[str, Any] = {}
     experiment, server = assembly.experiment, assembly.server
+    path = directory.path if directory is not None else None
+    done = Ending(path, server.round)
     model = server.model
     if experiment.train.rounds % experiment.evaluate.every:
         # Not in the last row: a run that goes on from here is to have the rows of one that never ended here.
         ending["last"] = assembly.judge(model)
-    skipped: dict[int, str] = {}
+    skipped: dict[str, str] = {}
     if assembly.composition.defined("finish"):
-        server, traffic, skipped = server.finished(engine)
-        model = server.model
-        ending |= {**assembly.judge(model), **dataclasses.asdict(traffic)}
+        server, facts = _finished(assembly, engine, watcher, done)
+        model, skipped = server.model, facts["skipped"]
+        ending |= facts["measured"]
     absent: dict[str, str] = {}
     if not assembly.federation.has_holdouts:
         absent["personal"] = "clients have no hold-out (data.holdout = 0)"
     elif experiment.evaluate.personal == "never":
         absent["personal"] = 'it was not asked for (evaluate.personal = "never")'
     else:
-        judged, evaluation, failed = server.judge_clients(engine)
-        skipped |= failed
+        progress = Progress(partial(watcher.phase, "clients' own models"), watcher.client_done)
+        judged, evaluation, failed = server.judge_clients(engine, done.clients, done.add, progress)
+        skipped = {**skipped, **{str(client): reason for client, reason in failed.items()}}
         new = set(assembly.federation.unseen.tolist())
         ending |= {
             "personal": over_stages({k: found for k, found in judged.items() if k not in new}),
@@ -310,16 +315,30 @@ def _end(
         absent["accuracy"] = "no test set was given"
     ending["absent"] = absent
     if skipped:
-        ending["skipped"] = {str(client): reason for client, reason in skipped.items()}
-    ending = writable(ending)
-    path = directory.path if directory is not None else None
+        ending["skipped"] = skipped
+    ending = writable({**ending, "seconds": done.seconds})
     result = Run(assembly.experiment, rows, path, assembly, clone(model), ending, probes)
     if directory is not None:
         own = set(assembly.entries.personal)
         save_tensors(directory.path / "model.safetensors", {n: t for n, t in model.items() if n not in own})
         write_json(directory.path / "summary.json", {**result.summary(), "ending": ending})
+        done.discard()
     watcher.ended(result)
     return result
+
+
+def _finished(assembly: Assembly, engine: Engine, watcher: Watcher, done: Ending) -> tuple[Server, dict[str, Any]]:
+    """The server after the methods' `finish`, and what is known of that: from an earlier process, or now."""
+    if (known := done.finish(assembly.server, assembly.device)) is not None:
+        return known
+    progress = Progress(partial(watcher.phase, "the method's finish"), watcher.client_done)
+    server, traffic, skipped = assembly.server.finished(engine, progress)
+    facts = {
+        "measured": {**assembly.judge(server.model), **dataclasses.asdict(traffic)},
+        "skipped": {str(client): reason for client, reason in skipped.items()},
+    }
+    done.keep_finish(server, facts)
+    return server, facts
 
 
 def _row(played: Played, scores: Mapping[str, float], training: float, seconds: float) -> dict[str, Any]:
