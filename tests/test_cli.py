@@ -342,6 +342,8 @@ def test_a_signal_saves_and_says_how_to_go_on(number, capsys, tmp_path):
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
+    notice, err = err.splitlines()
+    assert "stopping after the current step" in notice
     assert err.startswith("fullrank: stopped; the first ")
     assert 'are saved in "long"; the same command goes on from there' in err
     done = int(err.split()[4])

@@ -145,7 +145,7 @@ def test_the_former_result_is_there_until_a_further_round_is_saved(copied, monke
 
     model = (copied / "model.safetensors").read_bytes()
     monkeypatch.setattr(fullrank.site.Site, "do", fails)
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(RunFailed, match="raised KeyboardInterrupt"):
         run(copied, train__rounds=6)
     assert (copied / "model.safetensors").read_bytes() == model
     assert fullrank.load_run(copied).summary()["rounds"] == 4

@@ -18,6 +18,7 @@ from . import (
     exportcli,
     figurecli,
     inspectcli,
+    interrupt,
     keyscli,
     methods,
     methodscli,
@@ -100,7 +101,9 @@ def run(
         console.print(f"no {measure}: {reason}", highlight=False)
     traffic = f"{display.size(summary['bytes_up'])} up, {display.size(summary['bytes_down'])} down"
     rounds = display.counted(summary["rounds"], "round")
-    print(f"{rounds} complete, {traffic}, {summary['seconds']:.1f} s; results in {finished.path}")
+    ending = summary.get("ending_seconds", 0)
+    after = f" ({ending:.1f} s of it after the last round)" if ending >= 1 else ""
+    print(f"{rounds} complete, {traffic}, {summary['seconds']:.1f} s{after}; results in {finished.path}")
 
 
 app.command("compare")(comparecli.compare_command)
@@ -184,4 +187,5 @@ def main() -> None:
         # unpacked folder takes the place of an installed package.
         sys.path.append("")
     prepare_streams()
-    answer(app)
+    with interrupt.own_process():
+        answer(app)

@@ -14,7 +14,7 @@ import torch
 import typer
 
 from .config import merged, parse_overrides, read_toml
-from .errors import ClientFailed, Refusal, RunFailed, WriteFailed
+from .errors import ClientFailed, Refusal, RunFailed, WriteFailed, in_words
 
 File = Annotated[
     str | None,
@@ -67,12 +67,10 @@ def answer(command: Callable[[], Any]) -> None:
         _run_and_flush(command)
     except Refusal as problem:
         fail(str(problem), 2)
-    except ClientFailed as failure:
-        print(failure.traceback(), end="", file=sys.stderr)
-        fail(f"{failure}; nothing of this round was kept", 1)
-    except RunFailed as failure:
-        print(failure.traceback, end="", file=sys.stderr)
-        fail(str(failure), 1)
+    except (ClientFailed, RunFailed) as failure:
+        sentence, traceback = in_words(failure)
+        print(traceback, end="", file=sys.stderr)
+        fail(sentence, 1)
     except WriteFailed as failure:
         fail(str(failure), 1)
     except BrokenPipeError:

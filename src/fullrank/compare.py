@@ -14,9 +14,9 @@ from . import methods as known
 from .comparison import Comparison, check_comparable, check_measure, check_value
 from .config import Experiment, merged, nested, read_toml
 from .engine import cores
-from .errors import Interrupted, Refusal
+from .errors import Interrupted, Refusal, RunFailed
 from .files import write_json
-from .parallel import Onlooker, Task, run_all
+from .parallel import Failure, Onlooker, Task, run_all
 from .result import load_run
 from .run import agreed
 from .rundir import RunDirectory
@@ -40,6 +40,10 @@ def compare(
     again completes what is not complete, and reruns nothing. `jobs` runs go on at a time, in processes of their own;
     0 means one per core, and one after the other where a run has a GPU or processes of its own.
 
+    A run that fails, as one that diverges, does not stop the others: `failed` of the comparison has its reason, by
+    method and seed, and the same call again tries it from its last round that was saved. Only if all of them fail
+    `RunFailed` is raised.
+
     >>> import fullrank, tempfile
     >>> few = {"train.rounds": 1, "data.clients": 2, "model.name": "mlp"}
     >>> found = fullrank.compare(few, ["fedavg", "fedprox"], seeds=[0, 1], out=tempfile.mkdtemp(), jobs=1)
@@ -55,10 +59,16 @@ def compare(
     if RunDirectory(folder).started:
         raise Refusal(f'"{folder}" is a run itself; a comparison holds several, so choose another directory')
     tasks = {pair: Task(f"{pair[0]} seed {pair[1]}", e, folder / _directory(*pair)) for pair, e in planned.items()}
-    _complete(list(tasks.values()), jobs, onlooker or Onlooker(), folder)
+    failures = _complete(list(tasks.values()), jobs, onlooker or Onlooker(), folder)
+    failed = {pair: failures[task.path].reason for pair, task in tasks.items() if task.path in failures}
+    if len(failed) == len(tasks):
+        task = next(iter(tasks.values()))
+        others = f"; all {len(tasks)} runs failed" if len(tasks) > 1 else ""
+        raise RunFailed(f"{task.name}: {failures[task.path].reason}{others}", failures[task.path].traceback)
     # What these runs name is what the user's experiment names.
-    complete = {pair: load_run(task.path, trust=True) for pair, task in tasks.items()}
-    found = Comparison(complete, measure, value, folder)
+    runs = {pair: load_run(task.path, trust=True) for pair, task in tasks.items() if pair not in failed}
+    names = tuple(dict.fromkeys(method for method, _ in tasks))
+    found = Comparison(runs, measure, value, folder, failed, names)
     write_json(folder / "comparison.json", found.facts())
     return found
 
@@ -129,8 +139,8 @@ def _directory(method: str, seed: int) -> str:
     return f"{method.replace(':', '.')}-seed{seed}"
 
 
-def _complete(tasks: Sequence[Task], jobs: int, onlooker: Onlooker, folder: Path) -> None:
-    """Run what is not complete, after a look at all that has begun: better refused now than after hours."""
+def _complete(tasks: Sequence[Task], jobs: int, onlooker: Onlooker, folder: Path) -> dict[Path, Failure]:
+    """Run what is not complete, once all that has begun was checked: what is wrong with it is better known now."""
     pending = [task for task in tasks if not _is_complete(task)]
     begun = [load_run(task.path) for task in tasks if RunDirectory(task.path).started]
     check_comparable(begun, rounds=False)
@@ -138,7 +148,8 @@ def _complete(tasks: Sequence[Task], jobs: int, onlooker: Onlooker, folder: Path
     at_once = min(_at_once(jobs, tasks[0].experiment), len(pending))
     try:
         with interrupt.guard():
-            run_all([_alone(task) for task in pending] if at_once > 1 else pending, at_once, onlooker)
+            several = [_alone(task) for task in pending] if at_once > 1 else pending
+            return run_all(several, at_once, onlooker, bool(begun))
     except Interrupted:
         done = sum(_is_complete(task) for task in tasks)
         raise Interrupted(

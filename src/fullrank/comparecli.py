@@ -17,13 +17,11 @@ from rich.table import Table
 from .cliparts import AsJson, Overrides, Root, experiment_values, fail
 from .compare import compare
 from .comparison import Comparison, Row, compare_runs
-from .display import STAGES, Pace, amiss, averaged, clock, counted, scores, setting
+from .display import PAUSE, STAGES, Pace, amiss, averaged, clock, counted, scores, setting
 from .errors import Interrupted, Refusal
 from .parallel import Onlooker, Task
 from .summary import LOWER_IS_BETTER
 
-PAUSE = 10.0
-"""Seconds between two lines about the rounds of one run, where there is no live display."""
 WIDE = 10_000
 
 
@@ -73,7 +71,8 @@ def compare_command(
     Each seed draws its own split of the data and every method gets the same one. The table has mean ± standard
     deviation over seeds, and the differences to the first method, paired by seed, with a 95 % confidence interval
     (Student's t). The runs are ordinary run directories: stop the command and give it again, and it goes on; more
-    seeds add to what is there.
+    seeds add to what is there. A run that fails, as one that diverges, is marked in the table and left out of its
+    means; the others continue, and the exit status is 1.
 
     Example: fullrank compare examples/demo.toml --methods fedavg,fedprox,fedavg+feddecorr --seeds 0-4
 
@@ -94,6 +93,9 @@ def compare_command(
         _show(found)
     for warning in found.warnings():
         print(f"fullrank: warning: {warning}", file=sys.stderr)
+    if found.failed:
+        every = len(found.failed) + len(found.runs)
+        fail(f"{len(found.failed)} of {every} runs failed; log.txt in the directory of each says more", 1)
 
 
 def _experiment(inputs: Sequence[str], methods: str, overrides: list[str] | None) -> dict[str, Any]:
@@ -171,6 +173,12 @@ class PlainBoard(Onlooker):
             self.spoken[task.name] = time.monotonic()
             self._say(f"{task.name}: round {row['round']}/{task.rounds}{scores(row)}")
 
+    def phase(self, task: Task, name: str, done: int, clients: int) -> None:
+        """Say how far the clients are, unless something was said just before."""
+        if time.monotonic() - self.spoken[task.name] > PAUSE:
+            self.spoken[task.name] = time.monotonic()
+            self._say(f"{task.name}: {name}: {done}/{clients}")
+
     def said(self, task: Task, text: str) -> None:
         """Pass on what a run's own code printed."""
         self._say(f"{task.name}: {text}")
@@ -179,6 +187,10 @@ class PlainBoard(Onlooker):
         """Say how a run ended."""
         self.complete += 1
         self._say(f"{_outcome(task, summary)}  ({self.complete} of {self.runs})")
+
+    def failed(self, task: Task, reason: str) -> None:
+        """Say why a run failed."""
+        self._say(f"{task.name}: failed: {reason}")
 
 
 class LiveBoard(Onlooker):
@@ -221,6 +233,10 @@ class LiveBoard(Onlooker):
         for warning in (*row.get("cautions", []), *amiss(row)):
             self._print(f"{task.name}: {warning}", style="yellow")
 
+    def phase(self, task: Task, name: str, done: int, clients: int) -> None:
+        """Show how far the clients are beside the run's bar."""
+        self.progress.update(self.bars[task.name], state=f"{name} {done}/{clients}")
+
     def said(self, task: Task, text: str) -> None:
         """Pass on what a run's own code printed."""
         self._print(f"{task.name}: {text}")
@@ -231,6 +247,13 @@ class LiveBoard(Onlooker):
         self.progress.remove_task(self.bars.pop(task.name))
         self.progress.update(self.all, **self._state())
         self._print(_outcome(task, summary))
+
+    def failed(self, task: Task, reason: str) -> None:
+        """Take the run's bar away and say why."""
+        self.pace.remaining -= task.rounds - task.done
+        self.progress.remove_task(self.bars.pop(task.name))
+        self.progress.update(self.all, **self._state())
+        self._print(f"{task.name}: failed: {reason}", style="red")
 
     def _print(self, text: str, style: str | None = None) -> None:
         self.progress.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
@@ -293,7 +316,8 @@ def _show(found: Comparison) -> None:
     for remark in found.remarks():
         console.print(remark, markup=False)
     where = f"; results in {found.out}" if found.out is not None else ""
-    print(f"{_number_of(found.runs, 'run')} complete{where}")
+    failed = f", {len(found.failed)} failed" if found.failed else ""
+    print(f"{_number_of(found.runs, 'run')} complete{failed}{where}")
 
 
 def _title(found: Comparison) -> str:
@@ -330,7 +354,8 @@ def _table(found: Comparison, show: Show, by_seed: bool) -> Table:
     for header in ("mean ± std", "difference (95 % CI)")[: 1 + several]:
         table.add_column(header, no_wrap=True)
     for row in found.rows():
-        cells = [show(row.values[seed], False) if seed in row.values else "–" for seed in seeds]
+        missing = {seed: "failed" if (row.method, seed) in found.failed else "–" for seed in seeds}
+        cells = [show(row.values[seed], False) if seed in row.values else missing[seed] for seed in seeds]
         stage = [STAGES[row.stage] if row.stage else ""] if staged else []
         table.add_row(row.method, *stage, *cells, _mean(row, show), *([_difference(row, show)] if several else []))
     return table

@@ -96,6 +96,10 @@ class Comparison:
     measure: str = "accuracy"
     value: str = "last5"
     out: Path | None = None
+    failed: Mapping[tuple[str, int], str] = dataclasses.field(default_factory=dict)
+    """Why runs failed, by method and seed: they are in no statistic."""
+    names: tuple[str, ...] = ()
+    """The methods in their order; without them, that of the runs."""
 
     def __post_init__(self) -> None:
         if not self.runs:
@@ -112,12 +116,12 @@ class Comparison:
     @property
     def methods(self) -> tuple[str, ...]:
         """The methods in their order; differences are to the first."""
-        return tuple(dict.fromkeys(method for method, _ in self.runs))
+        return self.names or tuple(dict.fromkeys(method for method, _ in self.runs))
 
     @property
     def seeds(self) -> tuple[int, ...]:
         """All seeds that any method has."""
-        return tuple(sorted({seed for _, seed in self.runs}))
+        return tuple(sorted({seed for _, seed in (*self.runs, *self.failed)}))
 
     @property
     def experiment(self) -> Experiment:
@@ -145,7 +149,7 @@ class Comparison:
         stage: str | None = None
         for seed in self.seeds:
             if (method, seed) not in self.runs:
-                absent[seed] = "not run"
+                absent[seed] = f"failed: {reason}" if (reason := self.failed.get((method, seed))) else "not run"
                 continue
             summary = self.runs[method, seed].summary()
             number, reason = _look(summary, self.measure, self.value)
@@ -182,6 +186,9 @@ class Comparison:
                 seeds = [seed for seed, why in row.absent.items() if why == reason]
                 if reason == "not run":
                     lines.append(f"{row.method} was not run with {_listed('seed', seeds)}")
+                elif all((row.method, seed) in self.failed for seed in seeds):
+                    left_out = "is left out of" if len(seeds) == 1 else "are left out of"
+                    lines.append(f"{row.method} with {_listed('seed', seeds)} {left_out} mean and difference: {reason}")
                 else:
                     lines.append(f"{row.method} has no {self.measure}: {reason}")
         for row in rows[1:]:
@@ -217,7 +224,9 @@ class Comparison:
         """Everything as plain data."""
         splits = {}
         for seed in self.seeds:
-            facts = _division(next(run for (_, s), run in self.runs.items() if s == seed))
+            if (run := next((run for (_, s), run in self.runs.items() if s == seed), None)) is None:
+                continue  # all of its runs failed
+            facts = _division(run)
             splits[seed] = {"partition": facts["hash"], "fingerprint": facts["data"]["fingerprint"]}
         return {
             "measure": self.measure,
@@ -232,6 +241,7 @@ class Comparison:
             "runs": [
                 {"method": method, "seed": seed, "path": str(run.path)} for (method, seed), run in self.runs.items()
             ],
+            "failed": [{"method": m, "seed": seed, "reason": reason} for (m, seed), reason in self.failed.items()],
             "fullrank": __version__,
         }
 

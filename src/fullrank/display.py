@@ -22,6 +22,8 @@ from .summary import MEASURED
 if TYPE_CHECKING:
     from .result import Run
 
+PAUSE = 10.0
+"""Seconds between two lines about how far something is, where there is no live display."""
 STAGES = {
     "received": "of the model as received",
     "local": "after local training",
@@ -44,6 +46,9 @@ class Watcher(Protocol):
     def round_done(self, row: Mapping[str, Any]) -> None:
         """A round is over; this is its row of the metrics."""
 
+    def phase(self, name: str, done: int, clients: int) -> None:
+        """After the last round so many clients have something to do, of whom some have done it before."""
+
     def ended(self, run: Run) -> None:
         """The run is complete."""
 
@@ -62,6 +67,7 @@ class Silent:
         self.experiment, self.rounds, self.clients = experiment, experiment.train.rounds, clients
         self.done, self.clients_done = done, 0
         self.pace = Pace(self.rounds - done)
+        self.phase_name = ""
 
     def cautioned(self, text: str) -> None:
         """Shown by others; the first row of the metrics has it too."""
@@ -69,6 +75,18 @@ class Silent:
     def client_done(self, result: Result) -> None:
         """One more client has finished."""
         self.clients_done += 1
+        if self.phase_name:
+            self.pace.round_done()
+
+    def phase(self, name: str, done: int, clients: int) -> None:
+        """Count the clients from here on."""
+        self.phase_name, self.clients, self.clients_done = name, clients, done
+        self.pace = Pace(clients - done)
+
+    def so_far(self) -> str:
+        """How many clients of the phase are done, and how long the others will take."""
+        left = f"  left {clock(self.pace.left())}" if self.clients_done < self.clients and self.pace.played else ""
+        return f"{self.clients_done}/{self.clients}{left}"
 
     def round_done(self, row: Mapping[str, Any]) -> None:
         """One more round is over."""
@@ -114,6 +132,20 @@ class Plain(Silent):
         for warning in amiss(row):
             self._say(warning)
 
+    def phase(self, name: str, done: int, clients: int) -> None:
+        """Say what begins, or continues."""
+        super().phase(name, done, clients)
+        self.spoken = time.monotonic()
+        self._say(f"{name}: {counted(clients, 'client')}" + (f", {done} of them done already" if done else ""))
+
+    def client_done(self, result: Result) -> None:
+        """Say now and then how far the clients of a phase are."""
+        super().client_done(result)
+        over = self.clients_done == self.clients
+        if self.phase_name and (over or time.monotonic() - self.spoken > PAUSE):
+            self.spoken = time.monotonic()
+            self._say(f"{self.phase_name}: {self.so_far()}")
+
 
 class Live(Silent):
     """A live display: round, accuracy, clients done, time left."""
@@ -153,8 +185,15 @@ class Live(Silent):
     def client_done(self, result: Result) -> None:
         """Move the clients' bar."""
         super().client_done(result)
-        state = f"{self.clients_done}/{self.clients}"
-        self.progress.update(self.clients_bar, completed=self.clients_done, state=state)
+        self.progress.update(self.clients_bar, completed=self.clients_done, state=self.so_far())
+
+    def phase(self, name: str, done: int, clients: int) -> None:
+        """Show a bar of the phase alone."""
+        super().phase(name, done, clients)
+        for bar in self.progress.task_ids:
+            self.progress.remove_task(bar)
+        self.clients_bar = self.progress.add_task(name, total=clients, completed=done, state=self.so_far())
+        self.progress.start()
 
     def round_done(self, row: Mapping[str, Any]) -> None:
         """Move the rounds' bar and show the scores."""
@@ -187,6 +226,21 @@ class Json(Silent):
         super().round_done(row)
         print(json.dumps({"event": "round", **row}), file=self.stream, flush=True)
 
+    def phase(self, name: str, done: int, clients: int) -> None:
+        """Print what begins."""
+        super().phase(name, done, clients)
+        self._print_phase()
+
+    def client_done(self, result: Result) -> None:
+        """Print how far the clients of a phase are."""
+        super().client_done(result)
+        if self.phase_name:
+            self._print_phase()
+
+    def _print_phase(self) -> None:
+        facts = {"phase": self.phase_name, "done": self.clients_done, "clients": self.clients}
+        print(json.dumps({"event": "phase", **facts}), file=self.stream, flush=True)
+
     def ended(self, run: Run) -> None:
         """Print the summary."""
         where = str(run.path) if run.path is not None else None
@@ -218,6 +272,11 @@ class Together:
         """Tell all."""
         for watcher in self.watchers:
             watcher.round_done(row)
+
+    def phase(self, name: str, done: int, clients: int) -> None:
+        """Tell all."""
+        for watcher in self.watchers:
+            watcher.phase(name, done, clients)
 
     def ended(self, run: Run) -> None:
         """Tell all."""
@@ -258,7 +317,10 @@ def opening(experiment: Experiment, done: int, clients: int, out: Path | None) -
     lines = [f"{experiment.method.name} on {setting(experiment, clients)}, seed {experiment.seed}"]
     if out is not None and done >= train.rounds:
         behind = "its only round is" if done == 1 else f"all {done} rounds are"
-        lines.append(f"complete already in {out}: {behind} behind it")
+        if clients:
+            lines.append(f"writing to {out}: {behind} behind it, and what follows the last one is left to do")
+        else:
+            lines.append(f"complete already in {out}: {behind} behind it")
     elif out is not None:
         lines.append(f"writing to {out}" + (f", going on after round {done}" if done else ""))
     return lines

@@ -87,6 +87,17 @@ def said_by(error: BaseException) -> str:
         return "its message cannot be shown, because __str__ raises"
 
 
+def in_words(error: BaseException) -> tuple[str, str]:
+    """Why a run failed, in one sentence, and the traceback that tells more, if there is one."""
+    if isinstance(error, ClientFailed):
+        return f"{error}; nothing of this round was kept", error.traceback()
+    if isinstance(error, RunFailed):
+        return str(error), error.traceback
+    if isinstance(error, (Refusal, WriteFailed, KeyboardInterrupt)):
+        return str(error), ""
+    return f"{kind_of(error)}: {said_by(error)}", "".join(traceback.format_exception(error))
+
+
 def kind_of(error: BaseException) -> str:
     """What an exception is called, wherever it was raised."""
     return error.kind if isinstance(error, RemoteError) else type(error).__name__
@@ -94,6 +105,10 @@ def kind_of(error: BaseException) -> str:
 
 class Interrupted(KeyboardInterrupt):
     """SIGTERM or Ctrl-C was received and everything worth keeping has been saved."""
+
+
+class StoppedNow(Interrupted):
+    """A second SIGTERM or Ctrl-C was received: the run ended at once, with what had been saved before."""
 
 
 @contextmanager

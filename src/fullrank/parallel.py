@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -20,11 +20,12 @@ from typing import IO, Any
 from . import interrupt
 from .config import Experiment
 from .display import Silent
-from .errors import ClientFailed, Refusal, RunFailed, writing
+from .errors import Refusal, in_words, writing
 from .files import write_atomically
 from .result import Run
 from .run import run
 from .rundir import RunDirectory
+from .site import Result
 
 POLL = 0.2
 """Seconds after which a signal is obeyed at the latest while children are at work."""
@@ -61,19 +62,53 @@ class Onlooker:
     def round_done(self, task: Task, row: Mapping[str, Any]) -> None:
         """A run's round is over; this is its row of the metrics."""
 
+    def phase(self, task: Task, name: str, done: int, clients: int) -> None:
+        """So many of the clients have done what follows the last round of a run."""
+
     def said(self, task: Task, text: str) -> None:
         """A run's own code has printed a line."""
 
     def ended(self, task: Task, summary: Mapping[str, Any]) -> None:
         """A run is complete."""
 
+    def failed(self, task: Task, reason: str) -> None:
+        """A run has failed; the others continue."""
 
-def run_all(tasks: Sequence[Task], jobs: int, onlooker: Onlooker) -> None:
-    """Make or complete the runs, so many at a time; the first that fails stops the others, which can be resumed."""
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run failed."""
+
+    reason: str
+    traceback: str = ""
+    rejected: bool = False
+    """Whether the run was refused, for what is wrong with its experiment or its files."""
+
+
+def run_all(tasks: Sequence[Task], jobs: int, onlooker: Onlooker, begun: bool = False) -> dict[Path, Failure]:
+    """Make or complete the runs, so many at a time; those that failed, by their directories.
+
+    One that fails does not stop the others. One that is rejected while none has begun, among these or before
+    (`begun`), does: nothing is lost, and the same is most often wrong with all of them.
+    """
+    failed: dict[Path, Failure] = {}
+
+    def note(task: Task, failure: Failure | None) -> None:
+        if failure is None:
+            return
+        if failure.rejected and not (begun or any(RunDirectory(other.path).started for other in tasks)):
+            raise Refusal(f"{task.name}: {failure.reason}")
+        failed[task.path] = failure
+        onlooker.failed(task, failure.reason)
+
     if jobs > 1 and len(tasks) > 1:
-        _in_children(tasks, jobs, onlooker)
+        _in_children(tasks, jobs, onlooker, note)
     else:
-        _one_by_one(tasks, onlooker)
+        _one_by_one(tasks, onlooker, note)
+    return failed
+
+
+Note = Callable[[Task, "Failure | None"], None]
 
 
 # In this process
@@ -88,29 +123,38 @@ class _Passing(Silent):
     def round_done(self, row: Mapping[str, Any]) -> None:
         self.onlooker.round_done(self.task, row)
 
+    def phase(self, name: str, done: int, clients: int) -> None:
+        super().phase(name, done, clients)
+        self.onlooker.phase(self.task, name, done, clients)
+
+    def client_done(self, result: Result) -> None:
+        super().client_done(result)
+        if self.phase_name:
+            self.onlooker.phase(self.task, self.phase_name, self.clients_done, self.clients)
+
     def ended(self, run: Run) -> None:
         self.onlooker.ended(self.task, run.summary())
 
 
-def _one_by_one(tasks: Iterable[Task], onlooker: Onlooker) -> None:
+def _one_by_one(tasks: Iterable[Task], onlooker: Onlooker, note: Note) -> None:
     for task in tasks:
         interrupt.check()
         onlooker.began(task)
-        try:
-            run(task.experiment, task.path, watcher=_Passing(task, onlooker))
-        except Refusal as problem:
-            raise Refusal(f"{task.name}: {problem}") from problem
-        except ClientFailed as failure:
-            message = f"{task.name}: {failure}; nothing of this round was kept"
-            raise RunFailed(message, failure.traceback()) from failure
-        except RunFailed as failure:
-            raise RunFailed(f"{task.name}: {failure}", failure.traceback) from failure
+        note(task, _run_here(task, onlooker))
+
+
+def _run_here(task: Task, onlooker: Onlooker) -> Failure | None:
+    try:
+        run(task.experiment, task.path, watcher=_Passing(task, onlooker))
+    except Exception as error:
+        return Failure(*in_words(error), rejected=isinstance(error, Refusal))
+    return None
 
 
 # In processes of their own
 
 
-def _in_children(tasks: Sequence[Task], jobs: int, onlooker: Onlooker) -> None:
+def _in_children(tasks: Sequence[Task], jobs: int, onlooker: Onlooker, note: Note) -> None:
     waiting, working = deque(tasks), list[_Child]()
     lines: queue.Queue[tuple[_Child, str | None]] = queue.Queue()
     try:
@@ -122,8 +166,8 @@ def _in_children(tasks: Sequence[Task], jobs: int, onlooker: Onlooker) -> None:
             with contextlib.suppress(queue.Empty):
                 child, line = lines.get(timeout=POLL)
                 if line is None:
-                    child.end()
                     working.remove(child)
+                    note(child.task, child.end())
                 else:
                     pass_on(child.task, line, onlooker)
     finally:
@@ -131,7 +175,7 @@ def _in_children(tasks: Sequence[Task], jobs: int, onlooker: Onlooker) -> None:
 
 
 def _stop(children: Sequence[_Child]) -> None:
-    """Let the children save what they have and end; a second Ctrl-C ends them at once."""
+    """Let the children save what they have and end; a second signal ends them at once."""
     try:
         for child in children:
             child.process.terminate()
@@ -159,6 +203,7 @@ class _Child:
             stdout=subprocess.PIPE,
             stderr=self.errors,
             env=_surroundings(),
+            start_new_session=True,  # Ctrl-C is for this process to pass on, or children would get it twice
             text=True,
             errors="replace",
         )
@@ -171,21 +216,19 @@ class _Child:
                 lines.put((self, line.rstrip("\n")))
         lines.put((self, None))
 
-    def end(self) -> None:
-        """Wait for the process, which has closed its output, and raise what went wrong in it."""
+    def end(self) -> Failure | None:
+        """Wait for the process, which has closed its output; what went wrong in it, if anything did."""
         status = self.process.wait()
         interrupt.check()  # a Ctrl-C reaches the children too: then they have not failed
         self.errors.seek(0)
         text = self.errors.read()
         self.errors.close()
         if status == 0:
-            return
+            return None
         above, sentence = _last_line(text)
-        if status == 2 and sentence:
-            raise Refusal(f"{self.task.name}: {sentence}")
         if status < 0 or not sentence:
             above, sentence = text, _how_it_ended(status)
-        raise RunFailed(f"{self.task.name}: {sentence}", above)
+        return Failure(sentence, above, rejected=status == 2)
 
 
 def pass_on(task: Task, line: str, onlooker: Onlooker) -> None:
@@ -198,6 +241,8 @@ def pass_on(task: Task, line: str, onlooker: Onlooker) -> None:
         return
     if kind == "round":
         onlooker.round_done(task, event)
+    elif kind == "phase":
+        onlooker.phase(task, event["phase"], event["done"], event["clients"])
     elif kind == "end":
         onlooker.ended(task, event["summary"])
 

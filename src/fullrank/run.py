@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +16,17 @@ from . import interrupt
 from .assemble import Assembly, assemble, find_device
 from .config import Experiment, Recorded, merged, same
 from .display import Plain, Silent, Together, Unwatched, Watcher
+from .ending import Ending
 from .engine import Engine, choose, open_engine
 from .engine.vectorised import suits
-from .errors import ClientFailed, Interrupted, Refusal, RunFailed, WriteFailed, naming_file
+from .errors import ClientFailed, Interrupted, Refusal, RunFailed, StoppedNow, WriteFailed, in_words, naming_file
 from .evaluate import DYING, dying
 from .files import save_tensors, sealed_text, writable, write_atomically, write_json
 from .models.net import Net
 from .probe import Prober
 from .result import Run, load_run, personal_file, threads
 from .rundir import RunDirectory, environment, read_json
-from .server import Played
+from .server import Played, Progress, Server
 from .site import Result
 from .summary import over_stages
 from .trees import clone
@@ -78,7 +82,7 @@ def execute(
             if not resume:
                 raise Refusal(f'"{path}" holds a run already; resume it, or choose another directory')
             experiment, changes = agreed(experiment, directory, change_engine)
-        with interrupt.guard(), threads(experiment.engine.threads):
+        with interrupt.guard(), _in_words(directory, experiment.train.rounds), threads(experiment.engine.threads):
             assembly = assemble(experiment, **parts)
             assembly.experiment = _with_engine(experiment, **decided(assembly))
             return _play(assembly, directory, Together(_log(directory), watcher or Unwatched()), changes)
@@ -158,23 +162,52 @@ def _play(assembly: Assembly, directory: RunDirectory | None, watcher: Watcher, 
         watcher.started(experiment, server.round, len(server.sample(server.round)), path)
         for text in (*start.cautions, *assembly.cautions()):
             watcher.cautioned(text)
-        while server.round < experiment.train.rounds:
-            _one_round(assembly, engine, directory, rows, watcher, prober)
-        return _end(assembly, engine, directory, rows, watcher, prober.found)
+        with _reason_in_log(directory):
+            while server.round < experiment.train.rounds:
+                _one_round(assembly, engine, directory, rows, watcher, prober)
+            return _end(assembly, engine, directory, rows, watcher, prober.found)
     except (Interrupted, ClientFailed) as stop:
-        if directory is not None and directory.last_round() < server.round:
+        # After a second signal nothing is saved any more: it may have come in the middle of a change of the state.
+        if not isinstance(stop, StoppedNow) and directory is not None and directory.last_round() < server.round:
             directory.save(server, experiment.run.keep)
-        if isinstance(stop, Interrupted):
-            raise Interrupted(_how_to_go_on(server.round, experiment.train.rounds, path)) from None
         raise
     finally:
         engine.close()
 
 
-def _how_to_go_on(done: int, rounds: int, path: Path | None) -> str:
-    if path is None:
-        return f"stopped after round {done} of {rounds}; nothing is on disk, because no directory was given"
-    return f"stopped; {_what_is_saved(done, rounds, path)}"
+@contextlib.contextmanager
+def _reason_in_log(directory: RunDirectory | None) -> Iterator[None]:
+    """Why a run that had begun ends before its last round, in its log."""
+    try:
+        yield
+    except BaseException as error:
+        if directory is not None:
+            sentence, details = in_words(error)
+            with contextlib.suppress(OSError):  # as on a full disk, of which the error itself tells
+                _Log(directory.path / "log.txt").say(f"{details}stopped: {sentence or 'by a signal'}")
+        raise
+
+
+@contextlib.contextmanager
+def _in_words(directory: RunDirectory | None, rounds: int) -> Iterator[None]:
+    """A signal, and `sys.exit` or KeyboardInterrupt of the user's own code outside a client, as one sentence."""
+
+    def saved() -> str:
+        if directory is None:
+            return "nothing is on disk, because no directory was given"
+        return _what_is_saved(directory.last_round(), rounds, directory.path)
+
+    try:
+        yield
+    except Interrupted as stop:
+        how = "stopped at once" if isinstance(stop, StoppedNow) else "stopped"
+        raise type(stop)(f"{how}; {saved()}") from None
+    except (SystemExit, KeyboardInterrupt) as error:
+        if not interrupt.raised_by_code(error):
+            raise
+        what = "sys.exit" if isinstance(error, SystemExit) else "KeyboardInterrupt"
+        text = "".join(traceback.format_exception(error))
+        raise RunFailed(f"the code of the model, the method or the data raised {what}; {saved()}", text) from error
 
 
 def _what_is_saved(done: int, rounds: int, path: Path) -> str:
@@ -335,27 +368,33 @@ def _end(
     watcher: Watcher,
     probes: list[dict[str, Any]],
 ) -> Run:
-    """Let the methods finish, judge what they made of the model, and write the result."""
+    """Let the methods finish, evaluate what they made of the model, and write the result."""
     ending: dict[str, Any] = {}
     experiment, server = assembly.experiment, assembly.server
+    path = directory.path if directory is not None else None
+    done = Ending(path, server.round)
     model = server.model
     if experiment.train.rounds % experiment.evaluate.every:
         # Not in the last row: a run that goes on from here is to have the rows of one that never ended here.
         ending["last"] = assembly.judge(model)
-    skipped: dict[int, str] = {}
+    skipped: dict[str, str] = {}
     if assembly.composition.defined("finish"):
-        server, traffic, skipped = server.finished(engine)
-        model = server.model
-        ending |= {**assembly.judge(model), **dataclasses.asdict(traffic)}
+        server, facts = _finished(assembly, engine, watcher, done)
+        model, skipped = server.model, facts["skipped"]
+        ending |= facts["measured"]
     absent: dict[str, str] = {}
     keep = _keeper(directory.path) if directory is not None and experiment.run.keep_personal else None
     if not assembly.federation.has_holdouts:
         absent["personal"] = "clients have no hold-out (data.holdout = 0)"
     elif experiment.evaluate.personal == "never":
         absent["personal"] = 'it was not asked for (evaluate.personal = "never")'
-    else:
-        judged, evaluation, failed = server.judge_clients(engine, keep)
-        skipped |= failed
+    if keep is not None or "personal" not in absent:
+        progress = Progress(partial(watcher.phase, "clients' own models"), watcher.client_done)
+        judged, evaluation, failed = server.judge_clients(
+            engine, known=done.clients, note=done.add, progress=progress, keep=keep, judge="personal" not in absent
+        )
+        skipped = {**skipped, **{str(client): reason for client, reason in failed.items()}}
+    if "personal" not in absent:
         new = set(assembly.federation.unseen.tolist())
         ending |= {
             "personal": over_stages({k: found for k, found in judged.items() if k not in new}),
@@ -363,25 +402,23 @@ def _end(
         }
         if new:
             ending["unseen"] = over_stages({k: found for k, found in judged.items() if k in new})
-    if directory is not None and keep is not None:
-        if "personal" in absent:
-            skipped |= server.judge_clients(engine, keep, judge=False)[2]
+    if path is not None and keep is not None:
         for client in skipped:
-            personal_file(directory.path, client).unlink(missing_ok=True)  # of an end with fewer rounds
+            personal_file(path, int(client)).unlink(missing_ok=True)  # of an end with fewer rounds
     if assembly.no_global_model:
         absent["accuracy"] = assembly.no_global_model
     elif assembly.federation.data.test is None:
         absent["accuracy"] = "no test set was given"
     ending["absent"] = absent
     if skipped:
-        ending["skipped"] = {str(client): reason for client, reason in skipped.items()}
-    ending = writable(ending)
-    path = directory.path if directory is not None else None
+        ending["skipped"] = skipped
+    ending = writable({**ending, "seconds": done.seconds})
     result = Run(assembly.experiment, rows, path, assembly, clone(model), ending, probes)
     if directory is not None:
         own = set(assembly.entries.personal)
         save_tensors(directory.path / "model.safetensors", {n: t for n, t in model.items() if n not in own})
         write_json(directory.path / "summary.json", {**result.summary(), "ending": ending})
+        done.discard()
     watcher.ended(result)
     return result
 
@@ -405,6 +442,20 @@ def _not_finite(played: Played, scores: Mapping[str, Any]) -> list[str]:
     odd = [what for what, value in where.items() if value is not None and not math.isfinite(value)]
     more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
     return [f"round {played.round + 1}: the {', the '.join(odd[:3])}{more} is not finite"] if odd else []
+
+
+def _finished(assembly: Assembly, engine: Engine, watcher: Watcher, done: Ending) -> tuple[Server, dict[str, Any]]:
+    """The server after the methods' `finish`, and what is known of that: from an earlier process, or now."""
+    if (known := done.finish(assembly.server, assembly.device)) is not None:
+        return known
+    progress = Progress(partial(watcher.phase, "the method's finish"), watcher.client_done)
+    server, traffic, skipped = assembly.server.finished(engine, progress)
+    facts = {
+        "measured": {**assembly.judge(server.model), **dataclasses.asdict(traffic)},
+        "skipped": {str(client): reason for client, reason in skipped.items()},
+    }
+    done.keep_finish(server, facts)
+    return server, facts
 
 
 def _row(played: Played, scores: Mapping[str, float], training: float, seconds: float) -> dict[str, Any]:
@@ -457,6 +508,10 @@ class _Log(Plain):
 
     def __init__(self, path: Path):
         self.path = path
+
+    def say(self, text: str) -> None:
+        """Add a line."""
+        self._say(text)
 
     def _say(self, text: str) -> None:
         with naming_file(self.path), self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:

@@ -56,6 +56,15 @@ class Played:
     """What a user should know of the round, in sentences."""
 
 
+@dataclass(frozen=True)
+class Progress:
+    """Whom to tell how far the clients are with what follows the last round."""
+
+    begin: Callable[[int, int], None] = lambda done, clients: None
+    """So many clients will do something, some of whom have done it before."""
+    client_done: Callable[[Result], None] = lambda result: None
+
+
 class Server:
     """One federation's server. Methods see it through `seen_by`, with `own` as their own state.
 
@@ -111,6 +120,7 @@ class Server:
         self._engine: Engine | None = None
         self._traffic = Traffic()
         self._left_out: dict[int, str] = {}
+        self._progress = Progress()
         self._rehearsal = rehearsal
         self._forms: dict[tuple[str, str], _Form] = {}
         self._variances = tuple(
@@ -167,9 +177,11 @@ class Server:
             raise Refusal(f"server.ask takes a function of the method itself, not {query!r}")
         everybody = self.scheduled(self._named(range(self.clients)))
         reduction = self._reduction(query=(part.name, name))
+        self._progress.begin(0, len(everybody))
         for result in self._collect("query", everybody, self._traffic, query=(part.name, name)):
             if self._usable(reduction, result, None, self._left_out):
                 self._traffic.count_up(result.upload)
+            self._progress.client_done(result)
         return reduction.result().get(part.name, {})
 
     def generator(self, purpose: str) -> np.random.Generator:
@@ -311,7 +323,9 @@ class Server:
         query: tuple[str, str] = ("", ""),
         judge: bool = False,
         show: Collection[int] = (),
+        known: Collection[int] = (),
     ) -> Iterator[Result]:
+        """The results of clients' jobs; those of `known` clients are there already, and only their traffic counts."""
         assert self._engine is not None
         self._sent_version = self.frozen_version
         broadcast, sent = self._broadcast(), Traffic()
@@ -324,7 +338,8 @@ class Server:
                 traffic.count_down(job.personal)
                 if self.store.contacts.get(client) != self.frozen_version:
                     traffic.count_down(job.frozen)  # else the client has them from an earlier contact
-                yield job
+                if client not in known:
+                    yield job
 
         return self._engine.run(jobs())
 
@@ -486,11 +501,11 @@ class Server:
 
     # After the last round
 
-    def finished(self, engine: Engine) -> tuple[Server, Traffic, dict[int, str]]:
+    def finished(self, engine: Engine, progress: Progress | None = None) -> tuple[Server, Traffic, dict[int, str]]:
         """A copy of this server on which every `finish` hook has run, its traffic, and who was left out of it."""
         final = copy.copy(self)
         final._model, final._own, final._engine = dict(self._model), dict(self._own), engine
-        final._traffic, final._left_out = Traffic(), {}
+        final._traffic, final._left_out, final._progress = Traffic(), {}, progress or Progress()
         for part in self._composition.defined("finish"):
             hooked(part, "finish", final.seen_by(part))
         return final, final._traffic, final._left_out
@@ -501,26 +516,47 @@ class Server:
         other._model = {**self._model, **model}
         return other
 
-    def judge_clients(
-        self, engine: Engine, keep: Callable[[Result], None] | None = None, judge: bool = True
-    ) -> tuple[dict[int, dict[str, Any]], Traffic, dict[int, str]]:
-        """Every client's own models on its hold-out, by client and stage, and who was left out after a failure.
+    def restored(self, state: Tree, device: torch.device) -> Server:
+        """A copy of this server as `finished` gave it, from the state of that."""
+        final = copy.copy(self)
+        final.restore(state, self.round, device)
+        return final
 
-        `keep` is called with each result, which then carries the client's model. Nothing that the server knows changes.
+    def judge_clients(
+        self,
+        engine: Engine,
+        *,
+        known: Mapping[int, Mapping[str, Any]] | None = None,
+        note: Callable[[int, Mapping[str, Any]], None] | None = None,
+        progress: Progress | None = None,
+        keep: Callable[[Result], None] | None = None,
+        judge: bool = True,
+    ) -> tuple[dict[int, dict[str, Any]], Traffic, dict[int, str]]:
+        """Evaluate every client's own models on its hold-out: scores by client and stage, and who failed.
+
+        Clients in `known`, as an earlier process noted them, are not evaluated again; the others are noted as soon as
+        they are done. `keep` is called with each result, which then carries the client's model; with `judge=False`
+        nothing is evaluated. Nothing that the server knows changes.
         """
         self._engine, traffic = engine, Traffic()
-        skipped: dict[int, str] = {}
-        found: dict[int, dict[str, Any]] = {}
         everybody = self.scheduled(tuple(range(self._everybody)))
+        found: dict[int, Mapping[str, Any]] = dict(known or {})
+        progress = progress or Progress()
+        progress.begin(len(found), len(everybody))
+        skipped: dict[int, str] = {}
         shown = frozenset(everybody if keep is not None else ())
-        for result in self._collect("personal", everybody, traffic, judge=judge, show=shown):
-            if not self._usable(Reduction(), result, None, skipped):
-                continue
-            if keep is not None:
-                keep(result)
-            if "personal" in result.metrics:
-                found[result.client] = result.metrics["personal"]
-        return found, traffic, skipped
+        for result in self._collect("personal", everybody, traffic, judge=judge, show=shown, known=set(found)):
+            if self._usable(Reduction(), result, None, skipped):
+                found[result.client] = {key: result.metrics[key] for key in ("personal",) if key in result.metrics}
+                if keep is not None:
+                    keep(result)
+            else:
+                found[result.client] = {"skipped": skipped[result.client]}
+            if note is not None:
+                note(result.client, found[result.client])
+            progress.client_done(result)
+        personal = {client: found[client]["personal"] for client in everybody if "personal" in found[client]}
+        return personal, traffic, {k: found[k]["skipped"] for k in everybody if "skipped" in found[k]}
 
     # Checkpoints
 

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
+from . import interrupt
 from .channels import Mean, Upload
 from .data.federation import Federation
 from .errors import Refusal, WroteInPlace
@@ -68,7 +69,7 @@ class Result:
     metrics: dict[str, Any] = field(default_factory=dict)
     model: Tensors = field(default_factory=dict)
     """The client's own model: of a personal job, and of a job to train that shows it."""
-    error: Exception | None = None
+    error: BaseException | None = None
 
     @property
     def steps(self) -> int:
@@ -138,18 +139,20 @@ class Site:
         return other
 
     def do(self, job: Job) -> Result:
-        """Do one job; an exception of the client's becomes the result's error."""
+        """Do one job; an exception of the client's becomes the result's error, `sys.exit` too."""
         writes = _writes(job)
         try:
             result: Result = getattr(self, f"_{job.kind}")(job)
-        except Exception as error:
+        except BaseException as error:
             result = self.failed(job, error)
         if _writes(job) != writes:
             return self.failed(job, WroteInPlace(self.composition.method.name))
         return result
 
-    def failed(self, job: Job, error: Exception) -> Result:
-        """What comes of a job whose client raised an exception."""
+    def failed(self, job: Job, error: BaseException) -> Result:
+        """What comes of a job whose client raised an exception; one that a signal raised goes its way."""
+        if not interrupt.raised_by_code(error):
+            raise error
         return Result(job.client, self.federation.size(job.client), error=error)
 
     def _train(self, job: Job) -> Result:

@@ -33,6 +33,8 @@ def summarise(rows: Sequence[Mapping[str, Any]], ending: Mapping[str, Any]) -> d
                 result[measure]["final"] = ending[measure]
     for total in ("bytes_up", "bytes_down", "elements_up", "elements_down", "seconds"):
         result[total] = sum(row[total] for row in rows) + ending.get(total, 0)
+    if "seconds" in ending:
+        result["ending_seconds"] = ending["seconds"]
     if skipped := sum(len(row.get("skipped", {})) for row in [*rows, ending]):
         result["skipped"] = skipped
     for clients in ("personal", "unseen"):

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -151,7 +151,7 @@ class _Worker:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.reader = self.process.stdout
-        self.wire = Wire(self.reader, self.process.stdin)
+        self.wire = Wire(self.reader, self.process.stdin, _wait)
         self._hello = hello
 
     def wait_until_ready(self) -> None:
@@ -191,6 +191,14 @@ class _Worker:
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+def _wait(pipe: IO[bytes], to_write: bool) -> None:
+    """Until a pipe can be read or written again; a worker that does not answer keeps no signal waiting."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_WRITE if to_write else selectors.EVENT_READ)
+        while not selector.select(WAKE_SECONDS):
+            interrupt.check()
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ class Vectorised:
                 work = self.site.begin(job, aside=True)
                 fit = work.client.asked()
                 groups.setdefault(_kind(fit), {})[number] = work, fit
-            except Exception as error:
+            except BaseException as error:
                 results[number] = self.site.failed(job, error)
         for group in groups.values():
             results |= self._group(group)
@@ -132,7 +132,9 @@ class Vectorised:
     def _group(self, group: dict[int, tuple[Work, Fit]]) -> dict[int, Result]:
         try:
             found = self._fitted([fit for _, fit in group.values()])
-        except Exception as error:
+        except BaseException as error:
+            if not interrupt.raised_by_code(error):
+                raise
             return self._one_by_one({number: work.job for number, (work, _) in group.items()}, error)
         return {
             number: self._finished(work, fit, *done)
@@ -152,10 +154,10 @@ class Vectorised:
         try:
             work.client.answered(fit, state, report)
             return self.site.finish(work)
-        except Exception as error:
+        except BaseException as error:
             return self.site.failed(work.job, error)
 
-    def _one_by_one(self, jobs: dict[int, Job], error: Exception) -> dict[int, Result]:
+    def _one_by_one(self, jobs: dict[int, Job], error: BaseException) -> dict[int, Result]:
         """After a group has failed: again, each alone, so that a failure is that client's whose it is."""
         results = {number: self._alone(job) for number, job in jobs.items()}
         if all(result.error is None for result in results.values()):  # so what failed is to do them at once

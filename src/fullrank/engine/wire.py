@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import struct
-from typing import IO, Any
+from collections.abc import Callable
+from typing import IO, Any, TypeAlias
 
 import cloudpickle
 import torch
 from torch import Tensor
 
 _LENGTH = struct.Struct("<Q")
+Wait: TypeAlias = Callable[[IO[bytes], bool], None]
 
 
 class Wire:
-    """One end of a pair of pipes."""
+    """One end of a pair of pipes.
 
-    def __init__(self, reader: IO[bytes], writer: IO[bytes]):
+    With `wait` the pipes do not block: it is called with a pipe, and whether that is to be written to, where the other
+    end is not ready, and returns when it may be, or raises what ends the waiting.
+    """
+
+    def __init__(self, reader: IO[bytes], writer: IO[bytes], wait: Wait | None = None):
         self.reader = reader
         self.writer = writer
+        self._wait = wait
+        if wait is not None:
+            for pipe in (reader, writer):
+                os.set_blocking(pipe.fileno(), False)
 
     def send(self, message: Any) -> None:
         """Send an object."""
@@ -34,10 +45,14 @@ class Wire:
         self.writer.flush()
 
     def _write(self, data: Any) -> None:
-        """All of it: a signal that comes meanwhile makes a pipe take a part only."""
+        """All of it: a pipe may take a part only, or nothing yet."""
         left = memoryview(data)
         while left:
-            left = left[self.writer.write(left) :]
+            count: Any = self.writer.write(left)
+            if count is None:
+                self._pause(self.writer, True)
+            else:
+                left = left[count:]
 
     def receive(self) -> Any:
         """The next object; EOFError when the other end is gone."""
@@ -55,10 +70,17 @@ class Wire:
         view, got = memoryview(data), 0
         while got < size:
             count = self.reader.readinto(view[got:])  # type: ignore[attr-defined]
+            if count is None:
+                self._pause(self.reader, False)
+                continue
             if not count:
                 raise EOFError
             got += count
         return data
+
+    def _pause(self, pipe: IO[bytes], to_write: bool) -> None:
+        assert self._wait is not None
+        self._wait(pipe, to_write)
 
 
 def pack(message: Any) -> list[Any]:

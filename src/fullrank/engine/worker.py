@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import queue
-import signal
 import threading
 import traceback
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 
+from .. import interrupt
 from ..errors import RemoteError, kind_of, said_by
 from ..site import Result, Site
 from .wire import Wire, unpack
@@ -22,7 +22,7 @@ from .wire import Wire, unpack
 
 def main() -> None:
     """Serve jobs until the other end of the pipe is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to obey
+    interrupt.leave_to_parent()
     wire = _pipes()
     messages: queue.Queue[list[bytearray]] = queue.Queue()
     threading.Thread(target=_listen, args=(wire, messages), daemon=True).start()
