@@ -36,7 +36,7 @@ def test_a_growing_share_of_dead_features_is_told_once(engine, tmp_path):
     assert 'scale = "paper"' in told[0]
     shares = [row["dead_features"] for row in found.metrics]
     first = next(k for k in range(len(shares)) if dying(shares[: k + 1]))
-    assert told[0].startswith(f"round {first + 1}: {shares[first]:.0%} ")
+    assert told[0].startswith(f"round {first + 1}: {100 * shares[first]:.0f} % ")
     assert [row.get("cautions", []) for row in found.metrics] == [told if k == first else [] for k in range(4)]
     assert (tmp_path / "run" / "log.txt").read_text().count(told[0]) == 1
 

@@ -169,7 +169,8 @@ class Assembly:
                 names = self.federation.data.domains
                 scores["accuracy_by_domain"] = {names[int(k)]: value for k, value in named.items()}
             measured |= {f"{prefix}{name}": value for name, value in scores.items()}
-            measured.setdefault("dead_features", features.dead_share())
+            if "dead_features" not in measured:  # on the test set, where there is one
+                measured["dead_features"] = features.dead_share()
         return measured
 
     def _scores(self, features: FeatureRange, x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:

@@ -267,9 +267,9 @@ def _dying_features(rows: Sequence[Mapping[str, Any]]) -> str:
     if not dying(shares):
         return ""
     return (
-        f"round {rows[-1]['round']}: {shares[-1]:.0%} of the features are dead, the same for every sample (lowest "
-        f"share so far: {min(shares):.0%}), so the classifier cannot use them; lower the weight of the method's added "
-        'loss (for feddecorr beta, or scale = "paper"), or train.lr where it adds none'
+        f"round {rows[-1]['round']}: {100 * shares[-1]:.0f} % of the features are dead, the same for every sample "
+        f"(lowest share so far: {100 * min(shares):.0f} %); lower the weight of the method's added loss "
+        '(for feddecorr beta, or scale = "paper"), or train.lr where it adds none'
     )
 
 
