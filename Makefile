@@ -36,6 +36,7 @@ check: $(VENV)/installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 test-slow: $(VENV)/installed
 	$(BIN)/python -m pytest -n 2 -m slow tests

@@ -17,8 +17,8 @@ import torch
 
 from fullrank.bench.alone.task import Task
 from fullrank.bench.ours import experiment, federation
-from fullrank.run import execute
-from fullrank.rundir import RunDirectory
+from fullrank.runs.directory import RunDirectory
+from fullrank.runs.run import execute
 
 CLIENTS, ROUNDS = 4, 6
 

@@ -11,9 +11,9 @@ import sys
 import torch
 
 from fullrank import Experiment
-from fullrank.assemble import federate
 from fullrank.bench import gpu, machine
 from fullrank.errors import Refusal
+from fullrank.runs.assemble import federate
 
 
 def main() -> None:

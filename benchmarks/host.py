@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from fullrank.assemble import assemble
 from fullrank.bench import machine, repopt
 from fullrank.bench.figures import Figure, table
-from fullrank.config import Experiment
-from fullrank.engine.cuda import Cuda
-from fullrank.tables import GIVEN
+from fullrank.config.experiment import Experiment
+from fullrank.config.schema import GIVEN
+from fullrank.engine.cuda.engine import Cuda
+from fullrank.runs.assemble import assemble
 from fullrank.trees import elements
 
 CASES: list[tuple[str, dict[str, Any]]] = [

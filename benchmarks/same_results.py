@@ -3,9 +3,9 @@
     python benchmarks/same_results.py --with PATH
 
 runs twelve small experiments of different methods, models and engines with this checkout and with the one in PATH, each
-in a fresh process on a CPU, and compares every weight and every value of the metrics that both have, times aside. Every
-key of the experiments is written out by the checkout in PATH, so that a changed default changes nothing here. A table is
-printed, and the exit status is 1 if anything differs.
+in a fresh process on a CPU, and compares every weight and every value of the metrics that both have, except for times.
+Every key of the experiments is written out by the checkout in PATH, so that a changed default changes nothing here. A
+table is printed, and the exit status is 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -121,7 +121,9 @@ def main() -> None:
             odd = sorted(key for key in both if there[key] != mine[key])
             lost = sorted(there.keys() - mine.keys())
             differ |= bool(odd or lost)
-            said = "the same" if not odd and not lost else f"{len(odd)} differ, {len(lost)} are missing: {(odd + lost)[0]}"
+            said = (
+                "the same" if not odd and not lost else f"{len(odd)} differ, {len(lost)} are missing: {(odd + lost)[0]}"
+            )
             print(f"{name:32} {len(both):6} values  {said}", flush=True)
     raise SystemExit(int(differ))
 

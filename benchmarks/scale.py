@@ -17,14 +17,14 @@ import torch
 from torch import nn
 
 from fullrank import Method
-from fullrank.assemble import assemble
-from fullrank.config import Experiment
+from fullrank.config.experiment import Experiment
 from fullrank.data import DataSet, Pipeline, Split
 from fullrank.data.federation import given
-from fullrank.display import Silent
 from fullrank.engine import open_engine
-from fullrank.run import _begin, _one_round
-from fullrank.rundir import RunDirectory
+from fullrank.runs.assemble import assemble
+from fullrank.runs.directory import RunDirectory
+from fullrank.runs.display import Silent
+from fullrank.runs.run import _begin, _one_round
 
 SIZES = (1_000, 10_000, 100_000)
 SAMPLES = 8

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import fullrank
+from fullrank.comparison.intervals import interval
 from fullrank.report import style
-from fullrank.spread import interval
 
 HERE = Path(__file__).resolve().parent
 RECORD = HERE / "runs.jsonl"

@@ -3,22 +3,21 @@
 One call runs an experiment (`fullrank.run`), another trains your own module on your own clients (`fullrank.fit`).
 """
 
-__version__ = "0.1.0"
-
 import importlib
 from typing import Any
 
-from . import data, methods, models, objectives
-from .channels import Mean, Sum
-from .compare import compare
-from .comparison import Comparison, compare_runs
-from .config import Experiment
-from .errors import Conflict
-from .export import export, load_export
-from .fit import fit
-from .methods import Method
-from .result import Run, load_run
-from .run import run
+from fullrank import data, methods, models, objectives
+from fullrank._version import __version__
+from fullrank.channels import Mean, Sum
+from fullrank.comparison.compare import compare
+from fullrank.comparison.table import Comparison, compare_runs
+from fullrank.config.experiment import Experiment
+from fullrank.deploy.export import export, load_export
+from fullrank.errors import Conflict
+from fullrank.methods import Method
+from fullrank.runs.fit import fit
+from fullrank.runs.result import Run, load_run
+from fullrank.runs.run import run
 
 __all__ = [
     "Comparison",
@@ -28,6 +27,7 @@ __all__ = [
     "Method",
     "Run",
     "Sum",
+    "__version__",
     "collapse",
     "compare",
     "compare_runs",

@@ -1,5 +1,5 @@
 """`python -m fullrank` is the command line."""
 
-from .cli import main
+from fullrank.cli.app import main
 
 main()

@@ -24,8 +24,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from .errors import Refusal
-from .trees import Flat, Tree, beside, elements, flatten, misfit, nbytes, outline, pointwise, vectors
+from fullrank.errors import Refusal
+from fullrank.trees import Flat, Tree, beside, elements, flatten, misfit, nbytes, outline, pointwise, vectors
 
 LARGEST = 1e18
 """The largest size of a value or a weight: the square of a larger one soon leaves the range of float32."""

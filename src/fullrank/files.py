@@ -23,8 +23,8 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
-from .errors import Refusal, naming_file
-from .trees import Tensors
+from fullrank.errors import Refusal, naming_file
+from fullrank.trees import Tensors
 
 CHECKSUM = "checksum"
 """The key under which a JSON object, and the metadata of a safetensors file, hold the checksum of the rest."""

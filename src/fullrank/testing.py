@@ -17,22 +17,22 @@ import torch
 from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from . import methods
-from .assemble import Assembly, assemble
-from .channels import Traffic
-from .config import Experiment, merged, nested
-from .engine import Engine, open_engine
-from .engine.cuda import Cuda
-from .engine.serial import Serial
-from .errors import Refusal, WroteInPlace
-from .fit import method_table
-from .local.loop import Eager, Samples
-from .local.step import Context, Functional, State, Step
-from .methods import Method
-from .result import threads
-from .run import execute
-from .trees import Tensors, Tree, clone, flatten, misfit
-from .uploads import Recording
+from fullrank import methods
+from fullrank.channels import Traffic
+from fullrank.config.experiment import Experiment, merged, nested
+from fullrank.engine import Engine, open_engine
+from fullrank.engine.cuda.engine import Cuda
+from fullrank.engine.recording import Recording
+from fullrank.engine.serial import Serial
+from fullrank.errors import Refusal, WroteInPlace
+from fullrank.local.loop import Eager, Samples
+from fullrank.local.step import Context, Functional, State, Step
+from fullrank.methods import Method
+from fullrank.runs.assemble import Assembly, assemble
+from fullrank.runs.fit import method_table
+from fullrank.runs.result import threads
+from fullrank.runs.run import execute
+from fullrank.trees import Tensors, Tree, clone, flatten, misfit
 
 TOLERANCE = 1e-8
 """Of engines that compute in another order, in float64: the difference against the size of the update."""

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from .errors import Refusal
+from fullrank.errors import Refusal
 
 Tree: TypeAlias = dict[str, Any]
 """A dict whose values are tensors or trees."""

@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import Refusal, nearest
-from . import machine
-from .alone import bare
-from .figures import Figure, ratio, table
-from .race import Contestant, Lap, race
-from .workload import Workload
+from fullrank.bench import machine
+from fullrank.bench.alone import bare
+from fullrank.bench.figures import Figure, ratio, table
+from fullrank.bench.race import Contestant, Lap, race
+from fullrank.bench.workload import Workload
+from fullrank.errors import Refusal, nearest
 
 BASE = "bare loop"
 LATER_ROUNDS = {"cnn": 2, "linear": 20}

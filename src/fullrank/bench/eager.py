@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, pad
 
-from ..objectives import decorrelation
+from fullrank.objectives import decorrelation
 
 WARM_UP = 3
 """Steps before the clock starts, in which libraries load and allocate."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import Refusal
+from fullrank.errors import Refusal
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,17 @@ from typing import Any
 
 import torch
 
-from .. import models
-from ..assemble import federate
-from ..config import Experiment, merged, nested, parse_overrides
-from ..data import DataSet, Split
-from ..data.federation import Federation
-from ..display import Silent
-from ..errors import Refusal
-from ..result import threads
-from ..run import execute
-from . import eager, machine
-from .figures import Figure
+from fullrank import models
+from fullrank.bench import eager, machine
+from fullrank.bench.figures import Figure
+from fullrank.config.experiment import Experiment, merged, nested, parse_overrides
+from fullrank.data import DataSet, Split
+from fullrank.data.federation import Federation
+from fullrank.errors import Refusal
+from fullrank.runs.assemble import federate
+from fullrank.runs.display import Silent
+from fullrank.runs.result import threads
+from fullrank.runs.run import execute
 
 METHODS = ("fedavg", "fedavg+feddecorr")
 Say = Callable[[str], None]

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from .. import __version__
-from ..engine import cores
-from ..errors import Refusal, writing
+from fullrank._version import __version__
+from fullrank.engine import cores
+from fullrank.errors import Refusal, writing
 
 
 def describe(device: str = "cpu") -> dict[str, Any]:

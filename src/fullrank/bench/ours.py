@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from .. import __version__
-from ..assemble import assemble
-from ..config import Experiment
-from ..data import DataSet, Pipeline, Split
-from ..data.federation import Federation, given
-from ..display import Silent
-from ..run import decided, execute
-from ..tables import GIVEN
-from .alone.task import Task, mark
+from fullrank._version import __version__
+from fullrank.bench.alone.task import Task, mark
+from fullrank.config.experiment import Experiment
+from fullrank.data import DataSet, Pipeline, Split
+from fullrank.data.federation import Federation, given
+from fullrank.plugins import GIVEN
+from fullrank.runs.assemble import assemble
+from fullrank.runs.display import Silent
+from fullrank.runs.run import decided, execute
 
 PUBLISHED = 1500
 """Rounds of the published benchmark: what `auto` chooses for, however few of them are played here."""

@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 
-from .. import methods
-from ..assemble import Assembly, assemble, federate
-from ..config import Experiment, merged, parse_overrides
-from ..engine import Engine, open_engine
-from ..errors import ClientFailed, Refusal
-from ..result import threads
-from . import machine
-from .eager import synchronise
-from .figures import Figure, table
-from .gpu import feddecorr_round
+from fullrank import methods
+from fullrank.bench import machine
+from fullrank.bench.eager import synchronise
+from fullrank.bench.figures import Figure, table
+from fullrank.bench.gpu import feddecorr_round
+from fullrank.config.experiment import Experiment, merged, parse_overrides
+from fullrank.engine import Engine, open_engine
+from fullrank.errors import ClientFailed, Refusal
+from fullrank.runs.assemble import Assembly, assemble, federate
+from fullrank.runs.result import threads
 
 BASE = "fedavg"
 GPU_EPOCHS = 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..errors import Refusal
+from fullrank.errors import Refusal
 
 PROC = Path("/proc")
 

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import Refusal, RunFailed
-from . import proctree
-from .alone.task import SOCKET
+from fullrank.bench import proctree
+from fullrank.bench.alone.task import SOCKET
+from fullrank.errors import Refusal, RunFailed
 
 LOOK_SECONDS = 1.0
 """Between two looks at the tree's memory."""

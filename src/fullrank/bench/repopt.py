@@ -18,22 +18,22 @@ from typing import Any
 
 import torch
 
-from ..assemble import assemble
-from ..config import Experiment
-from ..data import DataSet, Pipeline, Split
-from ..data.federation import Federation, given
-from ..errors import Refusal, RunFailed, nearest
-from ..methods.fedrepopt import FedRepOpt
-from ..result import threads
-from ..tables import GIVEN
-from . import machine
-from .eager import synchronise
-from .figures import Figure, table
-from .overheads import open_engine_of
+from fullrank.bench import machine
+from fullrank.bench.eager import synchronise
+from fullrank.bench.figures import Figure, table
+from fullrank.bench.overheads import open_engine_of
+from fullrank.config.experiment import Experiment
+from fullrank.data import DataSet, Pipeline, Split
+from fullrank.data.federation import Federation, given
+from fullrank.errors import Refusal, RunFailed, nearest
+from fullrank.methods.fedrepopt import FedRepOpt
+from fullrank.plugins import GIVEN
+from fullrank.runs.assemble import assemble
+from fullrank.runs.result import threads
 
 BASE = "inf"
 MODES = (BASE, "repopt", "csla", "tr")
-SMALL = {"name": "fullrank.models.repvgg:repvgg", "widths": [16, 16, 32, 64, 256], "blocks": [2, 2, 4, 1]}
+SMALL = {"name": "fullrank.models.reparam.repvgg:repvgg", "widths": [16, 16, 32, 64, 256], "blocks": [2, 2, 4, 1]}
 MODELS: dict[str, dict[str, Any]] = {
     "repvgg-small": SMALL,
     **{name: {"name": name} for name in ("repvgg-a0", "repvgg-b0", "repvgg-b1", "repghost-0.5")},

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..randomness import generator
+from fullrank.randomness import generator
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,13 @@ in O(d²) memory. All sums are in float64. What is not defined is nan; only no s
 1.5
 """
 
-from .classwise import class_accuracy, confusion, recall
-from .clients import classifier_cosine, classifier_map, classifier_norms, prototype_consistency
-from .moments import Moments
-from .neural import nc_error, neural_collapse
-from .similarity import Similarity, cka, cka_by_layer
-from .spectra import effective_rank, significant, singular_variance, spectrum, spectrum_gap
-from .within import class_eigenvalue_variance, mean_class_eigenvalue_variance
+from fullrank.collapse.classwise import class_accuracy, confusion, recall
+from fullrank.collapse.clients import classifier_cosine, classifier_map, classifier_norms, prototype_consistency
+from fullrank.collapse.moments import Moments
+from fullrank.collapse.neural import nc_error, neural_collapse
+from fullrank.collapse.similarity import Similarity, cka, cka_by_layer
+from fullrank.collapse.spectra import effective_rank, significant, singular_variance, spectrum, spectrum_gap
+from fullrank.collapse.within import class_eigenvalue_variance, mean_class_eigenvalue_variance
 
 __all__ = [
     "Moments",

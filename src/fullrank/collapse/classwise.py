@@ -6,10 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fullrank.collapse.arrays import Array, Numbers, no_samples, raw, whole_numbers
 from fullrank.errors import Refusal
-from fullrank.measures import counted_pairs
-
-from .arrays import Array, Numbers, no_samples, raw, whole_numbers
+from fullrank.metrics.measures import counted_pairs
 
 
 def confusion(predicted: Array, labels: Array, num_classes: int | None = None) -> NDArray[np.int64]:

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from fullrank.collapse.arrays import Array, Numbers, matrix, no_samples, plain, raw, wide
 from fullrank.errors import Refusal
-
-from .arrays import Array, Numbers, matrix, no_samples, plain, raw, wide
 
 
 def prototype_consistency(prototypes: Array, held: Array | None = None) -> dict[str, Any]:

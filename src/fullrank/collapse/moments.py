@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fullrank.collapse.arrays import Array, Features, labelled, matrix, no_samples, pieces, whole_numbers, wide
 from fullrank.errors import Refusal
-
-from .arrays import Array, Features, labelled, matrix, no_samples, pieces, whole_numbers, wide
 
 
 class Moments:

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from fullrank.collapse.arrays import Array, Features, labelled, matrix, wide
+from fullrank.collapse.moments import Moments, moments_of
 from fullrank.errors import Refusal
-
-from .arrays import Array, Features, labelled, matrix, wide
-from .moments import Moments, moments_of
 
 RELATIVE_ZERO = 1e-10
 """Eigenvalues of Σ_B up to this share of the largest count as 0."""

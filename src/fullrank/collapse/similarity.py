@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fullrank.collapse.arrays import ROWS_AT_ONCE, Array, Features, Numbers, is_whole, no_samples, pooled, wide
 from fullrank.errors import Refusal
-
-from .arrays import ROWS_AT_ONCE, Array, Features, Numbers, is_whole, no_samples, pooled, wide
 
 
 def cka(a: Features, b: Features) -> float:

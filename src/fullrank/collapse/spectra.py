@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fullrank.collapse.arrays import Array, Features, Numbers, in_one_piece, is_whole, no_samples, plain, raw, wide
+from fullrank.collapse.moments import Moments, moments_of
 from fullrank.errors import Refusal
 from fullrank.objectives import singular_variance as _singular_variance
-
-from .arrays import Array, Features, Numbers, in_one_piece, is_whole, no_samples, plain, raw, wide
-from .moments import Moments, moments_of
 
 THRESHOLD = math.exp(-2)
 """Above it a singular value is significant: TPAMI's example log τ = −2."""

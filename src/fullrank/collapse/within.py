@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fullrank.collapse.arrays import Array, matrix, no_samples, plain, whole_numbers, wide
 from fullrank.errors import Refusal
-
-from .arrays import Array, matrix, no_samples, plain, whole_numbers, wide
 
 TOP = 50
 BATCH = 128

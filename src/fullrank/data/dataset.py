@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..errors import Refusal
+from fullrank.errors import Refusal
 
 _CHUNK_BYTES = 1 << 24
 MOST_CLASSES = 1_000_000

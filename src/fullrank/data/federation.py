@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import Refusal
-from ..files import load_tensors
-from ..randomness import generator, key
-from . import partition
-from .augment import Pipeline
-from .dataset import DataSet
-from .heterogeneity import counts, describe, partition_hash
-from .split import split_by_class
+from fullrank.data import partition
+from fullrank.data.augment.pipeline import Pipeline
+from fullrank.data.dataset import DataSet
+from fullrank.data.heterogeneity import counts, describe, partition_hash
+from fullrank.data.split import split_by_class
+from fullrank.errors import Refusal
+from fullrank.files import load_tensors
+from fullrank.randomness import generator, key
 
 CLASSES_NAMED = 10
 

@@ -12,9 +12,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ..errors import Refusal
-from ..randomness import generator
-from .dataset import Split
+from fullrank.data.dataset import Split
+from fullrank.errors import Refusal
+from fullrank.randomness import generator
 
 Indices = npt.NDArray[np.int64]
 

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 import torch
 
-from ..errors import Refusal
-from ..site import Job, Result, Site
-from .cuda import Cuda
-from .processes import Processes
-from .serial import Serial
-from .vectorised import Vectorised
+from fullrank.engine.cuda.engine import Cuda
+from fullrank.engine.processes.engine import Processes
+from fullrank.engine.serial import Serial
+from fullrank.engine.vectorised import Vectorised
+from fullrank.errors import Refusal
+from fullrank.federated.site import Job, Result, Site
 
 __all__ = ["Engine", "choose", "open_engine"]
 

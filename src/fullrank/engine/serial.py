@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .. import interrupt
-from ..site import Job, Result, Site
+from fullrank.federated.site import Job, Result, Site
+from fullrank.local import interrupt
 
 
 class Serial:

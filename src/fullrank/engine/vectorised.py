@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from .. import interrupt
-from ..local.loop import DRIFT, Fit, Report, drift, epochs_of, report_of
-from ..local.optimiser import descend_
-from ..local.plan import Plan
-from ..local.step import Bound, Context, State
-from ..randomness import global_state, restore_global_state
-from ..site import Job, Result, Site, Work
-from ..trees import Tree, combine, copy_, nbytes, outline
+from fullrank.federated.site import Job, Result, Site, Work
+from fullrank.local import interrupt
+from fullrank.local.loop import DRIFT, Fit, Report, drift, epochs_of, report_of
+from fullrank.local.optimiser import descend_
+from fullrank.local.plan import Plan
+from fullrank.local.step import Bound, Context, State
+from fullrank.randomness import global_state, restore_global_state
+from fullrank.trees import Tree, combine, copy_, nbytes, outline
 
 STACK_BYTES = 2**24
 """Of a group's weights and batches: so many still lie in a processor's caches, together with the gradients."""

@@ -7,31 +7,29 @@ import copy
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..checking import checked
-from ..errors import Refusal, WroteInPlace, nearest
-from ..evaluate import at_once, batches
-from ..methods.compose import Composition
-from ..methods.method import Method
-from ..models.entries import Entries, select
-from ..models.net import Output
-from ..models.network import Network
-from ..objectives import class_prototypes
-from ..randomness import generator, seeded
-from ..tables import Train
-from ..trees import Flat, Tensors, Tree, clone, flats, versions
-from .batch import Batch
-from .home import Home
-from .loop import Eager, Fit, Report, Samples, StepperOf, train
-from .optimiser import memory
-from .plan import Plan, make_plan
-from .settings import Settings, Travel
-from .step import Bound, Context, Functional, State, Step
+from fullrank.errors import Refusal, WroteInPlace, nearest
+from fullrank.local.entries import Home
+from fullrank.local.loop import Eager, Fit, Report, Samples, StepperOf, train
+from fullrank.local.optimiser import memory
+from fullrank.local.plan import Plan, make_plan
+from fullrank.local.settings import Settings, Travel
+from fullrank.local.step import Bound, Context, Functional, State, Step
+from fullrank.methods._batch import Batch
+from fullrank.methods._compose import Composition
+from fullrank.methods._method import Method
+from fullrank.metrics.evaluate import at_once, batches
+from fullrank.models.entries import Entries, select
+from fullrank.models.net import Output
+from fullrank.models.network import Network
+from fullrank.objectives import class_prototypes
+from fullrank.randomness import generator, seeded
+from fullrank.trees import Flat, Tensors, Tree, clone, flats, versions
 
 OPTIMISER = ("optimizer", "lr", "momentum", "nesterov", "weight_decay", "decay_on")
 """Settings that make another optimiser."""
@@ -249,10 +247,6 @@ class Client:
         for key in optimiser:
             if key not in known:
                 raise Refusal(f'client.fit has no setting "{key}"; {nearest(key, known)}')
-        for key, value in {**optimiser, "steps": steps or 0}.items():
-            if key in ("optimizer", "last_batch", "steps"):
-                field = Train.model_fields[key]
-                checked(Annotated[(field.annotation, field)], value, f"client.fit: {key}")
         if "lr" in optimiser:
             optimiser = {**optimiser, "moving": None}  # its own rate is no part of the schedule
         settings = dataclasses.replace(self._settings, **optimiser)

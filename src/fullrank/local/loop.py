@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from .. import interrupt
-from ..trees import flats, norm, part_of
-from .plan import Plan
-from .step import Context, State, Step
+from fullrank.local import interrupt
+from fullrank.local.plan import Plan
+from fullrank.local.step import Context, State, Step
+from fullrank.trees import flats, norm, part_of
 
 if TYPE_CHECKING:
-    from ..data import Pipeline
+    from fullrank.data import Pipeline
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from ..trees import Flat, Tensors, Tree, copy_, flats, part_of, pointwise
-from .settings import Settings
+from fullrank.local.settings import Settings
+from fullrank.trees import Flat, Tensors, Tree, copy_, flats, part_of, pointwise
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 """Of Adam and AdamW, as in their papers and in torch.optim."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .settings import Settings
+from fullrank.local.settings import Settings
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from ..errors import Refusal, nearest
+from fullrank.errors import Refusal, nearest
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 LAST_BATCHES = ("keep", "drop", "wrap")

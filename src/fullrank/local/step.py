@@ -13,15 +13,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..errors import Refusal
-from ..methods.compose import Composition
-from ..methods.method import Method
-from ..models.net import Output
-from ..models.network import Network
-from ..trees import Flat, Tensors, Tree, combine, flats, merged, misfit, norm, part_of, pointwise
-from .batch import Batch
-from .optimiser import clipped, descend_
-from .settings import Settings
+from fullrank.errors import Refusal
+from fullrank.local.optimiser import clipped, descend_
+from fullrank.local.settings import Settings
+from fullrank.methods._batch import Batch
+from fullrank.methods._compose import Composition
+from fullrank.methods._method import Method
+from fullrank.models.net import Output
+from fullrank.models.network import Network
+from fullrank.trees import Flat, Tensors, Tree, combine, flats, merged, misfit, norm, part_of, pointwise
 
 Objective = Callable[[Tensors], tuple[Tensor, Any]]
 

@@ -10,22 +10,19 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, get_type_hints
 
-from ..checking import checked, not_a_table
-from ..errors import Refusal, nearest
-from ..naming import import_object
-from .compose import Composed, Composition, defines
-from .method import Method
+from fullrank.errors import Refusal, checked, nearest, not_a_table
+from fullrank.methods._compose import Composed, Composition, defines
+from fullrank.methods._method import Method
+from fullrank.plugins import import_object
 
 __all__ = ["Composed", "Composition", "Method", "available", "build", "defines", "find"]
-
-_NOT_METHODS = {"method", "compose", "prototypes"}
 
 
 @cache
 def _library() -> dict[str, type[Method]]:
     found: dict[str, type[Method]] = {}
     for module in pkgutil.iter_modules(__path__):
-        if module.name in _NOT_METHODS:
+        if module.name.startswith("_"):
             continue
         namespace = vars(importlib.import_module(f"{__name__}.{module.name}"))
         for value in namespace.values():

@@ -9,16 +9,16 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from ..channels import Sum
-from ..errors import Conflict, Refusal
-from ..models.entries import select
-from ..trees import Tree
-from .method import Method, Positive
-from .prototypes import single_samples
+from fullrank.channels import Sum
+from fullrank.errors import Conflict, Refusal
+from fullrank.methods._method import Method, Positive
+from fullrank.methods._prototypes import single_samples
+from fullrank.models.entries import select
+from fullrank.trees import Tree
 
 if TYPE_CHECKING:
-    from ..local.client import Client
-    from ..server import Server
+    from fullrank.federated.server import Server
+    from fullrank.local.client import Client
 
 JITTER = 1e-6
 """Added to every variance."""

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..local.batch import Batch
-from ..objectives import decov
-from .method import Method, NotNegative
+from fullrank.methods._batch import Batch
+from fullrank.methods._method import Method, NotNegative
+from fullrank.objectives import decov
 
 
 @dataclass(frozen=True)

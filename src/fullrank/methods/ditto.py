@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 from torch import Tensor
 
-from ..local.batch import Batch
-from ..objectives import proximal
-from ..trees import Tree
-from .method import Method, NotNegative
+from fullrank.methods._batch import Batch
+from fullrank.methods._method import Method, NotNegative
+from fullrank.objectives import proximal
+from fullrank.trees import Tree
 
 if TYPE_CHECKING:
-    from ..local.client import Client
+    from fullrank.local.client import Client
 
 
 @dataclass(frozen=True)

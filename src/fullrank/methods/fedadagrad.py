@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .fedadam import FedAdam
-from .method import Momentum
+from fullrank.methods._method import Momentum
+from fullrank.methods.fedadam import FedAdam
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..trees import Tree, pointwise, zeros
-from .method import Method, Momentum, Positive
+from fullrank.methods._method import Method, Momentum, Positive
+from fullrank.trees import Tree, pointwise, zeros
 
 if TYPE_CHECKING:
-    from ..server import Server
+    from fullrank.federated.server import Server
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from .method import Method
+from fullrank.methods._method import Method
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ..trees import Tree, pointwise, zeros
-from .method import Method, Momentum
+from fullrank.methods._method import Method, Momentum
+from fullrank.trees import Tree, pointwise, zeros
 
 if TYPE_CHECKING:
-    from ..server import Server
+    from fullrank.federated.server import Server
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..local.batch import Batch
-from ..objectives import decorrelation
-from .method import Method, NotNegative
+from fullrank.methods._batch import Batch
+from fullrank.methods._method import Method, NotNegative
+from fullrank.objectives import decorrelation
 
 
 @dataclass(frozen=True)

@@ -8,16 +8,16 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from ..errors import Refusal
-from ..local.batch import Batch
-from ..models.entries import select
-from ..objectives import balanced_cross_entropy, simplex_etf
-from ..trees import Tensors
-from .method import Method, NotNegative, Positive
+from fullrank.errors import Refusal
+from fullrank.methods._batch import Batch
+from fullrank.methods._method import Method, NotNegative, Positive
+from fullrank.models.entries import select
+from fullrank.objectives import balanced_cross_entropy, simplex_etf
+from fullrank.trees import Tensors
 
 if TYPE_CHECKING:
-    from ..local.client import Client
-    from ..models import Network
+    from fullrank.local.client import Client
+    from fullrank.models import Network
 
 _SGD = {"optimizer": "sgd", "nesterov": False}
 FRAME: dict[str, Any] = {**_SGD, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "epochs": 3}

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..channels import Mean
-from ..trees import Tree, norm, pointwise
-from .method import Method, Positive
+from fullrank.channels import Mean
+from fullrank.methods._method import Method, Positive
+from fullrank.trees import Tree, norm, pointwise
 
 if TYPE_CHECKING:
-    from ..local.client import Client
-    from ..server import Server
+    from fullrank.federated.server import Server
+    from fullrank.local.client import Client
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..local.batch import Batch
-from .method import Method, NotNegative
+from fullrank.methods._batch import Batch
+from fullrank.methods._method import Method, NotNegative
 
 
 @dataclass(frozen=True)

@@ -9,17 +9,17 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ..channels import Sum
-from ..errors import Refusal
-from ..local.batch import Batch
-from ..objectives import intra_class_decorrelation, prototype_margin, prototype_margin_literal, prototype_pull
-from ..trees import Tree
-from .method import NotNegative
-from .prototypes import FEATURE_SUMS, WithPrototypes
+from fullrank.channels import Sum
+from fullrank.errors import Refusal
+from fullrank.methods._batch import Batch
+from fullrank.methods._method import NotNegative
+from fullrank.methods._prototypes import FEATURE_SUMS, WithPrototypes
+from fullrank.objectives import intra_class_decorrelation, prototype_margin, prototype_margin_literal, prototype_pull
+from fullrank.trees import Tree
 
 if TYPE_CHECKING:
-    from ..local.client import Client
-    from ..server import Server
+    from fullrank.federated.server import Server
+    from fullrank.local.client import Client
 
 
 @dataclass(frozen=True)

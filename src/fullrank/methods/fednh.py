@@ -9,15 +9,15 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from ..channels import Sum
-from ..errors import Refusal
-from ..trees import Tree
-from .method import Method, Positive
+from fullrank.channels import Sum
+from fullrank.errors import Refusal
+from fullrank.methods._method import Method, Positive
+from fullrank.trees import Tree
 
 if TYPE_CHECKING:
-    from ..local.client import Client
-    from ..models import Network
-    from ..server import Server
+    from fullrank.federated.server import Server
+    from fullrank.local.client import Client
+    from fullrank.models import Network
 
 
 class Hypersphere(nn.Module):

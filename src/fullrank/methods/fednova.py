@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..channels import Mean
-from ..trees import Tree, pointwise
-from .method import Method
+from fullrank.channels import Mean
+from fullrank.methods._method import Method
+from fullrank.trees import Tree, pointwise
 
 if TYPE_CHECKING:
-    from ..local.client import Client
-    from ..server import Server
+    from fullrank.federated.server import Server
+    from fullrank.local.client import Client
 
 
 @dataclass(frozen=True)

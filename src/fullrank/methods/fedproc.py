@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ..local.batch import Batch
-from ..trees import Tree
-from .prototypes import WithPrototypes
+from fullrank.methods._batch import Batch
+from fullrank.methods._prototypes import WithPrototypes
+from fullrank.trees import Tree
 
 if TYPE_CHECKING:
-    from ..server import Server
+    from fullrank.federated.server import Server
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..local.batch import Batch
-from .method import NotNegative
-from .prototypes import WithPrototypes
+from fullrank.methods._batch import Batch
+from fullrank.methods._method import NotNegative
+from fullrank.methods._prototypes import WithPrototypes
 
 
 class NearestPrototype:

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from ..local.batch import Batch
-from ..trees import Tree, pointwise
-from .method import Method, NotNegative
+from fullrank.methods._batch import Batch
+from fullrank.methods._method import Method, NotNegative
+from fullrank.trees import Tree, pointwise
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from .method import Method
+from fullrank.methods._method import Method
 
 if TYPE_CHECKING:
-    from ..local.client import Client
+    from fullrank.local.client import Client
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ..errors import Refusal
-from ..local.batch import Batch
-from ..models.reparam import SCALES, centre_diagonal
-from ..trees import Tensors, Tree, flats, part_of, pointwise
-from .method import Method
+from fullrank.errors import Refusal
+from fullrank.methods._batch import Batch
+from fullrank.methods._method import Method
+from fullrank.models.reparam.operators import SCALES, centre_diagonal
+from fullrank.trees import Tensors, Tree, flats, part_of, pointwise
 
 if TYPE_CHECKING:
-    from ..local.client import Client
-    from ..local.settings import Settings
-    from ..models import Network
+    from fullrank.local.client import Client
+    from fullrank.local.settings import Settings
+    from fullrank.models import Network
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,12 @@ class FedRepOpt(Method):
 
     paper = "Lau et al., ACCV 2024; Ding et al., ICLR 2023 (RepOptimizers)"
     multiplies = "multiplier"
-    tried_on = {"name": "fullrank.models.repvgg:repvgg", "mode": "repopt", "widths": [4, 4, 6, 8], "blocks": [2, 2, 1]}
+    tried_on = {
+        "name": "fullrank.models.reparam.repvgg:repvgg",
+        "mode": "repopt",
+        "widths": [4, 4, 6, 8],
+        "blocks": [2, 2, 1],
+    }
 
     def model(self, net: Network) -> Network:
         """The network itself, if it carries scales."""

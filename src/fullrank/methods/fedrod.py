@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import Refusal
-from ..local.batch import Batch
-from ..objectives import balanced_cross_entropy
-from ..trees import Tensors, zeros
-from .method import Method
+from fullrank.errors import Refusal
+from fullrank.methods._batch import Batch
+from fullrank.methods._method import Method
+from fullrank.objectives import balanced_cross_entropy
+from fullrank.trees import Tensors, zeros
 
 if TYPE_CHECKING:
-    from ..local.client import Client
-    from ..models import Network
+    from fullrank.local.client import Client
+    from fullrank.models import Network
 
 
 class TwoHeads(nn.Linear):

@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from ..local.batch import Batch
-from .method import Method
+from fullrank.methods._batch import Batch
+from fullrank.methods._method import Method
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .fedadam import FedAdam
+from fullrank.methods.fedadam import FedAdam
 
 
 @dataclass(frozen=True)

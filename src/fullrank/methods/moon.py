@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor, nn
 
-from ..channels import Sum
-from ..local.batch import Batch
-from ..objectives import contrastive
-from ..trees import Tree
-from .method import Method, NotNegative, Positive
+from fullrank.channels import Sum
+from fullrank.methods._batch import Batch
+from fullrank.methods._method import Method, NotNegative, Positive
+from fullrank.objectives import contrastive
+from fullrank.trees import Tree
 
 if TYPE_CHECKING:
-    from ..local.client import Client
-    from ..models import Network
+    from fullrank.local.client import Client
+    from fullrank.models import Network
 
 WIDTH = 256
 """Of the representation behind a projection head."""

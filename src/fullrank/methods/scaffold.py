@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from ..channels import Sum
-from ..local.batch import Batch
-from ..trees import Tree, pointwise, zeros
-from .method import Method
+from fullrank.channels import Sum
+from fullrank.methods._batch import Batch
+from fullrank.methods._method import Method
+from fullrank.trees import Tree, pointwise, zeros
 
 if TYPE_CHECKING:
-    from ..local.client import Client
-    from ..server import Server
+    from fullrank.federated.server import Server
+    from fullrank.local.client import Client
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor
 
-from ..local.batch import Batch
-from ..objectives import structured_decov
-from .method import Method, NotNegative
+from fullrank.methods._batch import Batch
+from fullrank.methods._method import Method, NotNegative
+from fullrank.objectives import structured_decov
 
 
 @dataclass(frozen=True)

@@ -9,21 +9,20 @@ from typing import Any, get_type_hints
 
 from torch import nn
 
-from ..checking import checked
-from ..errors import Refusal, nearest
-from ..naming import called, import_object
-from .alexnet import alexnet_bn
-from .cnn import cnn
-from .efficientnet import efficientnet_b0
-from .lenet import lenet
-from .mlp import mlp
-from .mobilenetv2 import mobilenetv2
-from .net import Net, Output
-from .network import Network
-from .repghost import repghost_half
-from .repvgg import repvgg_a0, repvgg_b0, repvgg_b1
-from .resnet import resnet18, resnet20, resnet20_conv, resnet32
-from .wrn import wrn_28_10
+from fullrank.errors import Refusal, checked, nearest
+from fullrank.models.alexnet import alexnet_bn
+from fullrank.models.cnn import cnn
+from fullrank.models.efficientnet import efficientnet_b0
+from fullrank.models.lenet import lenet
+from fullrank.models.mlp import mlp
+from fullrank.models.mobilenetv2 import mobilenetv2
+from fullrank.models.net import Net, Output
+from fullrank.models.network import Network
+from fullrank.models.reparam.repghost import repghost_half
+from fullrank.models.reparam.repvgg import repvgg_a0, repvgg_b0, repvgg_b1
+from fullrank.models.resnet import resnet18, resnet20, resnet20_conv, resnet32
+from fullrank.models.wrn import wrn_28_10
+from fullrank.plugins import called, import_object
 
 __all__ = ["Net", "Network", "Output", "available", "build", "builder"]
 

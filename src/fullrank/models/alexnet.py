@@ -6,8 +6,8 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
-from .layers import FromSize
-from .net import Net
+from fullrank.models.layers import FromSize
+from fullrank.models.net import Net
 
 SMALLEST = 63  # pixels: below, the third pooling finds less than its window
 POOLED, FEATURES = 6, 4096

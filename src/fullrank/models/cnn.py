@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from ..errors import Refusal
-from .net import Net
+from fullrank.errors import Refusal
+from fullrank.models.net import Net
 
 
 def cnn(

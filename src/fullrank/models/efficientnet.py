@@ -8,8 +8,8 @@ from typing import Annotated
 from pydantic import Field
 from torch import Tensor, nn
 
-from .layers import conv_bn, global_pool
-from .net import Net
+from fullrank.models.layers import conv_bn, global_pool
+from fullrank.models.net import Net
 
 STEM, FEATURES = 32, 1280
 STAGES = (

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from ..errors import Refusal, nearest
+from fullrank.errors import Refusal, nearest
 
 if TYPE_CHECKING:
-    from .network import Network
+    from fullrank.models.network import Network
 
 NORM_LAYERS: tuple[type[nn.Module], ...] = (
     nn.modules.batchnorm._NormBase,  # every BatchNorm and InstanceNorm, also synchronised and lazy ones

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import Refusal, nearest
-from .net import Net
+from fullrank.errors import Refusal, nearest
+from fullrank.models.net import Net
 
 Dropouts = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 

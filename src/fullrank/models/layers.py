@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
-from ..errors import Refusal
+from fullrank.errors import Refusal
 
 
 def conv_bn(in_width: int, width: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:

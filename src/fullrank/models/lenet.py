@@ -6,8 +6,8 @@ from collections import OrderedDict
 
 from torch import nn
 
-from .layers import FromSize
-from .net import Net
+from fullrank.models.layers import FromSize
+from fullrank.models.net import Net
 
 SMALLEST = 16  # pixels: two unpadded 5×5 convolutions, each halved, leave one
 HIDDEN, FEATURES = 120, 84

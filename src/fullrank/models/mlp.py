@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 from torch import nn
 
-from .net import Net
+from fullrank.models.net import Net
 
 
 def mlp(

@@ -6,8 +6,8 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
-from .layers import conv_bn, global_pool
-from .net import Net
+from fullrank.models.layers import conv_bn, global_pool
+from fullrank.models.net import Net
 
 STEM, FEATURES = 32, 1280
 STAGES = (

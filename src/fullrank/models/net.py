@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from ..trees import Tensors
+from fullrank.trees import Tensors
 
 
 class Output(NamedTuple):

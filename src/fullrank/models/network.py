@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..errors import Refusal
-from ..trees import Flat, Layout, Tensors, copy_
-from .entries import NORM_LAYERS
-from .findhead import Dropouts, find_head
-from .net import Net, Output, output_of
-from .structure import Structure
+from fullrank.errors import Refusal
+from fullrank.models.entries import NORM_LAYERS
+from fullrank.models.findhead import Dropouts, find_head
+from fullrank.models.net import Net, Output, output_of
+from fullrank.models.structure import Structure
+from fullrank.trees import Flat, Layout, Tensors, copy_
 
 _CALLS_ITS_CHILDREN = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 T = TypeVar("T")

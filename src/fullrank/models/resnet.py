@@ -9,9 +9,9 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..errors import Refusal
-from .layers import conv_bn, global_pool
-from .net import Net
+from fullrank.errors import Refusal
+from fullrank.models.layers import conv_bn, global_pool
+from fullrank.models.net import Net
 
 Shortcut = Callable[[int, int, int], nn.Module]
 """From input width, output width and stride to what a block adds to its residual."""

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from .layers import global_pool
-from .net import Net
+from fullrank.models.layers import global_pool
+from fullrank.models.net import Net
 
 STEM, WIDTHS = 16, (160, 320, 640)  # ten times the widths of He et al.'s ResNets for CIFAR
 BLOCKS = 4  # in each stage: with two convolutions a block, three shortcuts and the stem, 28 layers

@@ -3,8 +3,8 @@
 A probe changes nothing that the run computes. Its numbers lie in a file of their own beside the run's metrics.
 """
 
-from .files import read_probes
-from .look import Looking
-from .prober import Prober
+from fullrank.probe.files import read_probes
+from fullrank.probe.look import Looking
+from fullrank.probe.prober import Prober
 
 __all__ = ["Looking", "Prober", "read_probes"]

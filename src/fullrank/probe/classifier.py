@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ..models.net import Output
-from ..models.network import Network
+from fullrank.models.net import Output
+from fullrank.models.network import Network
 
 FRAME, IN_FRAME = "frame", "mu"
 """FedETF's head: its fixed rows, and the name under which it returns what they act on."""

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from typing_extensions import NotRequired, TypedDict
 
-from ..collapse import recall
-from ..errors import Refusal, naming_file
-from ..files import Damaged, append_line, load_tensors, read_lines, save_tensors, write_lines
+from fullrank.collapse import recall
+from fullrank.errors import Refusal, naming_file
+from fullrank.files import Damaged, append_line, load_tensors, read_lines, save_tensors, write_lines
 
 LINES, FOLDER = "probes.jsonl", "probes"
 _FILE = re.compile(r"\d{6}\.safetensors|\..*\.part")

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..collapse.arrays import pooled
-from ..models.network import Network
+from fullrank.collapse.arrays import pooled
+from fullrank.models.network import Network
 
 MOST_LAYERS = 8
 """Compared, evenly over the depth: one forward serves all, but every one costs memory for each pair of clients."""

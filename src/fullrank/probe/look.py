@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .. import collapse
-from ..assemble import Assembly
-from ..data import Split
-from ..evaluate import at_once, batches
-from ..models.net import Output
-from ..models.network import Network
-from ..objectives import class_prototypes
-from ..trees import Tensors
-from .classifier import Classifier, classifier_of
-from .layers import REPRESENTATION, caught
+from fullrank import collapse
+from fullrank.data import Split
+from fullrank.metrics.evaluate import at_once, batches
+from fullrank.models.net import Output
+from fullrank.models.network import Network
+from fullrank.objectives import class_prototypes
+from fullrank.probe.classifier import Classifier, classifier_of
+from fullrank.probe.layers import REPRESENTATION, caught
+from fullrank.trees import Tensors
+
+if TYPE_CHECKING:
+    from fullrank.runs.assemble import Assembly
 
 Numbers: TypeAlias = dict[str, Any]
 Arrays: TypeAlias = dict[str, np.ndarray]

@@ -5,21 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .. import collapse
-from ..assemble import Assembly
-from ..errors import Refusal
-from ..files import writable
-from ..randomness import generator, seeded
-from ..server import Played
-from ..trees import Tensors
-from .classifier import classifier_of
-from .files import LINES, Probe, cut_probes, read_probes, write_probe
-from .layers import layers_of
-from .look import Arrays, Looking, Numbers
+from fullrank import collapse
+from fullrank.errors import Refusal
+from fullrank.federated.server import Played
+from fullrank.files import writable
+from fullrank.probe.classifier import classifier_of
+from fullrank.probe.files import LINES, Probe, cut_probes, read_probes, write_probe
+from fullrank.probe.layers import layers_of
+from fullrank.probe.look import Arrays, Looking, Numbers
+from fullrank.randomness import generator, seeded
+from fullrank.trees import Tensors
+
+if TYPE_CHECKING:
+    from fullrank.runs.assemble import Assembly
 
 MOST_KEPT = 2**18
 """Weights of all shown clients' classifiers that a probe keeps, as directions in half precision: half a MiB."""

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fullrank.errors import Refusal
-from fullrank.result import Run
-
-from .labels import Group, grouped
-from .probed import locals_of, mean, number, probes_of
-from .seeds import band_entry, draw_rounds
-from .style import BLACK, GREY, LOCAL, draw_legend, drawing, legend_height, line, round_ticks
+from fullrank.report.labels import Group, grouped
+from fullrank.report.probed import locals_of, mean, number, probes_of
+from fullrank.report.seeds import band_entry, draw_rounds
+from fullrank.report.style import BLACK, GREY, LOCAL, draw_legend, drawing, legend_height, line, round_ticks
+from fullrank.runs.result import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from fullrank.collapse import classifier_map
-from fullrank.result import Run
-
-from .labels import titles_of
-from .probed import directions_of, few, one, probe_at
-from .style import class_style, draw_legend, drawing, legend_height
+from fullrank.report.labels import titles_of
+from fullrank.report.probed import directions_of, few, one, probe_at
+from fullrank.report.style import class_style, draw_legend, drawing, legend_height
+from fullrank.runs.result import Run
 
 MOST_NAMED = 20
 """Classes up to which a legend names each."""

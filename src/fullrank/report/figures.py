@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from fullrank.errors import Refusal, nearest
-from fullrank.result import Run, load_run
-
-from .courses import draw_accuracy, draw_collapse
-from .directions import draw_tsne
-from .heatmaps import draw_cka, draw_classifier
-from .losses import draw_losses
-from .spectra import draw_gap, draw_spectrum
-from .style import figure_file
+from fullrank.report.courses import draw_accuracy, draw_collapse
+from fullrank.report.directions import draw_tsne
+from fullrank.report.heatmaps import draw_cka, draw_classifier
+from fullrank.report.losses import draw_losses
+from fullrank.report.spectra import draw_gap, draw_spectrum
+from fullrank.report.style import figure_file
+from fullrank.runs.result import Run, load_run
 
 KINDS: dict[str, Callable[..., None]] = {
     "spectrum": draw_spectrum,

@@ -10,11 +10,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullrank.probe.layers import REPRESENTATION, evenly
-from fullrank.result import Run
-
-from .labels import titles_of
-from .probed import Probe, between_clients, few, one, probe_at
-from .style import BLACK, COLUMN, LOCAL, draw_legend, drawing, legend_height, line, line_colours, round_ticks
+from fullrank.report.labels import titles_of
+from fullrank.report.probed import Probe, between_clients, few, one, probe_at
+from fullrank.report.style import (
+    BLACK,
+    COLUMN,
+    LOCAL,
+    draw_legend,
+    drawing,
+    legend_height,
+    line,
+    line_colours,
+    round_ticks,
+)
+from fullrank.runs.result import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fullrank.config import same
-from fullrank.result import Run
-
-from .style import line_colours
+from fullrank.config.experiment import same
+from fullrank.report.style import line_colours
+from fullrank.runs.result import Run
 
 NO_MATTER = ("run.", "engine.", "probe.", "evaluate.", "data.root")
 """Keys that say where and how a run was made, not what it is."""

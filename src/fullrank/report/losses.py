@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from fullrank.errors import Refusal, nearest
-from fullrank.result import Run
-
-from .labels import titles_of
-from .probed import few, number
-from .style import BLUE, GREY, draw_legend, drawing, legend_height, line, line_colours, round_ticks
+from fullrank.report.labels import titles_of
+from fullrank.report.probed import few, number
+from fullrank.report.style import BLUE, GREY, draw_legend, drawing, legend_height, line, line_colours, round_ticks
+from fullrank.runs.result import Run
 
 NO_TERMS = ("grad_norm", "drift")
 """What is measured over local epochs beside the terms of the loss."""

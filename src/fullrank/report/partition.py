@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fullrank.data.heterogeneity import CountArray, class_labels
-
-from .style import figure_file, save
+from fullrank.report.style import figure_file, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,7 +8,7 @@ from typing import Any
 
 from fullrank.errors import Refusal
 from fullrank.probe.prober import MOST_KEPT
-from fullrank.result import Run
+from fullrank.runs.result import Run
 
 Probe = dict[str, Any]
 MOST_RUNS = 5

@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullrank.errors import Refusal
-
-from .labels import Group
-from .probed import Probe, probe_at, probes_of
-from .style import GREY, line
+from fullrank.report.labels import Group
+from fullrank.report.probed import Probe, probe_at, probes_of
+from fullrank.report.style import GREY, line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -13,12 +13,21 @@ from numpy.typing import NDArray
 
 from fullrank.collapse.spectra import RELATIVE_ZERO, THRESHOLD
 from fullrank.errors import Refusal
-from fullrank.result import Run
-
-from .labels import Group, grouped
-from .probed import Probe, locals_of, mean, number, probe_at, probes_of
-from .seeds import band_entry, draw_rounds, draw_spread, over_seeds, probes_at
-from .style import BLACK, GREY, LOCAL, draw_legend, drawing, legend_height, line, line_colours, round_ticks
+from fullrank.report.labels import Group, grouped
+from fullrank.report.probed import Probe, locals_of, mean, number, probe_at, probes_of
+from fullrank.report.seeds import band_entry, draw_rounds, draw_spread, over_seeds, probes_at
+from fullrank.report.style import (
+    BLACK,
+    GREY,
+    LOCAL,
+    draw_legend,
+    drawing,
+    legend_height,
+    line,
+    line_colours,
+    round_ticks,
+)
+from fullrank.runs.result import Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

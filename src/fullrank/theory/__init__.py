@@ -3,16 +3,16 @@
 Functions give plain numbers and arrays. `python -m fullrank.theory NAME --out FILE.pdf` draws a figure of each study.
 """
 
-from .aligning import alignment, singular_alignment
-from .bound import fedmr_bound, fedmr_recursion
-from .disjoint import DisjointExample, disjoint_example
-from .growing import Growth, growth
-from .identities import effective_ranks, proposition_1, representation_covariance, spread_of_eigenvalues
-from .linear import balanced_start, flow, imbalance, product, velocity
-from .panels import Sphere, smallest_angle, sphere
-from .sphere_study import UnitSphere, unit_sphere
-from .theorem import Rates, aligned_example, aligned_forever, dropped_share, rates
-from .toy_study import toy_sphere
+from fullrank.theory.aligning import alignment, singular_alignment
+from fullrank.theory.bound import fedmr_bound, fedmr_recursion
+from fullrank.theory.disjoint import DisjointExample, disjoint_example
+from fullrank.theory.growing import Growth, growth
+from fullrank.theory.identities import effective_ranks, proposition_1, representation_covariance, spread_of_eigenvalues
+from fullrank.theory.linear import balanced_start, flow, imbalance, product, velocity
+from fullrank.theory.panels import Sphere, smallest_angle, sphere
+from fullrank.theory.sphere_study import UnitSphere, unit_sphere
+from fullrank.theory.theorem import Rates, aligned_example, aligned_forever, dropped_share, rates
+from fullrank.theory.toy_study import toy_sphere
 
 __all__ = [
     "DisjointExample",

@@ -9,19 +9,18 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from fullrank.cliparts import answer
+from fullrank.cli.options import answer
 from fullrank.errors import Refusal
 from fullrank.report.style import figure_file
-
-from . import figures
-from .aligning import EPOCHS, Start, alignment
-from .bound import bound_cases, fedmr_bound
-from .disjoint import disjoint_example
-from .growing import WIDTH, growth
-from .panels import Sphere
-from .sphere_study import unit_sphere
-from .theorem import aligned_example, dropped_share, rates
-from .toy_study import toy_sphere
+from fullrank.theory import figures
+from fullrank.theory.aligning import EPOCHS, Start, alignment
+from fullrank.theory.bound import bound_cases, fedmr_bound
+from fullrank.theory.disjoint import disjoint_example
+from fullrank.theory.growing import WIDTH, growth
+from fullrank.theory.panels import Sphere
+from fullrank.theory.sphere_study import unit_sphere
+from fullrank.theory.theorem import aligned_example, dropped_share, rates
+from fullrank.theory.toy_study import toy_sphere
 
 app = typer.Typer(
     help="Draw what the papers' theory says, and print it in numbers.",

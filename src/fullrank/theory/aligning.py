@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from fullrank.data import DataSet, load_dataset
 from fullrank.errors import Refusal
 from fullrank.randomness import generator
-
-from .linear import Matrix, Weights, balanced_start, one_hot, product, velocity
+from fullrank.theory.linear import Matrix, Weights, balanced_start, one_hot, product, velocity
 
 EPOCHS = (3, 5, 7, 9)
 Start = Literal["balanced", "default"]

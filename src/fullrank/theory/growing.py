@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from fullrank import collapse
 from fullrank.errors import Refusal
 from fullrank.randomness import generator
-
-from .linear import Matrix, balanced_start, one_hot, orthogonal, product, velocity
+from fullrank.theory.linear import Matrix, balanced_start, one_hot, orthogonal, product, velocity
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ import numpy as np
 
 from fullrank import collapse
 from fullrank.errors import Refusal
-
-from .linear import Matrix
+from fullrank.theory.linear import Matrix
 
 
 def representation_covariance(P: Matrix, X: Matrix) -> tuple[Matrix, Matrix]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fullrank import collapse
 from fullrank.errors import Refusal
-from fullrank.result import Run
+from fullrank.runs.result import Run
 
 PROJECTIONS = ("neck", "pca")
 

@@ -16,14 +16,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fullrank import models
-from fullrank.assemble import federate
-from fullrank.config import Experiment, merged
+from fullrank.config.experiment import Experiment, merged
 from fullrank.errors import Refusal, nearest
 from fullrank.models import Net
-from fullrank.result import Run
-from fullrank.run import execute
-
-from .panels import Sphere, refuse_projection, represented, sphere
+from fullrank.runs.assemble import federate
+from fullrank.runs.result import Run
+from fullrank.runs.run import execute
+from fullrank.theory.panels import Sphere, refuse_projection, represented, sphere
 
 Size = Literal["paper", "small", "tiny"]
 SIZES: dict[str, dict[str, Any]] = {

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from fullrank.errors import Refusal
 from fullrank.randomness import generator
-
-from .linear import Matrix, Weights, one_hot, orthogonal, probabilities, product, velocity
+from fullrank.theory.linear import Matrix, Weights, one_hot, orthogonal, probabilities, product, velocity
 
 
 @dataclass(frozen=True)

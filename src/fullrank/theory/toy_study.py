@@ -14,11 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fullrank import methods
-from fullrank.fit import fit
 from fullrank.randomness import generator, seeded
-from fullrank.result import Run
-
-from .panels import Sphere, client_after_next_round, represented, sphere
+from fullrank.runs.fit import fit
+from fullrank.runs.result import Run
+from fullrank.theory.panels import Sphere, client_after_next_round, represented, sphere
 
 CLASSES, INPUTS = 6, 10
 HELD = ((0, 1), (2, 3), (4, 5))

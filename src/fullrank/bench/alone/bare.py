@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 if __package__:
-    from .task import Task, mark
+    from fullrank.bench.alone.task import Task, mark
 else:
     from task import Task, mark  # type: ignore[import-not-found, no-redef]
 

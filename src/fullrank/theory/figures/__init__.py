@@ -1,8 +1,8 @@
 """The figures of the theory, drawn with Matplotlib."""
 
-from .disjoint import draw_bound, draw_disjoint
-from .flow import draw_alignment, draw_growth, draw_theorem
-from .spheres import draw_toy_sphere, draw_unit_sphere
+from fullrank.theory.figures.disjoint import draw_bound, draw_disjoint
+from fullrank.theory.figures.flow import draw_alignment, draw_growth, draw_theorem
+from fullrank.theory.figures.spheres import draw_toy_sphere, draw_unit_sphere
 
 __all__ = [
     "draw_alignment",

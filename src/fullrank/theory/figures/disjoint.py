@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullrank.report.style import BLACK, BLUE, GREEN, GREY, ORANGE, VERMILLION, drawing, round_ticks
-
-from ..bound import bound_cases, fedmr_bound
-from ..disjoint import CENTRES, OPTIMAL, PRINTED, RADIUS, disjoint_example
+from fullrank.theory.bound import bound_cases, fedmr_bound
+from fullrank.theory.disjoint import CENTRES, OPTIMAL, PRINTED, RADIUS, disjoint_example
 
 
 def draw_disjoint(path: str | Path) -> None:

@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullrank.report.style import BLACK, BLUE, GREY, ORANGE, VERMILLION, drawing
-
-from ..growing import Growth
-from ..theorem import Rates
+from fullrank.theory.growing import Growth
+from fullrank.theory.theorem import Rates
 
 
 def draw_theorem(found: Mapping[int, Sequence[Rates]], path: str | Path) -> None:

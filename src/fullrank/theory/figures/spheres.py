@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullrank.report.style import class_style, drawing
-
-from ..panels import Sphere
-from ..sphere_study import UnitSphere
+from fullrank.theory.panels import Sphere
+from fullrank.theory.sphere_study import UnitSphere
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

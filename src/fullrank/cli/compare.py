@@ -1,0 +1,393 @@
+"""The command `fullrank compare`: what a person sees of several runs, and the table at the end."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import IO, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+
+from fullrank.cli.options import AsJson, Overrides, Root, experiment_values, fail
+from fullrank.comparison.compare import compare
+from fullrank.comparison.parallel import Onlooker, Task
+from fullrank.comparison.table import Comparison, Row, compare_runs
+from fullrank.errors import Interrupted, Refusal
+from fullrank.runs.display import PAUSE, STAGES, Pace, amiss, averaged, clock, counted, scores, setting
+from fullrank.runs.summary import LOWER_IS_BETTER
+
+WIDE = 10_000
+
+
+def compare_command(
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FILE.toml",
+            help="The experiment, without one the defaults (embedded digits); with --runs the run directories.",
+        ),
+    ] = None,
+    methods: Annotated[
+        str, typer.Option("--methods", "-m", metavar="A,B,…", help="The methods; differences are to the first.")
+    ] = "",
+    seeds: Annotated[str, typer.Option("--seeds", "-s", metavar="N,N,…", help="The seeds, as 0,1,2 or 0-4.")] = "0,1,2",
+    overrides: Overrides = None,
+    root: Root = "",
+    out: Annotated[
+        str | None,
+        typer.Option("--out", metavar="DIR", help="Where the runs go; else named after experiment and methods."),
+    ] = None,
+    jobs: Annotated[
+        int,
+        typer.Option("--jobs", "-j", metavar="N", help="Runs at a time; 0: one per core, or one at a time on a GPU."),
+    ] = 0,
+    measure: Annotated[
+        str,
+        typer.Option("--measure", metavar="NAME", help="What to compare: accuracy, loss, personal, bytes_up …"),
+    ] = "accuracy",
+    value: Annotated[
+        str,
+        typer.Option(
+            "--value",
+            metavar="last5|last|best|validated|final",
+            help="Mean of the last five rounds, last round, best over rounds, round that was best in validation, or "
+            "after the method's finish.",
+        ),
+    ] = "last5",
+    runs: Annotated[
+        bool, typer.Option("--runs", help="Run nothing: compare the run directories given, or all in a folder.")
+    ] = False,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, only the table.")] = False,
+) -> None:
+    """Compare methods over several seeds, every method on the same splits.
+
+    Each seed draws its own split of the data and every method gets the same one. The table has mean ± standard
+    deviation over seeds, and the differences to the first method, paired by seed, with a 95 % confidence interval
+    (Student's t). The runs are ordinary run directories: stop the command and give it again, and it goes on; more
+    seeds add to what is there. A run that fails, as one that diverges, is marked in the table and left out of its
+    means; the others continue, and the exit status is 1.
+
+    Example: fullrank compare examples/demo.toml --methods fedavg,fedprox,fedavg+feddecorr --seeds 0-4
+
+    Example: fullrank compare --runs runs/a runs/b runs/c runs/d
+    """
+    if runs:
+        if methods or overrides or out or root:
+            raise Refusal("with --runs nothing is run: leave out --methods, --set, --root and --out")
+        found = compare_runs(inputs or [], measure=measure, value=value)
+    else:
+        there = [f"data.root={root}"] if root else []
+        experiment = _experiment(inputs or [], methods, [*(overrides or []), *there])
+        views: dict[str, Any] = {"jobs": jobs, "measure": measure, "value": value}
+        found = _run(quiet or as_json, experiment, methods.split(","), parse_seeds(seeds), out, **views)
+    if as_json:
+        print(found.to_json())
+    else:
+        _show(found)
+    for warning in found.warnings():
+        print(f"fullrank: warning: {warning}", file=sys.stderr)
+    if found.failed:
+        every = len(found.failed) + len(found.runs)
+        fail(f"{len(found.failed)} of {every} runs failed; log.txt in the directory of each says more", 1)
+
+
+def _experiment(inputs: Sequence[str], methods: str, overrides: list[str] | None) -> dict[str, Any]:
+    """What is to be run, as far as it is the same for all methods and seeds."""
+    if len(inputs) > 1:
+        raise Refusal(f"one experiment at a time, not {len(inputs)}; say --runs to compare run directories")
+    if not methods.strip():
+        raise Refusal("say what to compare, as in --methods fedavg,fedavg+feddecorr")
+    for text in overrides or []:
+        key = text.partition("=")[0].strip()
+        if key in ("seed", "method.name"):
+            raise Refusal(f"--set {key} has no say in a comparison; use {'--seeds' if key == 'seed' else '--methods'}")
+    return experiment_values(inputs[0] if inputs else None, overrides)
+
+
+def _run(silent: bool, *what: Any, **how: Any) -> Comparison:
+    with _board(silent) as board:
+        try:
+            return compare(*what, **how, onlooker=board)
+        except Interrupted as stop:
+            sentence = str(stop)
+    fail(sentence, 130)  # here, because typer would turn it into a mere "Aborted."
+
+
+MOST_SEEDS = 10_000
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Seeds from a list of numbers and ranges.
+
+    >>> parse_seeds("0-2,7")
+    [0, 1, 2, 7]
+    """
+    found: list[int] = []
+    for piece in text.split(","):
+        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", piece)
+        if match is None or (match[2] and int(match[2]) < int(match[1])):
+            raise Refusal(f'--seeds "{text}" is not a list of seeds, as 0,1,2 or 0-4')
+        several = range(int(match[1]), int(match[2] or match[1]) + 1)
+        if several.stop - several.start > MOST_SEEDS:
+            raise Refusal(f'--seeds "{text}" are more than {MOST_SEEDS} seeds; each is a run of every method')
+        found += several
+    return found
+
+
+# While the runs go on
+
+
+class PlainBoard(Onlooker):
+    """Lines: when a run begins and ends, and now and then how far it is."""
+
+    def __init__(self, stream: IO[str]):
+        self.stream = stream
+        self.spoken: dict[str, float] = {}
+
+    def _say(self, text: str) -> None:
+        print(text, file=self.stream, flush=True)
+
+    def planned(self, tasks: Sequence[Task], pending: Sequence[Task]) -> None:
+        """Say what will be run, and what is complete already."""
+        self.runs, self.complete = len(tasks), len(tasks) - len(pending)
+        for line in opening(tasks, pending):
+            self._say(line)
+
+    def began(self, task: Task) -> None:
+        """Say that a run begins."""
+        self.spoken[task.name] = time.monotonic()
+        self._say(f"{task.name}: " + (f"goes on after round {task.done}" if task.done else "begins"))
+
+    def round_done(self, task: Task, row: Mapping[str, Any]) -> None:
+        """Say how far a run is, unless that was said just before."""
+        for warning in (*row.get("cautions", []), *amiss(row)):
+            self._say(f"{task.name}: {warning}")
+        if row["round"] < task.rounds and time.monotonic() - self.spoken[task.name] > PAUSE:
+            self.spoken[task.name] = time.monotonic()
+            self._say(f"{task.name}: round {row['round']}/{task.rounds}{scores(row)}")
+
+    def phase(self, task: Task, name: str, done: int, clients: int) -> None:
+        """Say how far the clients are, unless something was said just before."""
+        if time.monotonic() - self.spoken[task.name] > PAUSE:
+            self.spoken[task.name] = time.monotonic()
+            self._say(f"{task.name}: {name}: {done}/{clients}")
+
+    def said(self, task: Task, text: str) -> None:
+        """Pass on what a run's own code printed."""
+        self._say(f"{task.name}: {text}")
+
+    def ended(self, task: Task, summary: Mapping[str, Any]) -> None:
+        """Say how a run ended."""
+        self.complete += 1
+        self._say(f"{_outcome(task, summary)}  ({self.complete} of {self.runs})")
+
+    def failed(self, task: Task, reason: str) -> None:
+        """Say why a run failed."""
+        self._say(f"{task.name}: failed: {reason}")
+
+
+class LiveBoard(Onlooker):
+    """A bar for all runs together and one for each that is going on."""
+
+    def __init__(self, console: Console):
+        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[state]}"))
+        self.progress = Progress(*columns, console=console, transient=True)
+        self.bars: dict[str, TaskID] = {}
+
+    def __enter__(self) -> LiveBoard:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the terminal as it was."""
+        self.progress.stop()
+
+    def planned(self, tasks: Sequence[Task], pending: Sequence[Task]) -> None:
+        """Show how many of the runs are complete."""
+        self.runs, self.complete = len(tasks), len(tasks) - len(pending)
+        self.rounds = sum(task.rounds for task in tasks)
+        self.pace = Pace(sum(task.rounds - task.done for task in pending))
+        for line in opening(tasks, pending):
+            self._print(line)
+        if pending:
+            self.all = self.progress.add_task("all runs", total=self.rounds, **self._state())
+            self.progress.start()
+
+    def began(self, task: Task) -> None:
+        """Show one bar more."""
+        state = f"{task.done}/{task.rounds}"
+        self.bars[task.name] = self.progress.add_task(task.name, total=task.rounds, completed=task.done, state=state)
+
+    def round_done(self, task: Task, row: Mapping[str, Any]) -> None:
+        """Move the run's bar and that of all."""
+        state = f"{row['round']}/{task.rounds}{scores(row)}"
+        self.progress.update(self.bars[task.name], completed=row["round"], state=state)
+        self.pace.round_done()
+        self.progress.update(self.all, **self._state())
+        for warning in (*row.get("cautions", []), *amiss(row)):
+            self._print(f"{task.name}: {warning}", style="yellow")
+
+    def phase(self, task: Task, name: str, done: int, clients: int) -> None:
+        """Show how far the clients are beside the run's bar."""
+        self.progress.update(self.bars[task.name], state=f"{name} {done}/{clients}")
+
+    def said(self, task: Task, text: str) -> None:
+        """Pass on what a run's own code printed."""
+        self._print(f"{task.name}: {text}")
+
+    def ended(self, task: Task, summary: Mapping[str, Any]) -> None:
+        """Take the run's bar away and keep a line of it."""
+        self.complete += 1
+        self.progress.remove_task(self.bars.pop(task.name))
+        self.progress.update(self.all, **self._state())
+        self._print(_outcome(task, summary))
+
+    def failed(self, task: Task, reason: str) -> None:
+        """Take the run's bar away and say why."""
+        self.pace.remaining -= task.rounds - task.done
+        self.progress.remove_task(self.bars.pop(task.name))
+        self.progress.update(self.all, **self._state())
+        self._print(f"{task.name}: failed: {reason}", style="red")
+
+    def _print(self, text: str, style: str | None = None) -> None:
+        self.progress.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+    def _state(self) -> dict[str, Any]:
+        left = f"  left {clock(self.pace.left())}" if self.pace.played and self.pace.remaining else ""
+        return {
+            "completed": self.rounds - self.pace.remaining,
+            "state": f"{self.complete}/{self.runs} complete{left}",
+        }
+
+
+def _board(silent: bool) -> AbstractContextManager[Onlooker]:
+    if silent:
+        return nullcontext(Onlooker())
+    return LiveBoard(Console()) if sys.stdout.isatty() else nullcontext(PlainBoard(sys.stdout))
+
+
+def opening(tasks: Sequence[Task], pending: Sequence[Task]) -> list[str]:
+    """What stands above a comparison."""
+    methods = {task.experiment.method.name for task in tasks}
+    seeds = {task.experiment.seed for task in tasks}
+    lines = [f"{_number_of(methods, 'method')} × {_number_of(seeds, 'seed')} on {setting(tasks[0].experiment)}"]
+    if not pending:
+        lines.append(f"complete already in {tasks[0].path.parent}")
+    elif len(pending) < len(tasks):
+        complete = len(tasks) - len(pending)
+        lines.append(f"writing to {tasks[0].path.parent}, where {complete} of {len(tasks)} runs are complete already")
+    else:
+        lines.append(f"writing to {tasks[0].path.parent}")
+    return lines
+
+
+def _number_of(things: Collection[object], noun: str) -> str:
+    return f"{len(things)} {noun}{'' if len(things) == 1 else 's'}"
+
+
+def _outcome(task: Task, summary: Mapping[str, Any]) -> str:
+    last = {measure: summary[measure]["last"] for measure in ("accuracy", "loss") if measure in summary}
+    return f"{task.name}: {counted(summary['rounds'], 'round')}{scores(last)}  {summary['seconds']:.1f} s"
+
+
+# The table
+
+Show = Callable[[float, bool], str]
+"""How a number of the measure is written, with a sign or without."""
+
+
+def _show(found: Comparison) -> None:
+    show = _numbers(found)
+    console, wide = Console(highlight=False), Console(highlight=False, width=WIDE)
+    table = _table(found, show, by_seed=True)
+    if not console.is_terminal:
+        console = wide  # a file has lines of any length
+    elif wide.measure(table).maximum > console.width:
+        table = _table(found, show, by_seed=False)
+    print(f"\n{_title(found)}\n")
+    console.print(table)
+    print()
+    for remark in found.remarks():
+        console.print(remark, markup=False)
+    where = f"; results in {found.out}" if found.out is not None else ""
+    failed = f", {len(found.failed)} failed" if found.failed else ""
+    print(f"{_number_of(found.runs, 'run')} complete{failed}{where}")
+
+
+def _title(found: Comparison) -> str:
+    experiment, measure = found.experiment, found.measure
+    judged = "round" if experiment.evaluate.every == 1 else "evaluation"
+    values = {
+        "last5": f"mean of the last {counted(averaged(experiment), judged)}",
+        "last": "last round",
+        "best": "best over rounds",
+        "validated": "at the round that was best in validation",
+        "final": "after the method's finish",
+    }
+    words = {"accuracy": "test accuracy", "loss": "test loss", "personal": "accuracy on clients' hold-outs"}
+    words["personal_accuracy"] = f"personal accuracy {STAGES['local']}"
+    name = words.get(measure, measure.replace("_", " "))
+    unit = " in percent" if _is_share(measure) else ""
+    value = f", {values[found.value]}" if found.has_values else ""
+    stages = found.stages()
+    stage = f", {STAGES[stages[0]]}" if stages else ""
+    if len(stages) > 1:
+        stage = ", of each method at its last stage"
+    return f"{name[0].upper()}{name[1:]}{unit}{value}{stage}:"
+
+
+def _table(found: Comparison, show: Show, by_seed: bool) -> Table:
+    seeds = found.seeds if by_seed else ()
+    several, staged = len(found.methods) > 1, len(found.stages()) > 1
+    table = Table(box=None, pad_edge=False)
+    table.add_column("method")
+    if staged:
+        table.add_column("stage")
+    for seed in seeds:
+        table.add_column(f"seed {seed}", justify="right", no_wrap=True)
+    for header in ("mean ± std", "difference (95 % CI)")[: 1 + several]:
+        table.add_column(header, no_wrap=True)
+    for row in found.rows():
+        missing = {seed: "failed" if (row.method, seed) in found.failed else "–" for seed in seeds}
+        cells = [show(row.values[seed], False) if seed in row.values else missing[seed] for seed in seeds]
+        stage = [STAGES[row.stage] if row.stage else ""] if staged else []
+        table.add_row(row.method, *stage, *cells, _mean(row, show), *([_difference(row, show)] if several else []))
+    return table
+
+
+def _mean(row: Row, show: Show) -> str:
+    if row.mean is None:
+        return "absent"
+    return show(row.mean, False) + (f" ± {show(row.std, False)}" if row.std is not None else "")
+
+
+def _difference(row: Row, show: Show) -> str:
+    difference = row.difference
+    if difference is None:
+        return ""
+    text = show(difference.mean, True)
+    if difference.low is None or difference.high is None:
+        return text
+    return f"{text} ({show(difference.low, True)} to {show(difference.high, True)})"
+
+
+def _is_share(measure: str) -> bool:
+    first, *below = measure.split(".")
+    of_clients = first in ("personal", "unseen") and not {"clients", *LOWER_IS_BETTER} & set(below)
+    return measure.endswith("accuracy") or of_clients
+
+
+def _numbers(found: Comparison) -> Show:
+    """Shares in percent; the rest with digits that fit its size."""
+    if _is_share(found.measure):
+        # + 0.0: what rounds to nothing has no sign
+        return lambda value, signed: f"{round(100 * value, 2) + 0.0:{'+' if signed else ''}.2f}"
+    large = any(abs(value) >= 1000 for row in found.rows() for value in row.values.values())
+    digits = 0 if large else 4
+    return lambda value, signed: f"{round(value, digits) + 0.0:{'+' if signed else ''},.{digits}f}"

@@ -1,0 +1,160 @@
+"""The commands `fullrank data get` and `fullrank data check`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Table
+
+from fullrank.data import load_dataset
+from fullrank.data.sources.download import Watch
+from fullrank.data.sources.download import get as get_data
+from fullrank.data.sources.registry import KNOWN
+from fullrank.data.sources.stored import FileFacts, Stored
+from fullrank.errors import Refusal, nearest
+from fullrank.runs import display
+
+EMBEDDED = "digits"
+
+app = typer.Typer(
+    help="Get data sets, and see what is there.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help=f"The data set: {', '.join((EMBEDDED, *KNOWN))}.")]
+Root = Annotated[
+    str, typer.Option("--root", metavar="DIR", help="Where it lies; else $FULLRANK_DATA, then the usual places.")
+]
+
+
+@app.command()
+def get(name: Name, root: Root = "") -> None:
+    """Download a data set from its official source, check it and unpack it.
+
+    A download that broke off goes on where it stopped. Files that are there already are checked and used.
+
+    Example: fullrank data get cifar10 --root data
+    """
+    if name == EMBEDDED:
+        print(f"{name} comes with the library: there is nothing to get")
+        return
+    with _progress() as watch:
+        said = get_data(_known(name), root, watch)
+    print(said)
+
+
+@app.command()
+def check(
+    name: Name,
+    root: Root = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+) -> None:
+    """Say where a data set lies, and whether it is whole and the official one.
+
+    The exit status is not 0 when it is missing or damaged, or when a file of the official size has other content.
+
+    Example: fullrank data check cifar10
+    """
+    facts = _facts(None if name == EMBEDDED else _known(name), root)
+    if as_json:
+        print(json.dumps(facts, indent=1))
+    else:
+        _print(facts)
+    altered = [file["name"] for file in facts["files"] if file["state"] == "altered"]
+    if altered:
+        print(f"fullrank: {facts['folder']} has {', '.join(altered)} not as in the official copy", file=sys.stderr)
+        raise typer.Exit(1)
+
+
+def _known(name: str) -> Stored:
+    if name not in KNOWN:
+        raise Refusal(f'unknown data set "{name}": {nearest(name, (EMBEDDED, *KNOWN))}')
+    return KNOWN[name]
+
+
+def _facts(stored: Stored | None, root: str) -> dict[str, Any]:
+    place = stored.find(root) if stored else None
+    files = stored.look(place) if stored and place else []
+    data = stored.load(root) if stored else load_dataset(EMBEDDED)
+    return {
+        "name": data.name,
+        "title": stored.title if stored else data.name,
+        "folder": str(place.folder) if place else None,
+        "form": place.layout.form if place else "comes with the library",
+        "files": [_file(fact) for fact in files],
+        "official": all(fact.state == "official" for fact in files),
+        "train": len(data.train),
+        "test": len(data.test) if data.test else 0,
+        "shape": list(data.input_shape),
+        "classes": list(data.classes),
+        "fingerprint": data.fingerprint(),
+    }
+
+
+def _file(fact: FileFacts) -> dict[str, Any]:
+    return {
+        "name": fact.path.name,
+        "bytes": fact.path.stat().st_size,
+        "records": fact.records,
+        "official_records": fact.official.records,
+        "state": fact.state,
+    }
+
+
+def _print(facts: dict[str, Any]) -> None:
+    console = Console(soft_wrap=True)
+    where = f" in {facts['folder']}" if facts["folder"] else ""
+    console.print(f"{facts['title']} ({facts['form']}){where}", highlight=False, markup=False)
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for file in facts["files"]:
+        of = "" if file["state"] != "another size" else f" (officially {file['official_records']})"
+        row = (file["name"], f"{file['records']} records", display.size(file["bytes"]), file["state"] + of)
+        table.add_row(*row)
+    if facts["files"]:
+        console.print(table, highlight=False)
+    print(f"training samples  {facts['train']}")
+    print(f"test samples      {facts['test']}")
+    print(f"sample            {'×'.join(map(str, facts['shape']))}")
+    print(f"classes           {len(facts['classes'])}: {_shortened(facts['classes'])}")
+    print(f"fingerprint       {facts['fingerprint']}")
+
+
+def _shortened(names: list[str], most: int = 10) -> str:
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")
+
+
+@contextmanager
+def _progress() -> Iterator[Watch]:
+    """A bar per file in a terminal; elsewhere a line per file."""
+    if not sys.stdout.isatty():
+        yield _lines()
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console()) as progress:
+        tasks: dict[str, Any] = {}
+
+        def watch(url: str, done: int, total: int | None) -> None:
+            if url not in tasks:
+                tasks[url] = progress.add_task(url.rpartition("/")[2])
+            progress.update(tasks[url], completed=done, total=total)
+
+        yield watch
+
+
+def _lines() -> Watch:
+    seen: set[str] = set()
+
+    def watch(url: str, done: int, total: int | None) -> None:
+        if url not in seen:
+            seen.add(url)
+            print(f"fetching {url}" + (f", {display.size(total)}" if total else ""), flush=True)
+
+    return watch

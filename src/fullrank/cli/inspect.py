@@ -1,0 +1,148 @@
+"""The command `fullrank inspect`."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from fullrank.cli.options import AsJson, Overrides, Root, StageName, Trust, picture
+from fullrank.collapse import recall
+from fullrank.collapse.spectra import THRESHOLD
+from fullrank.config.experiment import parse_overrides
+from fullrank.errors import Refusal
+from fullrank.federated.site import Stage
+from fullrank.files import writable
+from fullrank.report.inspect import FILE, Inspected, inspect_model, inspect_run, is_run
+from fullrank.runs.display import STAGES
+from fullrank.runs.result import run_at
+
+SHOWN = {
+    "effective_rank": "effective rank",
+    "singular_variance": "singular variance",
+    "nc1": "NC1 within/between",
+    "nc2": "NC2 from a simplex",
+    "nc3": "NC3 from duality",
+    "nc4": "NC4 not nearest mean",
+    "classifier_cv": "classifier norms",
+    "classifier_bias": "norms against counts",
+}
+WORDS = {
+    "effective_rank": "of {features}: so many equal singular values are as spread out",
+    "singular_variance": "of the covariance's singular values",
+    "nc1": "spread within classes beside that between their means",
+    "nc2": "distance of the class means from a simplex ETF (norms {nc2_norm}, angles {nc2_angle})",
+    "nc3": "distance of the classifier from the class means, 0 to 2",
+    "nc4": "share of samples not given to the class of the nearest mean",
+    "classifier_cv": "standard deviation of the rows' norms over their mean",
+    "classifier_bias": "correlation of norms and class counts in training",
+}
+CLASSES_SHOWN = 20
+
+
+def inspect_command(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|MODEL",
+            help=f"A run directory, a package.module:function that returns a module, or a {FILE} file with --model.",
+        ),
+    ],
+    data: Annotated[
+        str, typer.Argument(metavar="DATA", help="The data set whose test split is used; else the run's own.")
+    ] = "",
+    client: Annotated[int | None, typer.Option("--client", metavar="K", help="Of a run: client K's own model.")] = None,
+    stage: StageName = None,
+    model: Annotated[
+        str, typer.Option("--model", metavar="NAME", help=f"The network whose weights a {FILE} file holds.")
+    ] = "",
+    root: Root = "",
+    trust: Trust = False,
+    overrides: Overrides = None,
+    png: Annotated[
+        str | None, typer.Option("--png", metavar="FILE", help="Draw the spectrum too, with Matplotlib.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what became of a model's representation: its rank, its classes, its classifier.
+
+    Measured on a test set, in eval mode: singular values of the features' covariance, neural collapse, norms of the
+    classifier's rows, accuracy by class. --set gives a model's options and how inputs are prepared, as in
+    --set model.norm=batch --set data.normalise=none.
+
+    Example: fullrank inspect runs/digits-fedavg-12345678 --png spectrum.png
+
+    Example: fullrank inspect mine:trained cifar10
+    """
+    picture(png)
+    if is_run(what):
+        if model or overrides:
+            raise Refusal(f'"{what}" is a run, which knows its own model: leave out --model and --set')
+        run = run_at(what, trust, "" if data else root)
+        found = inspect_run(run, client, data, root, cast(Stage | None, stage))
+    else:
+        found = _look(what, data, client, model, root, overrides)
+    if png is not None:
+        from fullrank.report.spectra import draw_one_spectrum
+
+        draw_one_spectrum(found.arrays["spectrum"], found.numbers, png)
+    if as_json:
+        print(json.dumps(writable(found.facts()), indent=1))
+        return
+    _show(found)
+    if png is not None:
+        print(f"drawn in              {png}")
+
+
+def _look(what: str, data: str, client: int | None, model: str, root: str, overrides: list[str] | None) -> Inspected:
+    if not (what.endswith(FILE) or ":" in what):
+        there = "is not a run directory: it has no experiment.toml" if Path(what).exists() else "is not there"
+        raise Refusal(f'"{what}" {there}; give a run, a package.module:function, or a {FILE} file')
+    if client is not None:
+        raise Refusal("--client is for runs: other models have no clients")
+    if not data:
+        raise Refusal("say on which data set, as in: fullrank inspect MODEL digits")
+    return inspect_model(what, data, kind=model, root=root, settings=parse_overrides(overrides or []))
+
+
+def _show(found: Inspected) -> None:
+    numbers = found.numbers
+    print(f"model                 {found.model}")
+    if found.stage:
+        print(f"stage                 {found.stage}, {STAGES[found.stage]}")
+    print(f"data                  {found.data}, {found.samples} samples, {len(found.classes)} classes")
+    print(f"accuracy              {numbers['accuracy']:.4f}")
+    significant = f"{numbers['significant']} of {found.features} singular values above {THRESHOLD:.3f}"
+    print(f"significant           {significant}")
+    words: dict[str, Any] = {"features": found.features}
+    words |= {name: _number(numbers[name]) for name in ("nc2_norm", "nc2_angle")}
+    for name, title in SHOWN.items():
+        if name in numbers and not (name == "classifier_bias" and numbers[name] is None):
+            print(f"{title:<21} {_number(numbers[name]):<9} {WORDS[name].format(**words)}")
+    if "classifier_cv" not in numbers:
+        print("classifier norms      none: the classifier is not linear")
+    largest = ", ".join(_number(float(value)) for value in found.arrays["spectrum"][:5])
+    print(f"largest values        {largest}{', …' if found.features > 5 else ''}")
+    _show_classes(found)
+
+
+def _show_classes(found: Inspected) -> None:
+    accuracy = recall(found.arrays["confusion"])
+    by_class = list(zip(found.classes, accuracy, strict=False))
+    if len(by_class) > CLASSES_SHOWN:
+        by_class = sorted(by_class, key=lambda pair: pair[1])[:CLASSES_SHOWN]
+        print(f"accuracy by class     the {CLASSES_SHOWN} worst; --json has all")
+    else:
+        print("accuracy by class")
+    width = max(len(name) for name, _ in by_class)
+    for name, share in by_class:
+        print(f"  {name:<{width}}  {_number(float(share)) if math.isnan(share) else f'{share:.3f}'}")
+
+
+def _number(value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return "undefined"
+    return f"{value:.4g}"

@@ -1,0 +1,215 @@
+"""The commands `fullrank methods` and `fullrank methods show`."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+
+from fullrank import methods
+from fullrank.cli.options import AsJson
+from fullrank.config.experiment import Experiment
+from fullrank.data import DataSet, Pipeline, Split
+from fullrank.data.federation import given
+from fullrank.engine.recording import Recording
+from fullrank.errors import kind_of, said_by
+from fullrank.methods import Method
+from fullrank.randomness import generator
+from fullrank.runs.assemble import Assembly, assemble
+from fullrank.runs.fit import method_table
+
+CLASSES, SAMPLES, INPUT = 7, 29, (1, 8, 8)
+"""Of the small federation: numbers that no layer has, so that a shape says where it comes from."""
+NETWORK = {"name": "cnn", "norm": "batch", "width": 4, "features": 19}
+MEASUREMENTS = (
+    "With every result travel: the numbers of samples, steps and skipped batches and, by local epoch, each term of the "
+    "loss, the gradient's norm and the drift. They are written to metrics.jsonl by client.",
+    "With a hold-out (data.holdout), so do its metrics; with per-class in evaluate.metrics these are recall by class, "
+    "which shows the classes that a client does not have.",
+    "The process of the server receives each client's upload; methods see sums and means. Hiding single uploads from "
+    "the server is secure aggregation, which fullrank does not do.",
+)
+"""What travels apart from uploads, and who sees what."""
+SIMULATION = (
+    "fullrank simulates clients on one machine: what a client keeps between rounds lies in the checkpoints of the run."
+)
+
+app = typer.Typer(
+    help="List the methods, or explain one of them: `fullrank methods show NAME`.",
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def list_methods(context: typer.Context, as_json: AsJson = False) -> None:
+    """List the methods: what each does, what leaves a site, what a client keeps, its hyper-parameters, its paper.
+
+    Compose them with +, as in fedprox+feddecorr; `fullrank methods show NAME` explains one.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    found = methods.available()
+    if as_json:
+        print(json.dumps({name: facts(cls) for name, cls in found.items()}, indent=1))
+        return
+    console = Console(highlight=False)
+    for name, cls in found.items():
+        known = facts(cls)
+        console.print(f"[bold]{name}[/bold]  {escape(known['paper'])}")
+        fields = _fields(known).replace("\n", ", ") or "none"
+        lines = {"": known["what"], "leaves a site: ": known["sends"], "a client keeps: ": known["keeps"]}
+        for label, text in {**lines, "hyper-parameters: ": fields}.items():
+            console.print(Padding(f"[dim]{label}[/dim]{escape(text)}", (0, 0, 0, 4)))
+    print("\nExplain one: fullrank methods show NAME.")
+    print('Yours: --set method.name="package.module:Class", a subclass of fullrank.Method.')
+
+
+@app.command()
+def show(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A method, several as fedprox+feddecorr, or package.module:Class.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Explain a method: its equation, its hyper-parameters, and in plain words what leaves a site.
+
+    Of several, joined by +, one is explained after the other; JSON is then a list.
+
+    Example: fullrank methods show scaffold
+    """
+    method = methods.build(name)
+    leaves = leaving(method)
+    found = [{**facts(type(part)), "leaves": leaves} for part in method.parts]
+    if as_json:
+        print(json.dumps(found if len(found) > 1 else found[0], indent=1))
+        return
+    console = Console(soft_wrap=False, highlight=False)
+    for number, known in enumerate(found):
+        if number:
+            console.print()
+        _explain(known, console)
+    _say_what_leaves(leaves, console)
+
+
+def _explain(known: dict[str, Any], console: Console) -> None:
+    console.print(f"{known['name']}  {known['paper']}\n", style="bold", markup=False)
+    console.print(known["explanation"], markup=False)
+    console.print(f"\nIt declares that a client sends: {known['sends']}.", markup=False)
+    down = [
+        "the shared weights and statistics",
+        "what is frozen at its first contact and when it changes",
+        *([known["receives"]] if known["receives"] else (f"its {entry}" for entry in known["broadcast"])),
+    ]
+    console.print(f"Comes to a site: {', '.join(down)}.", markup=False)
+    console.print(f"A client keeps between rounds: {known['keeps']}.", markup=False)
+    if known["personal"]:
+        console.print(f"Stays with the client: {', '.join(known['personal'])}.", markup=False)
+    if known["hyper_parameters"]:
+        console.print(f"\nHyper-parameters, with their defaults ([method.{known['name']}] in a file):", markup=False)
+        for line in _fields(known).splitlines():
+            console.print(f"  {line}", markup=False)
+
+
+def _say_what_leaves(leaves: dict[str, Any], console: Console) -> None:
+    """What was sent on the small federation, and what travels with every result."""
+    console.print()
+    if leaves["problem"]:
+        console.print(
+            f"It cannot run on the small federation of this command ({leaves['problem']}), so what leaves a site is "
+            "known only from what it declares.",
+            markup=False,
+        )
+    else:
+        console.print(
+            "Leaves a site, as a run on a small federation shows (C classes, d features, n samples of the client; a "
+            "Mean carries its weight, which is n unless the method says otherwise):",
+            markup=False,
+        )
+        for when, uploads in (("after each round", leaves["round"]), ("after the last round", leaves["end"])):
+            for what, words in uploads.items():
+                console.print(f"  {what} ({when}): {words}", markup=False)
+    for text in (*MEASUREMENTS, SIMULATION):
+        console.print(text, markup=False)
+
+
+def leaving(method: Method) -> dict[str, Any]:
+    """What a method's clients send, from a run on a small federation: by name the kind and the shapes, in words."""
+    found: dict[str, dict[str, str]] = {"round": {}, "end": {}}
+    try:
+        parts = small_federation(method)
+        engine = Recording(parts.site)
+        parts.server.play(engine)
+        found["round"] = _worded(engine.seen, parts)
+        engine.seen.clear()
+        parts.server.finished(engine)
+        found["end"] = _worded(engine.seen, parts)
+    except Exception as error:
+        return {**found, "problem": f"{kind_of(error)}: {said_by(error)}", "measurements": [*MEASUREMENTS, SIMULATION]}
+    return {**found, "problem": "", "measurements": [*MEASUREMENTS, SIMULATION]}
+
+
+def small_federation(method: Method) -> Assembly:
+    """Two clients with random images and a small network with BatchNorm, or the one that the method needs."""
+    rng = generator(0, "small federation")
+    y = torch.arange(2 * SAMPLES) % CLASSES
+    x = torch.from_numpy(rng.standard_normal((2 * SAMPLES, *INPUT))).float()
+    data = DataSet("random", Split(x, y), None, tuple(map(str, range(CLASSES))))
+    model = next((dict(part.tried_on) for part in method.parts if part.tried_on), NETWORK)
+    table = {"rounds": 1, "steps": 1, "batch_size": SAMPLES}
+    experiment = Experiment(model=model, train=table, data={"clients": 2}, method=method_table(method))
+    return assemble(experiment, federation=given(data, Pipeline(), [SAMPLES, SAMPLES]), method=method)
+
+
+def _worded(seen: dict[str, dict[str, Any]], parts: Assembly) -> dict[str, str]:
+    """By upload, a Sum or Mean and the shapes of its entries, with symbols for what depends on data and model."""
+    names = {
+        frozenset(parts.entries.shared): "shared weights",
+        frozenset(parts.entries.buffers): "BatchNorm statistics",
+    }
+    worded = {}
+    for what, form in seen.items():
+        entries = form["entries"]
+        like = names.get(frozenset(entries))
+        listed = [f"{path} {_symbols(entry['shape'], parts)}" for path, entry in entries.items()]
+        words = like if what in ("w", "buffers") else f"as many numbers as the {like}" if like else ", ".join(listed)
+        if entries:
+            worded[what] = f"{form['kind']} of {words}"
+    return worded
+
+
+def _symbols(shape: list[int], parts: Assembly) -> str:
+    size = len(INPUT)
+    if tuple(shape[-size:]) == INPUT:
+        front = [*map(str, shape[:-size]), "an input's shape"]
+        return f"({', '.join(front)}: as large as samples themselves)"
+    known = {CLASSES: "C", parts.network.feature_dim: "d", SAMPLES: "n"}
+    return f"({', '.join(known.get(number, str(number)) for number in shape)})" if shape else "(one number)"
+
+
+def facts(cls: type[Method]) -> dict[str, Any]:
+    """What is known of a method from its class."""
+    text = inspect.getdoc(cls) or ""
+    return {
+        "name": cls.name,
+        "what": text.split("\n\n")[0].replace("\n", " "),
+        "explanation": "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n")),
+        "paper": cls.paper,
+        "sends": "; ".join([cls.sends, *cls.uploads.values()]),
+        "uploads": dict(cls.uploads),
+        "keeps": cls.keeps,
+        "broadcast": list(cls.broadcast),
+        "receives": cls.receives,
+        "personal": list(cls.personal),
+        "hyper_parameters": methods.check_fields(cls, {}),
+    }
+
+
+def _fields(known: dict[str, Any]) -> str:
+    return "\n".join(f"{key} = {json.dumps(value)}" for key, value in known["hyper_parameters"].items())

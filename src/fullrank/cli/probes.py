@@ -1,0 +1,87 @@
+"""The command `fullrank probes`."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fullrank.cli.options import AsJson
+from fullrank.comparison.table import all_runs
+from fullrank.files import writable
+from fullrank.report.labels import titles_of
+from fullrank.report.probed import Probe, mean, probe_at, probes_of
+
+CLIENTS_TOO = ("accuracy", "significant", "effective_rank")
+"""What is shown of the global model and, as a mean, of the clients that were looked at."""
+COLUMNS = ("run", "round", "accuracy, %", "λ > e⁻²", "eff. rank", "R")
+
+
+def probes_command(
+    inputs: Annotated[
+        list[str], typer.Argument(metavar="RUN", help="Run directories; a folder stands for all runs in it.")
+    ],
+    every: Annotated[bool, typer.Option("--every", help="Every probe of a run, not its last alone.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print what probes found in one run or several: how far the representation has collapsed.
+
+    Accuracy on the test set, the number of significant singular values (λ > e⁻²) and the effective rank of the
+    representation, of the global model and, after the stroke, as a mean over the clients that were looked at; R between
+    their spectra. --json has NC1 too. Run with --set probe.every=N to have probes.
+
+    Example: fullrank probes runs/collapse --every
+    """
+    found = all_runs(inputs)
+    # of a folder, those that can be shown; of what was named itself, nothing is passed over
+    runs = [run for run in found if run.probes or str(run.path) in inputs] or found
+    if len(runs) < len(found):
+        print(f"fullrank: left out {len(found) - len(runs)} of {len(found)} runs, without probes", file=sys.stderr)
+    rows = [
+        {"run": name, **_facts(probe)}
+        for name, run in zip(titles_of(runs), runs, strict=True)
+        for probe in (probes_of(run) if every else [probe_at(run)])
+    ]
+    if as_json:
+        print(json.dumps(writable(rows), indent=1))
+        return
+    table = Table(box=None, pad_edge=False)
+    for place, column in enumerate(COLUMNS):
+        table.add_column(column, justify="right" if place else "left", no_wrap=place > 0)
+    for row in rows:
+        table.add_row(*_cells(row))
+    Console(soft_wrap=True).print(table)
+    print("global model / mean of the clients that were looked at")
+
+
+def _facts(probe: Probe) -> dict[str, Any]:
+    found = probe.get("global", {})
+    clients = {name: mean([local[name] for local in probe["locals"]]) for name in CLIENTS_TOO}
+    return {
+        "round": probe["round"],
+        "global": {name: found.get(name) for name in (*CLIENTS_TOO, "nc1")},
+        "clients": {**clients, "number": len(probe["locals"])},
+        "gap": mean([local.get("gap") for local in probe["locals"]]),
+    }
+
+
+def _cells(row: dict[str, Any]) -> Iterator[str]:
+    yield row["run"]
+    yield str(row["round"])
+    for name, times, of_global, of_clients in (
+        ("accuracy", 100, "{:.1f}", "{:.1f}"),
+        ("significant", 1, "{:g}", "{:.1f}"),
+        ("effective_rank", 1, "{:.1f}", "{:.1f}"),
+    ):
+        yield f"{_text(row['global'][name], of_global, times)} / {_text(row['clients'][name], of_clients, times)}"
+    yield _text(row["gap"], "{:+.2f}")
+
+
+def _text(value: float | None, form: str, times: int = 1) -> str:
+    return "–" if value is None or math.isnan(value) else form.format(times * value).replace("-", "−")

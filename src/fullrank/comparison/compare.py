@@ -1,0 +1,183 @@
+"""Several methods on the same splits, over several seeds: what is to be run, and what of it is left to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fullrank import methods as known
+from fullrank.comparison.parallel import Failure, Onlooker, Task, run_all
+from fullrank.comparison.table import Comparison, check_comparable, check_measure, check_value
+from fullrank.config.experiment import Experiment, merged, nested, read_toml
+from fullrank.engine import cores
+from fullrank.errors import Interrupted, Refusal, RunFailed
+from fullrank.files import write_json
+from fullrank.local import interrupt
+from fullrank.runs.directory import RunDirectory
+from fullrank.runs.result import load_run
+from fullrank.runs.run import agreed
+
+
+def compare(
+    experiment: Experiment | str | Path | Mapping[str, Any],
+    methods: Sequence[str],
+    seeds: Sequence[int] = (0, 1, 2),
+    out: str | Path | None = None,
+    *,
+    jobs: int = 0,
+    measure: str = "accuracy",
+    value: str = "last5",
+    onlooker: Onlooker | None = None,
+) -> Comparison:
+    """Run several methods with several seeds on the same splits, and set them side by side.
+
+    Each seed draws its own split (unless `data.seed` says otherwise), the same for every method. Every run is an
+    ordinary run directory in `out`, which without a name is named after the experiment and the methods: the same call
+    again completes what is not complete, and reruns nothing. `jobs` runs go on at a time, in processes of their own;
+    0 means one per core, and one after the other where a run has a GPU or processes of its own.
+
+    A run that fails, as one that diverges, does not stop the others: `failed` of the comparison has its reason, by
+    method and seed, and the same call again tries it from its last round that was saved. Only if all of them fail
+    `RunFailed` is raised.
+
+    >>> import fullrank, tempfile
+    >>> few = {"train.rounds": 1, "data.clients": 2, "model.name": "mlp"}
+    >>> found = fullrank.compare(few, ["fedavg", "fedprox"], seeds=[0, 1], out=tempfile.mkdtemp(), jobs=1)
+    >>> [row["method"] for row in found.table()]
+    ['fedavg', 'fedprox']
+    """
+    check_measure(measure)
+    check_value(value)
+    if jobs < 0:
+        raise Refusal(f"jobs = {jobs}: must be at least 0 (one per core)")
+    planned = _planned(experiment, _checked_methods(methods), _checked_seeds(seeds))
+    folder = Path(out) if out is not None else _named_after(planned)
+    if RunDirectory(folder).started:
+        raise Refusal(f'"{folder}" is a run itself; a comparison holds several, so choose another directory')
+    tasks = {pair: Task(f"{pair[0]} seed {pair[1]}", e, folder / _directory(*pair)) for pair, e in planned.items()}
+    failures = _complete(list(tasks.values()), jobs, onlooker or Onlooker(), folder)
+    failed = {pair: failures[task.path].reason for pair, task in tasks.items() if task.path in failures}
+    if len(failed) == len(tasks):
+        task = next(iter(tasks.values()))
+        others = f"; all {len(tasks)} runs failed" if len(tasks) > 1 else ""
+        raise RunFailed(f"{task.name}: {failures[task.path].reason}{others}", failures[task.path].traceback)
+    # What these runs name is what the user's experiment names.
+    runs = {pair: load_run(task.path, trust=True) for pair, task in tasks.items() if pair not in failed}
+    names = tuple(dict.fromkeys(method for method, _ in tasks))
+    found = Comparison(runs, measure, value, folder, failed, names)
+    write_json(folder / "comparison.json", found.facts())
+    return found
+
+
+# What is to be run
+
+
+def _checked_methods(names: Sequence[str]) -> list[str]:
+    if isinstance(names, str):
+        names = names.split(",")
+    found = ["+".join(piece.strip() for piece in name.split("+")) for name in names]
+    if not any(found):
+        raise Refusal("compare needs methods, as in fedavg,fedavg+feddecorr")
+    for index, name in enumerate(found):
+        if name in found[:index]:
+            raise Refusal(f'the method "{name}" is to be compared with itself: it stands twice')
+    return found
+
+
+def _checked_seeds(seeds: Sequence[int]) -> list[int]:
+    found = list(seeds)
+    if not found:
+        raise Refusal("compare needs at least one seed")
+    for index, seed in enumerate(found):
+        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+            raise Refusal(f"{seed!r} is no seed: seeds are whole numbers from 0 on")
+        if seed in found[:index]:
+            raise Refusal(f"the seed {seed} stands twice")
+    return found
+
+
+def _planned(
+    source: Experiment | str | Path | Mapping[str, Any], names: Sequence[str], seeds: Sequence[int]
+) -> dict[tuple[str, int], Experiment]:
+    """All experiments, seed by seed, so that methods can be compared as early as possible."""
+    if isinstance(source, Experiment):
+        values = source.model_dump()
+    else:
+        values = nested(source) if isinstance(source, Mapping) else read_toml(source)
+    tables = {name: _with_own_tables(values, name, names) for name in names}
+    return {(name, seed): Experiment(**merged(tables[name], {"seed": seed})) for seed in seeds for name in names}
+
+
+def _with_own_tables(values: Mapping[str, Any], name: str, names: Sequence[str]) -> dict[str, Any]:
+    """An experiment's values for one method, without the tables of the user's own methods that only others have."""
+    library = known.available()
+    own = {cls.name for cls in _parts(name)}
+    others = {cls.name for other in names for cls in _parts(other) if cls is not library.get(cls.name)} - own
+    table = values.get("method", {})
+    if not isinstance(table, Mapping):
+        return dict(values)  # refused, with the reason, when the experiment is made
+    return {**values, "method": {**{key: v for key, v in table.items() if key not in others}, "name": name}}
+
+
+def _parts(name: str) -> list[type[known.Method]]:
+    return [known.find(piece) for piece in name.split("+")]
+
+
+def _named_after(planned: Mapping[tuple[str, int], Experiment]) -> Path:
+    """Where a comparison goes that is not told where; more seeds or rounds find the same directory."""
+    hashes = {name: experiment.but(seed=0).hash() for (name, _), experiment in planned.items()}
+    digest = hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
+    data = next(iter(planned.values())).data_label
+    return Path("runs") / f"compare-{data}-{digest[:8]}"
+
+
+def _directory(method: str, seed: int) -> str:
+    return f"{method.replace(':', '.')}-seed{seed}"
+
+
+def _complete(tasks: Sequence[Task], jobs: int, onlooker: Onlooker, folder: Path) -> dict[Path, Failure]:
+    """Run what is not complete, once all that has begun was checked: what is wrong with it is better known now."""
+    pending = [task for task in tasks if not _is_complete(task)]
+    begun = [load_run(task.path) for task in tasks if RunDirectory(task.path).started]
+    check_comparable(begun, rounds=False)
+    onlooker.planned(tasks, pending)
+    at_once = min(_at_once(jobs, tasks[0].experiment), len(pending))
+    try:
+        with interrupt.guard():
+            several = [_alone(task) for task in pending] if at_once > 1 else pending
+            return run_all(several, at_once, onlooker, bool(begun))
+    except Interrupted:
+        done = sum(_is_complete(task) for task in tasks)
+        raise Interrupted(
+            f'stopped; {done} of {len(tasks)} runs are complete and the rounds of the others are saved in "{folder}"; '
+            "the same command goes on from there"
+        ) from None
+
+
+def _is_complete(task: Task) -> bool:
+    """Whether a run is there whole; one of another experiment is refused."""
+    directory = RunDirectory(task.path)
+    if not directory.started:
+        return False
+    agreed(task.experiment.resolved(), directory)
+    return directory.has_its_result(task.rounds)
+
+
+def _at_once(jobs: int, experiment: Experiment) -> int:
+    if jobs:
+        return jobs
+    engine = experiment.engine
+    if engine.name not in ("auto", "serial") or engine.device not in ("", "cpu"):
+        return 1
+    return max(1, cores() // engine.threads)
+
+
+def _alone(task: Task) -> Task:
+    """A run alongside others: where `auto` would choose worker processes it chooses serial, which has the same bits."""
+    if task.experiment.engine.name != "auto" or RunDirectory(task.path).started:
+        return task
+    return dataclasses.replace(task, experiment=task.experiment.but(engine__workers=1))

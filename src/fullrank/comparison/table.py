@@ -1,0 +1,437 @@
+"""Complete runs side by side: whether they can be compared, and what they say about their methods."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fullrank._version import __version__
+from fullrank.comparison.intervals import interval, std
+from fullrank.config.experiment import Experiment, same
+from fullrank.errors import Refusal, nearest
+from fullrank.plugins import GIVEN
+from fullrank.runs.directory import RunDirectory, read_json
+from fullrank.runs.result import Run, load_run
+from fullrank.runs.summary import MEASURED
+
+MEASURES = (
+    *MEASURED,
+    *(f"validation_{name}" for name in MEASURED),
+    "validated_round",
+    "personal_accuracy",
+    "personal",
+    "unseen",
+    "bytes_up",
+    "bytes_down",
+    "elements_up",
+    "elements_down",
+    "seconds",
+    "rounds",
+    "skipped",
+    *(
+        f"{clients}.{stage}.{number}"
+        for clients in ("personal", "unseen")
+        for stage in ("received", "local", "personalised")
+        for number in ("mean", "weighted", "std", "worst_decile", "clients")
+    ),
+)
+"""What a run's summary can hold (`summary.py`)."""
+VALUES = ("last5", "last", "best", "validated", "final")
+CONFIDENCE = 0.95
+ENOUGH_SEEDS = 3
+MAY_DIFFER = (
+    "method.",
+    "probe.",
+    "run.",
+    "data.root",
+    *(f"engine.{key}" for key in ("name", "workers", "threads", "device", "slots", "compile")),
+)
+"""Keys, beside the seed, in which two runs may differ that are compared: all others are one setting."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A method's measure minus the first method's, seed by seed, over the seeds that both have."""
+
+    to: str
+    values: dict[int, float]
+    mean: float
+    low: float | None
+    high: float | None
+    confidence: float = CONFIDENCE
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method: its measure by seed (or why it is absent there), mean and standard deviation over seeds.
+
+    `stage` says which of the clients' models the measures "personal" and "unseen" are about.
+    """
+
+    method: str
+    values: dict[int, float]
+    absent: dict[int, str]
+    mean: float | None
+    std: float | None
+    difference: Difference | None
+    stage: str | None = None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Complete runs by (method, seed), on the same splits, seen through one measure.
+
+    `measure` is a key of a run's summary ("accuracy", "loss", "validation_accuracy", "personal", or a path such as
+    "personal.local.worst_decile"); `value` says which of its numbers: "last5" (mean of the last five rounds), "last",
+    "best" (over rounds), "validated" (at the round that was best in validation) or "final" (after the method's finish,
+    where it has one, else the last).
+    """
+
+    runs: Mapping[tuple[str, int], Run]
+    measure: str = "accuracy"
+    value: str = "last5"
+    out: Path | None = None
+    failed: Mapping[tuple[str, int], str] = dataclasses.field(default_factory=dict)
+    """Why runs failed, by method and seed: they are in no statistic."""
+    names: tuple[str, ...] = ()
+    """The methods in their order; without them, that of the runs."""
+
+    def __post_init__(self) -> None:
+        if not self.runs:
+            raise Refusal("there is nothing to compare: no runs were given")
+        check_value(self.value)
+        check_comparable(list(self.runs.values()))
+        summaries = [run.summary() for run in self.runs.values()]
+        if not any(_is_known(summary, self.measure) for summary in summaries):
+            known = [
+                name for name in MEASURES if any(_look(summary, name, "last")[0] is not None for summary in summaries)
+            ]
+            raise Refusal(f'no run has the measure "{self.measure}"; {nearest(self.measure, known)}')
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods in their order; differences are to the first."""
+        return self.names or tuple(dict.fromkeys(method for method, _ in self.runs))
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """All seeds that any method has."""
+        return tuple(sorted({seed for _, seed in (*self.runs, *self.failed)}))
+
+    @property
+    def experiment(self) -> Experiment:
+        """The first run's; the others differ from it in method and seed alone."""
+        return next(iter(self.runs.values())).experiment
+
+    @property
+    def has_values(self) -> bool:
+        """Whether the measure has a value a round, of which `value` chooses; else it is one number a run."""
+        found = [run.summary().get(self.measure) for run in self.runs.values()]
+        return any(isinstance(numbers, Mapping) and "last" in numbers for numbers in found)
+
+    def by(self, measure: str, value: str = "last5") -> Comparison:
+        """The same runs through another measure."""
+        return dataclasses.replace(self, measure=measure, value=value)
+
+    def rows(self) -> list[Row]:
+        """One row a method, differences to the first."""
+        found = [self._row(method) for method in self.methods]
+        return [found[0], *(self._beside(row, found[0]) for row in found[1:])]
+
+    def _row(self, method: str) -> Row:
+        values: dict[int, float] = {}
+        absent: dict[int, str] = {}
+        stage: str | None = None
+        for seed in self.seeds:
+            if (method, seed) not in self.runs:
+                absent[seed] = f"failed: {reason}" if (reason := self.failed.get((method, seed))) else "not run"
+                continue
+            summary = self.runs[method, seed].summary()
+            number, reason = _look(summary, self.measure, self.value)
+            stage = _stage(summary, self.measure) or stage
+            if number is None:
+                absent[seed] = reason
+            else:
+                values[seed] = number
+        mean = statistics.fmean(values.values()) if values else None
+        return Row(method, values, absent, mean, std(list(values.values())), None, stage)
+
+    def _beside(self, row: Row, first: Row) -> Row:
+        values = {seed: value - first.values[seed] for seed, value in row.values.items() if seed in first.values}
+        if not values:
+            return row
+        low, high = interval(list(values.values()), CONFIDENCE) or (None, None)
+        difference = Difference(first.method, values, statistics.fmean(values.values()), low, high)
+        return dataclasses.replace(row, difference=difference)
+
+    def stages(self) -> tuple[str, ...]:
+        """The stages of the clients' models that the measure is about, in the order of the methods."""
+        return tuple(dict.fromkeys(row.stage for row in self.rows() if row.stage is not None))
+
+    def table(self) -> list[dict[str, Any]]:
+        """The rows as plain data."""
+        return [dataclasses.asdict(row) for row in self.rows()]
+
+    def remarks(self) -> list[str]:
+        """What is missing, and why; and what the intervals do not tell."""
+        rows = self.rows()
+        lines = []
+        for row in rows:
+            for reason in dict.fromkeys(row.absent.values()):
+                seeds = [seed for seed, why in row.absent.items() if why == reason]
+                if reason == "not run":
+                    lines.append(f"{row.method} was not run with {_listed('seed', seeds)}")
+                elif all((row.method, seed) in self.failed for seed in seeds):
+                    left_out = "is left out of" if len(seeds) == 1 else "are left out of"
+                    lines.append(f"{row.method} with {_listed('seed', seeds)} {left_out} mean and difference: {reason}")
+                else:
+                    lines.append(f"{row.method} has no {self.measure}: {reason}")
+        for row in rows[1:]:
+            lines += self._remarks_on_difference(row)
+        return lines
+
+    def _remarks_on_difference(self, row: Row) -> list[str]:
+        first, difference = self.methods[0], row.difference
+        if difference is None:
+            return [f"{row.method} has no value for any seed for which {first} has one: there is no difference"]
+        lines = []
+        if len(difference.values) < len(self.seeds):
+            over = _listed("seed", list(difference.values))
+            lines.append(f"the difference of {row.method} to {first} is over {over}, which both have")
+        if difference.low is not None and difference.high is not None and difference.low <= 0 <= difference.high:
+            number = len(difference.values)
+            lines.append(f"{row.method}: the interval includes 0, so these {number} seeds do not tell it from {first}")
+        return lines
+
+    def warnings(self) -> list[str]:
+        """What makes the table weak: too few seeds."""
+        fewest = min((len(row.values) for row in self.rows() if row.values), default=ENOUGH_SEEDS)
+        if fewest >= ENOUGH_SEEDS:
+            return []
+        says = "one seed says nothing about the spread" if fewest == 1 else "two seeds say little"
+        return [f"{says}; compare over three or more"]
+
+    def to_json(self) -> str:
+        """Everything as JSON: the table, the splits, the run directories."""
+        return json.dumps(self.facts(), indent=1)
+
+    def facts(self) -> dict[str, Any]:
+        """Everything as plain data."""
+        splits = {}
+        for seed in self.seeds:
+            if (run := next((run for (_, s), run in self.runs.items() if s == seed), None)) is None:
+                continue  # all of its runs failed
+            facts = _division(run)
+            splits[seed] = {"partition": facts["hash"], "fingerprint": facts["data"]["fingerprint"]}
+        return {
+            "measure": self.measure,
+            "value": self.value,
+            "stages": list(self.stages()),
+            "methods": list(self.methods),
+            "seeds": list(self.seeds),
+            "rows": self.table(),
+            "remarks": self.remarks(),
+            "warnings": self.warnings(),
+            "splits": splits,
+            "runs": [
+                {"method": method, "seed": seed, "path": str(run.path)} for (method, seed), run in self.runs.items()
+            ],
+            "failed": [{"method": m, "seed": seed, "reason": reason} for (m, seed), reason in self.failed.items()],
+            "fullrank": __version__,
+        }
+
+
+def compare_runs(
+    paths: Iterable[str | Path],
+    *,
+    measure: str = "accuracy",
+    value: str = "last5",
+) -> Comparison:
+    """Set existing runs side by side, by method and seed; a folder stands for all runs directly in it.
+
+    Runs of one method whose hyper-parameters differ are told apart by these. Whatever else differs is refused.
+    """
+    found = all_runs(paths)
+    for run in found:
+        rounds = run.experiment.train.rounds
+        if not RunDirectory(_path(run)).finished(rounds):
+            done = run.metrics[-1]["round"] if run.metrics else 0
+            raise Refusal(
+                f'"{run.path}" is not complete ({done} of {rounds} rounds, no result); run it to its end first'
+            )
+    pairs: dict[tuple[str, int], Run] = {}
+    for label, run in zip(_labels(found), found, strict=True):
+        pair = (label, run.experiment.seed)
+        if pair in pairs:
+            raise Refusal(f'"{pairs[pair].path}" and "{run.path}" are both {label} with seed {pair[1]}; give one')
+        pairs[pair] = run
+    return Comparison(pairs, measure, value)
+
+
+# What is there
+
+
+def all_runs(paths: Iterable[str | Path]) -> list[Run]:
+    """The runs in directories and folders, each once."""
+    return list({_path(run): run for path in paths for run in runs_in(Path(path))}.values())
+
+
+def runs_in(path: Path) -> list[Run]:
+    """The run in a directory, or all runs in a folder, by method (as they were compared there) and seed.
+
+    Runs in folders of such a folder come after its own, in the order of the folders' names.
+    """
+    if RunDirectory(path).started or not path.is_dir():
+        return [load_run(path)]
+    folders = [inner for inner in sorted(path.iterdir()) if not RunDirectory(inner).started]
+    found = [*_runs_directly_in(path), *(run for folder in folders for run in _runs_directly_in(folder))]
+    if not found:
+        raise Refusal(f'"{path}" is not a run directory and holds none')
+    return found
+
+
+def _runs_directly_in(path: Path) -> list[Run]:
+    inside = [load_run(inner) for inner in path.iterdir() if RunDirectory(inner).started] if path.is_dir() else []
+    names = [run.experiment.method.name for run in inside]
+    record = path / "comparison.json"
+    order = [*(read_json(record)["methods"] if record.exists() else []), *sorted(names)]
+    return sorted(
+        inside, key=lambda run: (order.index(run.experiment.method.name), run.experiment.seed, _path(run).name)
+    )
+
+
+def _path(run: Run) -> Path:
+    assert run.path is not None
+    return run.path
+
+
+def _division(run: Run) -> Any:
+    return read_json(_path(run) / "partition.json")
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """The method of each run, with the hyper-parameters in which runs of that method differ."""
+    names = [run.experiment.method.name for run in runs]
+    tables = [
+        {key[len("method.") :]: v for key, v in run.experiment.resolved().flat().items() if key.startswith("method.")}
+        for run in runs
+    ]
+    labels = []
+    for name, table in zip(names, tables, strict=True):
+        namesakes = [other for other, its in zip(tables, names, strict=True) if its == name]
+        varied = [key for key in table if any(not same(table[key], other.get(key)) for other in namesakes)]
+        details = ", ".join(f"{key}={table[key]}" for key in varied)
+        labels.append(f"{name} ({details})" if details else name)
+    return labels
+
+
+def check_comparable(runs: Sequence[Run], rounds: bool = True) -> None:
+    """Refuse runs that differ in more than method and seed: in a setting, in the data, or in their division."""
+    first_of: dict[int, Run] = {}
+    for run in runs:
+        _check_settings(runs[0], run, rounds)
+        _check_data(runs[0], run, same_seed=False)
+        first = first_of.setdefault(run.experiment.seed, run)
+        _check_data(first, run, same_seed=True)
+
+
+def _check_settings(first: Run, run: Run, rounds: bool) -> None:
+    one, two = _setting(first.experiment, rounds), _setting(run.experiment, rounds)
+    different = [key for key in sorted(one.keys() | two.keys()) if not same(one.get(key), two.get(key))]
+    if different:
+        shown = (f"{key} is {one.get(key)!r} in the first, {two.get(key)!r} in the second" for key in different)
+        raise Refusal(f"{_both(first, run)}: {'; '.join(shown)}")
+
+
+def _setting(experiment: Experiment, rounds: bool) -> dict[str, Any]:
+    return {
+        key: value
+        for key, value in experiment.flat().items()
+        if key != "seed" and not key.startswith(MAY_DIFFER) and (rounds or key != "train.rounds")
+    }
+
+
+def _check_data(first: Run, run: Run, *, same_seed: bool) -> None:
+    if run is first:
+        return
+    one, two = _division(first), _division(run)
+    if same_seed or not _split_by_seed(run.experiment):
+        prints = one["data"]["fingerprint"], two["data"]["fingerprint"]
+        if prints[0] != prints[1]:
+            raise Refusal(f"{_both(first, run)}: their data differ (fingerprint {_shortened(*prints)})")
+    if same_seed and one["hash"] != two["hash"]:
+        hashes = _shortened(one["hash"], two["hash"])
+        raise Refusal(f"{_both(first, run)}: their clients have other samples (partition hash {hashes})")
+
+
+def _split_by_seed(experiment: Experiment) -> bool:
+    """Whether the seed may have a say in the data themselves: in which of them are kept apart for the test."""
+    name = experiment.data.name
+    return name in (GIVEN, "npz") or name.endswith(".npz") or ":" in name
+
+
+def _both(first: Run, run: Run) -> str:
+    return f'"{first.path}" and "{run.path}" cannot be compared'
+
+
+def _shortened(one: str, two: str) -> str:
+    return f"{one[:12]}… and {two[:12]}…"
+
+
+# What a run says
+
+
+def check_measure(measure: str) -> None:
+    """Refuse a measure that no run can have, before any is run."""
+    first = measure.split(".")[0]
+    if measure not in MEASURES and (first not in MEASURES or first in ("personal", "unseen")):
+        raise Refusal(f'there is no measure "{measure}"; {nearest(measure, MEASURES)}')
+
+
+def check_value(value: str) -> None:
+    """Refuse a value that no measure has."""
+    if value not in VALUES:
+        raise Refusal(f'there is no value "{value}" of a measure; {nearest(value, VALUES)}')
+
+
+def _look(summary: Mapping[str, Any], measure: str, value: str) -> tuple[float | None, str]:
+    """A measure of a run, or None and why there is none."""
+    found: Any = summary
+    for step in measure.split("."):
+        found = found.get(step) if isinstance(found, Mapping) else None
+    if stage := _stage(summary, measure):
+        found = found[stage].get("mean")
+    if isinstance(found, Mapping):
+        found = found.get(value, found.get("last") if value == "final" else None)
+    if isinstance(found, (int, float)):
+        return float(found), ""
+    return None, summary["absent"].get(_family(measure), "there is none in its summary")
+
+
+def _stage(summary: Mapping[str, Any], measure: str) -> str | None:
+    """The stage of the clients' models behind a measure that names none: the last that the method has."""
+    found = summary.get(measure) if measure in ("personal", "unseen") else None
+    return next((stage for stage in ("personalised", "local") if stage in (found or {})), None)
+
+
+def _is_known(summary: Mapping[str, Any], measure: str) -> bool:
+    """Whether a run has a measure, or says why it has not."""
+    return _look(summary, measure, "last")[0] is not None or _family(measure) in summary["absent"]
+
+
+def _family(measure: str) -> str:
+    """The measure under which a summary says why there is none: what judges the global model is absent together."""
+    first = measure.split(".")[0]
+    return "accuracy" if first == "loss" else first
+
+
+def _listed(noun: str, numbers: Sequence[int]) -> str:
+    """Numbers as a sentence has them: `seed 1`, `seeds 1, 2 and 5`."""
+    if len(numbers) == 1:
+        return f"{noun} {numbers[0]}"
+    return f"{noun}s {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"

@@ -1,0 +1,1 @@
+"""Preparation of batches: normalisation and augmentation."""

@@ -1,0 +1,161 @@
+"""Bilinear resizing of 8-bit images, of a whole data set once and of a random window in every batch.
+
+The arithmetic is that of Pillow's `Image.resize` with BILINEAR, which smooths before it shrinks: along the rows first,
+then along the columns, each with weights of 22 binary digits and rounded to a level. (Where it saves work, newer
+Pillows go along the columns first: then a level may be one more or less there.) Whole numbers give the same result
+everywhere, so a resized data set has one fingerprint.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fullrank.data.augment.operation import Operation
+from fullrank.data.dataset import DataSet, Split
+from fullrank.data.memory_limit import refuse_too_large
+from fullrank.errors import Refusal
+
+_WEIGHT_BITS = 22
+_WHOLE = 1 << _WEIGHT_BITS
+_CHUNK_BYTES = 1 << 24
+
+
+def resized(data: DataSet, size: int) -> DataSet:
+    """The data set with images whose short side is `size`, and the long side in proportion; 0 changes nothing.
+
+    >>> import fullrank.data
+    >>> resized(fullrank.data.load_dataset("digits"), 16).input_shape
+    (1, 16, 16)
+    """
+    if size < 0:
+        raise Refusal(f"data.size = {size}: it must be a number of pixels, or 0 to leave images as they are stored")
+    if size == 0:
+        return data
+    if not data.images:
+        raise Refusal(
+            f"data.size = {size}: only 8-bit images can be resized, and samples of {data.name} are"
+            f" {data.train.x.dtype} of shape {data.input_shape}; leave it at 0"
+        )
+    height, width = data.input_shape[1:]
+    short = min(height, width)
+    if size == short:
+        return data
+    shape = size * height // short, size * width // short
+    count = len(data.train) + (0 if data.test is None else len(data.test))
+    refuse_too_large(f"data.size = {size}: the images", count * data.in_channels * shape[0] * shape[1], "take less")
+
+    def changed(split: Split) -> Split:
+        return replace(split, x=resize(split.x, *shape))
+
+    test = None if data.test is None else changed(data.test)
+    # the file holds the images as they were
+    return replace(data, train=changed(data.train), test=test, file=None)
+
+
+def resize(x: Tensor, height: int, width: int) -> Tensor:
+    """8-bit images (N, C, H, W) in another size."""
+    largest = x.shape[1] * max(x.shape[2], height) * max(x.shape[3], width)
+    rows = max(1, _CHUNK_BYTES // (4 * largest))
+    result = torch.empty((*x.shape[:2], height, width), dtype=x.dtype)
+    for start in range(0, len(x), rows):
+        columns = _resize_axis(x[start : start + rows], 3, width)
+        result[start : start + rows] = _resize_axis(columns, 2, height)
+    return result
+
+
+def _resize_axis(x: Tensor, axis: int, size: int) -> Tensor:
+    if x.shape[axis] == size:
+        return x
+    sources, weights = _taps(x.shape[axis], size)
+    along = [size if dimension == axis else 1 for dimension in range(4)]
+    total: Tensor | int = _WHOLE // 2
+    for source, weight in zip(sources, weights, strict=True):
+        pixels = x.index_select(axis, torch.from_numpy(source)).int()
+        total = pixels * torch.from_numpy(weight).reshape(along) + total
+    assert isinstance(total, Tensor)
+    return (total >> _WEIGHT_BITS).to(x.dtype)
+
+
+def _taps(stored: int, wanted: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """For every new position the old ones it is made of, and their weights, each (taps, wanted)."""
+    step = stored / wanted
+    reach = max(step, 1.0)
+    centre = (np.arange(wanted) + 0.5) * step
+    first = np.maximum((centre - reach + 0.5).astype(np.int64), 0)
+    end = np.minimum((centre + reach + 0.5).astype(np.int64), stored)
+    source = first + np.arange(int((end - first).max()))[:, None]
+    weight = np.maximum(1 - np.abs((source - centre + 0.5) / reach), 0)
+    weight[source >= end] = 0
+    weight /= weight.sum(0)
+    return np.minimum(source, stored - 1), np.floor(weight * _WHOLE + 0.5).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class ResizedCrop(Operation):
+    """A window of random size, shape and place, resized to the whole image (Szegedy et al., arXiv:1409.4842).
+
+    As torchvision's RandomResizedCrop: ten tries of an area between .08 and 1 of the image's and a ratio of width to
+    height between 3/4 and 4/3; the first that fits is taken, and where none does the largest such window in the
+    middle. All tries are drawn beforehand, so that every sample needs equally many numbers.
+    """
+
+    tries: ClassVar[int] = 10
+    draws: ClassVar[int] = 2 * tries + 2
+    least_area: ClassVar[float] = 0.08
+    ratios: ClassVar[tuple[float, float]] = (3 / 4, 4 / 3)
+
+    def apply(self, x: Tensor, u: Tensor) -> Tensor:
+        """Cut and resize one window per sample."""
+        top, left, height, width = self._window(u.double(), *x.shape[-2:])
+        return _stretch(_stretch(x, 3, left, width), 2, top, height)
+
+    def _window(self, u: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Top, left, height and width of each sample's window, as whole numbers in float64."""
+        narrow, wide = map(math.log, self.ratios)
+        area = rows * columns * (self.least_area + (1 - self.least_area) * u[:, : self.tries])
+        ratio = (narrow + (wide - narrow) * u[:, self.tries : 2 * self.tries]).exp()
+        width, height = (area * ratio).sqrt().round(), (area / ratio).sqrt().round()
+        fits = (width >= 1) & (width <= columns) & (height >= 1) & (height <= rows)
+        taken = fits & (fits.cumsum(1) == 1)
+        none = ~fits.any(1)
+        whole_height, whole_width = self._fallback(rows, columns)
+        height = torch.where(none, whole_height, (height * taken).sum(1))
+        width = torch.where(none, whole_width, (width * taken).sum(1))
+        top, left = (
+            torch.where(none, (spare / 2).floor(), torch.minimum((number * (spare + 1)).floor(), spare))
+            for number, spare in ((u[:, -2], rows - height), (u[:, -1], columns - width))
+        )
+        return top, left, height, width
+
+    def _fallback(self, rows: int, columns: int) -> tuple[float, float]:
+        narrow, wide = self.ratios
+        if columns / rows < narrow:
+            return float(round(columns / narrow)), float(columns)
+        if columns / rows > wide:
+            return float(rows), float(round(rows * wide))
+        return float(rows), float(columns)
+
+
+def _stretch(x: Tensor, axis: int, start: Tensor, length: Tensor) -> Tensor:
+    """The part of each image that starts there and is that long, as long as the whole; no part is longer."""
+    size = x.shape[axis]
+    shape = (-1, 1, 1, size) if axis == 3 else (-1, 1, size, 1)
+    start, last = start[:, None], length[:, None] - 1
+    position = (torch.arange(size, device=x.device) + 0.5) * (length[:, None] / size) - 0.5
+    below = position.floor()
+    towards = position - below
+    near, far = (
+        x.gather(axis, (start + torch.minimum(at.clamp(min=0), last)).long().reshape(shape).expand(x.shape))
+        for at in (below, below + 1)
+    )
+    if x.is_floating_point():
+        return near + (far - near) * towards.reshape(shape).to(x.dtype)
+    to_near, to_far = ((share * _WHOLE + 0.5).floor().int().reshape(shape) for share in (1 - towards, towards))
+    return ((near * to_near + far * to_far + _WHOLE // 2) >> _WEIGHT_BITS).to(x.dtype)

@@ -1,0 +1,1 @@
+"""Where data come from: data sets by name, files, tensors and functions."""

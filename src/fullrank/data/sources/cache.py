@@ -1,0 +1,130 @@
+"""Large data sets, decoded once and kept in one file each that every process maps into its memory."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from fullrank.data.dataset import DataSet, Split
+from fullrank.data.sources.places import user_cache
+
+LIMIT = 64 * 2**20
+"""Bytes of samples from which on a data set is kept decoded."""
+
+VERSION = "1"
+"""Of the files' format; those of another version are made anew."""
+
+_COLUMNS = ("x", "y", "domain", "group")
+
+
+@dataclass(frozen=True)
+class Content:
+    """What the files of a data set say."""
+
+    train: Split
+    test: Split
+    classes: tuple[str, ...]
+    domains: tuple[str, ...] = ()
+
+
+def cache_folder() -> Path:
+    """Where decoded data sets are kept: $FULLRANK_CACHE, or the user's cache."""
+    named = os.environ.get("FULLRANK_CACHE")
+    return (Path(named).expanduser() if named else user_cache()).absolute()
+
+
+def cached(
+    name: str,
+    sources: Sequence[Path],
+    decode: Callable[[], Content],
+    complete: Callable[[Content], DataSet],
+) -> DataSet:
+    """The data set that `complete` makes of what `decode` reads from the sources.
+
+    A large one comes out of the cache, mapped into memory, as long as names, sizes, inodes and times of the sources are
+    what they were and its content has the fingerprint that it was written with (hashing takes about 0.6 s a gigabyte);
+    else it is decoded again. Where the cache cannot be written, the data set stays in memory.
+    """
+    path, state = cache_folder() / _file_name(name, sources), _state(sources)
+    kept = _kept(path, state, complete)
+    if kept is not None:
+        return kept
+    data = complete(decode())
+    if sum(split.x.nbytes for split in (data.train, data.test) if split is not None) < LIMIT:
+        return data
+    # nobody asked for a cache: one that cannot be written is no reason to stop
+    with contextlib.suppress(OSError, SafetensorError):
+        _keep(path, state, data)
+    return _kept(path, state, complete) or data
+
+
+def _file_name(name: str, sources: Sequence[Path]) -> str:
+    places = json.dumps([str(path.resolve()) for path in sources])
+    return f"{name}-{hashlib.sha256(places.encode()).hexdigest()[:16]}.safetensors"
+
+
+def _state(sources: Sequence[Path]) -> str:
+    """What tells that sources have changed; unlike the modification time, nobody can set that of the last change."""
+    facts = [(path.name, path.stat()) for path in sources]
+    return json.dumps([(name, f.st_size, f.st_mtime_ns, f.st_ctime_ns, f.st_ino) for name, f in facts])
+
+
+def _keep(path: Path, state: str, data: DataSet) -> None:
+    about = {
+        "version": VERSION,
+        "sources": state,
+        "fingerprint": data.fingerprint(),
+        "classes": json.dumps(data.classes),
+        "domains": json.dumps(data.domains),
+    }
+    tensors = {
+        f"{split_name}.{column}": tensor.contiguous()
+        for split_name, split in (("train", data.train), ("test", data.test))
+        for column in _COLUMNS
+        if (tensor := getattr(split, column, None)) is not None
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        beside.touch()
+        mode = beside.stat().st_mode
+        save_file(tensors, beside, metadata=about)
+        beside.chmod(mode)  # as the user's umask says, where safetensors lets nobody else read
+        with beside.open("rb") as file:
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _kept(path: Path, state: str, complete: Callable[[Content], DataSet]) -> DataSet | None:
+    """The data set in the cache, or None when there is none that can be used."""
+    try:
+        # safetensors maps the file; a tensor taken from it is a view of the mapping, not a copy
+        with safe_open(path, framework="pt") as file:
+            about: dict[str, str] = file.metadata() or {}
+            if about.get("version") != VERSION or about.get("sources") != state:
+                return None
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+        classes, domains = (tuple(json.loads(about[key])) for key in ("classes", "domains"))
+        content = Content(_split(tensors, "train"), _split(tensors, "test"), classes, domains)
+        data = replace(complete(content), file=path)
+        if data.fingerprint() != about["fingerprint"]:
+            return None  # bits that have changed since; a run's result must not depend on them
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        return None
+    return data
+
+
+def _split(tensors: Mapping[str, Tensor], name: str) -> Split:
+    x, y = tensors[f"{name}.x"], tensors[f"{name}.y"]
+    return Split(x, y.clone(), tensors.get(f"{name}.domain"), tensors.get(f"{name}.group"))

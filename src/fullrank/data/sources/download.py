@@ -1,0 +1,204 @@
+"""Fetching a data set from its official source: resumed where it broke off, checked, and unpacked with care."""
+
+from __future__ import annotations
+
+import filecmp
+import gzip
+import http.client
+import os
+import shutil
+import tarfile
+import urllib.error
+import urllib.request
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+
+from fullrank._version import __version__
+from fullrank.data.sources.places import Place, download_root
+from fullrank.data.sources.stored import Download, Stored, content_md5
+from fullrank.errors import Refusal, writing
+
+TIMEOUT = 30.0
+"""Seconds without an answer after which a connection counts as broken."""
+
+_CHUNK = 2**18
+
+Watch = Callable[[str, int, int | None], None]
+"""Told the address, how many bytes are there, and how many there will be, if known."""
+
+
+def get(stored: Stored, root: str | Path = "", watch: Watch | None = None) -> str:
+    """Fetch a data set if it is not there already, and say where it is."""
+    place = stored.search(root)
+    if place is not None:
+        _refuse_not_official(stored, place)
+        return f"{stored.title} is complete in {place.folder} already"
+    folder = download_root(root)
+    if not stored.downloads:
+        raise Refusal(f"{stored.title} cannot be downloaded by a program; {stored.how_to_get()}")
+    with writing(folder, instead="; give another --root"):
+        for download in _way(stored, folder):
+            fetched_here = not (folder / download.folder / download.file).is_file()
+            file = fetch(download, folder, watch)
+            if download.members:
+                unpack(file, download.members, folder)
+                if fetched_here:
+                    file.unlink()
+    return f"{stored.title} is in {stored.find(folder).folder}"
+
+
+def fetch(download: Download, root: Path, watch: Watch | None = None) -> Path:
+    """The file, downloaded unless it is there, with the checksum it must have."""
+    target = root / download.folder / download.file
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.is_file():
+        part = target.with_name(f"{target.name}.part")
+        try:
+            _transfer(download.url, part, watch or (lambda *_: None))
+        except _Unreachable as problem:
+            raise Refusal(
+                f"{download.url} cannot be downloaded ({problem}); try the same command again later, which goes on"
+                f" where it stopped, or put the file into {target.parent} by hand, and it is checked and used"
+            ) from None
+        _refuse_other_sum(part, download)
+        os.replace(part, target)
+    else:
+        _refuse_other_sum(target, download)
+    return target
+
+
+def unpack(archive: Path, members: tuple[str, ...], root: Path) -> None:
+    """Take the members out of an archive; one with a link or a path that leads elsewhere is refused whole."""
+    try:
+        with tarfile.open(archive, "r:gz") as file:
+            entries = {_safe_name(archive, entry): entry for entry in file}
+            missing = [name for name in members if not (name in entries and entries[name].isfile())]
+            if missing:
+                raise Refusal(f"{archive} lacks {', '.join(missing)}")
+            for name in members:
+                _extract(file, entries[name], root / name)
+    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise Refusal(f"{archive} is damaged: it cannot be unpacked ({error})") from None
+
+
+class _Unreachable(Exception):
+    """The server does not give what was asked for."""
+
+
+def _way(stored: Stored, folder: Path) -> tuple[Download, ...]:
+    """The files to fetch: those of which somebody has put one there, else the preferred ones."""
+    for way in stored.downloads:
+        if any((folder / download.folder / download.file).is_file() for download in way):
+            return way
+    return stored.downloads[0]
+
+
+def _refuse_not_official(stored: Stored, place: Place) -> None:
+    advice = f"move {place.folder} away, or give another --root"
+    try:
+        others = [fact.path.name for fact in stored.look(place) if fact.state != "official"]
+    except Refusal as refusal:
+        raise Refusal(f"{refusal}; {advice}") from None
+    if others:
+        raise Refusal(f"{place.folder} has {', '.join(others)} already, but not as in the official copy; {advice}")
+
+
+def _transfer(url: str, part: Path, watch: Watch) -> None:
+    """Download into a file, going on after what it holds, as often as a broken connection still brought something."""
+    while True:
+        before = part.stat().st_size if part.exists() else 0
+        total = _download(url, part, before, watch)
+        after = part.stat().st_size
+        if total is None or after >= total:
+            return
+        if after <= before:
+            raise _Unreachable(f"the connection broke after {after} of {total} bytes")
+
+
+def _download(url: str, part: Path, start: int, watch: Watch) -> int | None:
+    """One connection's worth of a download; returns how large the file will be, if the server says so."""
+    try:
+        with _open(url, start) as response:
+            resumed = response.status == 206
+            length = response.headers.get("Content-Length", "")
+            done = start if resumed else 0
+            total = done + int(length) if length.isdecimal() else None
+            with part.open("ab" if resumed else "wb") as file:
+                for chunk in _chunks(response):
+                    file.write(chunk)
+                    done += len(chunk)
+                    watch(url, done, total)
+            return total
+    except urllib.error.HTTPError as error:
+        if error.code == 416 and start:  # nothing is left to send
+            return _download(url, part, 0, watch) if _announced(error) not in (None, start) else start
+        raise _Unreachable(f"the server answers {error.code} {error.reason}") from None
+    except urllib.error.URLError as error:
+        raise _Unreachable(getattr(error.reason, "strerror", None) or str(error.reason)) from None
+    except (http.client.HTTPException, ConnectionError, TimeoutError) as error:
+        raise _Unreachable(str(error) or type(error).__name__) from None
+
+
+def _open(url: str, start: int) -> http.client.HTTPResponse:
+    headers = {"User-Agent": f"fullrank/{__version__}"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    response: http.client.HTTPResponse = urllib.request.urlopen(
+        urllib.request.Request(url, headers=headers), timeout=TIMEOUT
+    )
+    sent = response.headers.get("Content-Range", "")
+    if response.status == 206 and not sent.startswith(f"bytes {start}-"):
+        response.close()
+        raise _Unreachable(f'the server sends "{sent}" where "bytes {start}-" was asked for')
+    return response
+
+
+def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
+    """What arrives, up to its end or until the connection breaks."""
+    while True:
+        try:
+            chunk = response.read(_CHUNK)
+        except (http.client.HTTPException, OSError):
+            return
+        if not chunk:
+            return
+        yield chunk
+
+
+def _announced(error: urllib.error.HTTPError) -> int | None:
+    size = error.headers.get("Content-Range", "").rpartition("/")[2]
+    return int(size) if size.isdecimal() else None
+
+
+def _refuse_other_sum(path: Path, download: Download) -> None:
+    with path.open("rb") as file:
+        found = content_md5(*iter(lambda: file.read(_CHUNK), b""))
+    if found != download.md5:
+        raise Refusal(
+            f"{path} has the MD5 sum {found}, and {download.url} must have {download.md5}; delete it and try again"
+        )
+
+
+def _safe_name(archive: Path, entry: tarfile.TarInfo) -> str:
+    path = PurePosixPath(entry.name)
+    if path.is_absolute() or ".." in path.parts or not (entry.isfile() or entry.isdir()):
+        raise Refusal(
+            f'{archive} has the entry "{entry.name}", a link or a path that leads elsewhere; nothing was unpacked'
+        )
+    return str(path)
+
+
+def _extract(archive: tarfile.TarFile, entry: tarfile.TarInfo, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f"{target.name}.part")
+    source = archive.extractfile(entry)
+    assert source is not None  # it is a file
+    try:
+        with source, part.open("wb") as file:
+            shutil.copyfileobj(source, file, _CHUNK)
+        if target.exists() and not filecmp.cmp(part, target, shallow=False):
+            raise Refusal(f"{target} is there already, with other content than in the archive; move it away")
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,198 @@
+"""MNIST and Fashion-MNIST in IDX files, gzipped or not."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from fullrank.data.dataset import Split
+from fullrank.data.memory_limit import memory_limit
+from fullrank.data.sources.places import Layout, Place
+from fullrank.data.sources.stored import Array, Download, Official, Stored, content_md5, read_whole, refuse_labels
+from fullrank.errors import Refusal
+
+_File = gzip.GzipFile | io.BytesIO
+
+_CHUNK = 2**24
+_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+
+
+def read_idx(path: Path, dimensions: int) -> Array:
+    """The array of bytes in an IDX file of so many dimensions; anything else is refused by name."""
+    raw = read_whole(path)
+    packed = raw[:2] == b"\x1f\x8b"
+    file = gzip.GzipFile(fileobj=io.BytesIO(raw)) if packed else io.BytesIO(raw)
+    try:
+        return _read(path, file, dimensions)
+    except MemoryError:
+        raise Refusal(f"{path} does not fit into memory when it is unpacked") from None
+    except EOFError:
+        raise Refusal(f"{path} is truncated: its compressed content ends too early") from None
+    except (OSError, zlib.error) as error:
+        raise Refusal(f"{path} is damaged: it cannot be unpacked ({error})") from None
+
+
+def _read(path: Path, file: _File, dimensions: int) -> Array:
+    magic = _up_to(file, 4)
+    if magic != bytes((0, 0, 8, dimensions)):
+        raise Refusal(
+            f"{path} is no IDX file of bytes in {dimensions} dimension{'s' if dimensions > 1 else ''}:"
+            f" it begins with 0x{magic.hex()} and must begin with 0x{bytes((0, 0, 8, dimensions)).hex()}"
+        )
+    sizes = _up_to(file, 4 * dimensions)
+    if len(sizes) < 4 * dimensions:
+        raise Refusal(f"{path} is truncated: it ends within its header")
+    shape = struct.unpack(f">{dimensions}I", sizes)
+    announced = math.prod(shape)
+    limit = memory_limit() // 3  # the bytes are there twice while they are put together
+    content = _up_to(file, min(announced, limit) + 1)  # the one too many makes gzip compare its checksum
+    if len(content) > limit:
+        raise Refusal(f"{path} does not fit into memory: it unpacks to more than {limit / 2**30:.4g} GiB")
+    if len(content) != announced:
+        found = f"only {len(content)} follow" if len(content) < announced else "more follow"
+        what = "truncated" if len(content) < announced else "damaged"
+        raise Refusal(f"{path} is {what}: its header announces {'×'.join(map(str, shape))} bytes, and {found}")
+    if announced == 0:
+        raise Refusal(f"{path} holds no records; its header announces {'×'.join(map(str, shape))}")
+    return np.frombuffer(content, np.uint8).reshape(shape)
+
+
+def _up_to(file: _File, count: int) -> bytes:
+    """As many bytes as there are, never reserving more than that: a damaged header may announce anything."""
+    parts = []
+    while count and (part := file.read(min(count, _CHUNK))):
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IdxSet(Stored):
+    """Images and labels in files of their own."""
+
+    mistakable: tuple[str, str]
+    """Another data set whose files have the same names, and the MD5 of its training labels."""
+
+    def read(self, place: Place, number: int) -> Array:
+        """Images (n, height, width) from the even files, labels (n,) from the odd ones."""
+        path = place.files[number]
+        if number % 2 == 0:
+            return read_idx(path, 3)
+        labels = read_idx(path, 1)
+        refuse_labels(path, "label", labels, len(self.classes))
+        return labels
+
+    def header(self, array: Array) -> bytes:
+        """Magic number and sizes."""
+        return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+
+    def join(self, place: Place, arrays: Sequence[Array]) -> tuple[Split, Split]:
+        """Images of one channel, with their labels."""
+        other, md5 = self.mistakable
+        if content_md5(self.header(arrays[1]), arrays[1]) == md5:
+            raise Refusal(f"{place.files[1]} is of {other}, not of {self.title}; {self.how_to_get()}")
+        for images, labels in ((0, 1), (2, 3)):
+            if len(arrays[images]) != len(arrays[labels]):
+                raise Refusal(
+                    f"{place.files[images]} has {len(arrays[images])} images and {place.files[labels]}"
+                    f" {len(arrays[labels])} labels; they must be equally many"
+                )
+        if arrays[0].shape[1:] != arrays[2].shape[1:]:
+            raise Refusal(
+                f"{place.files[0]} has images of {arrays[0].shape[1]}×{arrays[0].shape[2]} and {place.files[2]}"
+                f" of {arrays[2].shape[1]}×{arrays[2].shape[2]}; they must be alike"
+            )
+        return _split(*arrays[:2]), _split(*arrays[2:])
+
+
+def _split(images: Array, labels: Array) -> Split:
+    # copies: the arrays are views of bytes, which torch must not write to
+    return Split(torch.from_numpy(images[:, None].copy()), torch.from_numpy(labels.astype(np.int64)))
+
+
+def _layout(*folders: str) -> Layout:
+    files = tuple(
+        tuple(stem + end for stem in (name, name.replace("-idx", ".idx")) for end in ("", ".gz")) for name in _FILES
+    )
+    return Layout("IDX files, gzipped or not", folders, files)
+
+
+def _official(*md5s: str) -> tuple[Official, ...]:
+    return tuple(map(Official, (60000, 60000, 10000, 10000), md5s))
+
+
+def _downloads(base: str, folder: str, *md5s: str) -> tuple[tuple[Download, ...]]:
+    return (tuple(Download(f"{base}{name}.gz", md5, folder) for name, md5 in zip(_FILES, md5s, strict=True)),)
+
+
+MNIST = IdxSet(
+    name="mnist",
+    title="MNIST",
+    page="http://yann.lecun.com/exdb/mnist/",
+    layouts=(_layout("mnist", "MNIST/raw"),),
+    official=_official(
+        "6bbc9ace898e44ae57da46a324031adb",
+        "a25bea736e30d166cdddb491f175f624",
+        "2646ac647ad5339dbf082846283269ea",
+        "27ae3e4e09519cfbb04c329615203637",
+    ),
+    downloads=_downloads(
+        "https://ossci-datasets.s3.amazonaws.com/mnist/",
+        "mnist",
+        "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+        "d53e105ee54ea40749a09fcbcd1e9432",
+        "9fb629c4189551a2d022fa330f9573f3",
+        "ec29112dd5afa0611ce80d1b7f02629c",
+    ),
+    classes=tuple("0123456789"),
+    mean=(0.1307,),
+    std=(0.3081,),
+    mistakable=("Fashion-MNIST", "9018921c3c673c538a1fc5bad174d6f9"),
+)
+
+FASHION_MNIST = IdxSet(
+    name="fashion-mnist",
+    title="Fashion-MNIST",
+    page="https://github.com/zalandoresearch/fashion-mnist",
+    layouts=(_layout("fashion-mnist", "FashionMNIST/raw"),),
+    official=_official(
+        "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+        "9018921c3c673c538a1fc5bad174d6f9",
+        "8181f5470baa50b63fa0f6fddb340f0a",
+        "15d484375f8d13e6eb1aabb0c3f46965",
+    ),
+    downloads=_downloads(
+        "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
+        "fashion-mnist",
+        "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+        "25c81989df183df01b3e8a0aad5dffbe",
+        "bef4ecab320f06d8554ea6380940ec79",
+        "bb300cfdad3c16e7a12a480ee83cd310",
+    ),
+    classes=(
+        "T-shirt/top",
+        "Trouser",
+        "Pullover",
+        "Dress",
+        "Coat",
+        "Sandal",
+        "Shirt",
+        "Sneaker",
+        "Bag",
+        "Ankle boot",
+    ),
+    mean=(0.2860,),
+    std=(0.3530,),
+    elsewhere=(Path("/usr/share/datasets"),),
+    package="dataset-fashion-mnist",
+    mistakable=("MNIST", "a25bea736e30d166cdddb491f175f624"),
+)

@@ -1,0 +1,159 @@
+"""Data sets in `.npz` files."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fullrank.data.dataset import DataSet, Split, class_names, with_classes
+from fullrank.data.memory_limit import refuse_too_large
+from fullrank.data.sources.memory import as_tensor, channels_first
+from fullrank.data.split import split_off_test
+from fullrank.errors import Refusal
+
+Array = npt.NDArray[Any]
+
+_APART = ("x_train", "y_train", "x_test", "y_test")
+_WHOLE = ("x", "y")
+
+
+def from_npz(path: Path, seed: int, num_classes: int | None) -> DataSet:
+    """The data set in a file with `x_train y_train x_test y_test`, or with `x y`, of which a fifth becomes the test."""
+    arrays = _read_npz(path.expanduser())
+    try:
+        domains, domain_names = _numbered("domain", arrays)
+        groups, _ = _numbered("group", arrays)
+        ids = {**domains, **groups}
+        if "x_train" in arrays:
+            train, test = _stored_split(arrays, ids, "_train"), _stored_split(arrays, ids, "_test")
+        else:
+            train, test = split_off_test(_stored_split(arrays, ids, ""), seed)
+        classes = _stored_classes(arrays)
+        loaded = DataSet(path.stem, train, test, classes or class_names(train, test, num_classes), domains=domain_names)
+        return with_classes(loaded, num_classes)
+    except Refusal as refusal:
+        raise Refusal(f"{path}: {refusal}") from None
+
+
+def _read_npz(path: Path) -> dict[str, Array]:
+    """The arrays that matter of those in the file."""
+    if not path.is_file():
+        raise Refusal(f"there is no file {path}; give the path of an .npz file")
+    try:
+        with path.open("rb") as opened:
+            opened.read(1)
+    except OSError as error:
+        raise Refusal(f"{path} cannot be read: {error.strerror}") from None
+    if not zipfile.is_zipfile(path):
+        raise Refusal(f"{path} is not an .npz file; numpy.savez writes such files")
+    with _opened(path) as file:
+        found = set(file.files)
+        if found.issuperset(_APART):
+            wanted = {*_APART, "domain_train", "domain_test", "group_train", "group_test", "classes"}
+        elif found.issuperset(_WHOLE):
+            wanted = {*_WHOLE, "domain", "classes"}
+            if "group" in found:
+                raise Refusal(
+                    f"{path} has an array group, which splitting x and y by class would tear apart; store"
+                    f" {', '.join(_APART)} and group_train"
+                )
+        else:
+            raise Refusal(
+                f"{path} has the arrays {', '.join(sorted(found)) or '(none)'};"
+                f" it must have {', '.join(_APART)}, or {' and '.join(_WHOLE)}"
+            )
+        return {name: _read_array(path, file, name) for name in sorted(found & wanted)}
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return np.load(path, allow_pickle=False)
+    except (zipfile.BadZipFile, OSError, ValueError, RuntimeError, NotImplementedError) as error:
+        raise Refusal(f"{path} cannot be read ({error}); the file is damaged") from None
+
+
+def _read_array(path: Path, file: Any, name: str) -> Array:
+    try:
+        _refuse_header(path, file.zip, name)
+        array = file[name]
+    except MemoryError:
+        raise Refusal(f"{path}: the array {name} does not fit into memory") from None
+    except Refusal:
+        raise
+    except Exception as error:  # a damaged header can fail in any way
+        why = " ".join(str(error).split())
+        raise Refusal(f"{path}: the array {name} cannot be read ({why}); the file is damaged") from None
+    if not isinstance(array, np.ndarray):
+        raise Refusal(f"{path}: the entry {name} is not an array; numpy.savez writes arrays")
+    return array
+
+
+def _refuse_header(path: Path, archive: zipfile.ZipFile, name: str) -> None:
+    """Reject Python objects, a header that announces another size than the file has, and what does not fit."""
+    entry = f"{name}.npy"
+    if entry not in archive.namelist():
+        return  # no array, which the caller says
+    with archive.open(entry) as member:
+        version = np.lib.format.read_magic(member)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(member)
+        stored = archive.getinfo(entry).file_size - member.tell()
+    if dtype.hasobject:
+        raise Refusal(f"{path}: the array {name} holds Python objects; it must hold numbers or text")
+    announced = math.prod(shape) * dtype.itemsize
+    if min(shape, default=0) < 0 or announced != stored:
+        raise Refusal(
+            f"{path}: the array {name} is damaged: its header announces {dtype} of shape {shape}, that is {announced} "
+            f"bytes, and the file holds {stored}"
+        )
+    refuse_too_large(f"{path}: the array {name}", announced, "store fewer or smaller samples")
+
+
+def _stored_split(arrays: Mapping[str, Array], ids: Mapping[str, Tensor], suffix: str) -> Split:
+    x, y = (as_tensor(f"{column}{suffix}", arrays[f"{column}{suffix}"]) for column in ("x", "y"))
+    try:
+        return channels_first(Split(x, y, ids.get(f"domain{suffix}"), ids.get(f"group{suffix}")))
+    except Refusal as refusal:
+        raise Refusal(f"{suffix[1:]} split: {refusal}" if suffix else str(refusal)) from None
+
+
+def _numbered(what: str, arrays: Mapping[str, Array]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Ids in sorted order of the values, the same in both splits, and the values as names."""
+    columns = {name: arrays[name] for name in (what, f"{what}_train", f"{what}_test") if name in arrays}
+    if not columns:
+        return {}, ()
+    for name, column in columns.items():
+        if column.ndim != 1 or column.dtype.kind not in "iuSU":
+            raise Refusal(
+                f"{name} is {column.dtype} of shape {column.shape}; it must be one whole number or text per sample"
+            )
+    values = np.unique(np.concatenate([_as_text(column) for column in columns.values()]))
+    ids = {name: torch.from_numpy(np.searchsorted(values, _as_text(column))) for name, column in columns.items()}
+    return ids, tuple(str(value) for value in values)
+
+
+def _stored_classes(arrays: Mapping[str, Array]) -> tuple[str, ...]:
+    if "classes" not in arrays:
+        return ()
+    classes = _as_text(arrays["classes"])
+    if classes.ndim != 1 or not len(classes):
+        raise Refusal(f"classes has shape {classes.shape}; it must be a list of names")
+    return tuple(str(name) for name in classes)
+
+
+def _as_text(column: Array) -> Array:
+    """Bytes as the text they encode, all else as it is."""
+    if column.dtype.kind != "S":
+        return column
+    try:
+        return np.char.decode(column, "utf-8")
+    except UnicodeDecodeError as error:
+        raise Refusal(f"a name is stored as bytes that are not UTF-8 ({error}); store text") from None

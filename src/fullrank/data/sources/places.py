@@ -1,0 +1,103 @@
+"""Where a data set may lie, and what to say when it does not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fullrank.errors import Refusal
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One form in which a data set is distributed."""
+
+    form: str
+    """What the form is called, as in "binary version"."""
+    folders: tuple[str, ...]
+    """Subfolders in which the files usually lie."""
+    files: tuple[tuple[str, ...], ...]
+    """The files that are needed, each by the names it may have, the usual one first."""
+    class_names: str = ""
+    """The file with the names of the classes, which may be absent."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A folder in which all files of a layout are."""
+
+    layout: Layout
+    folder: Path
+    files: tuple[Path, ...]
+    """In the order of the layout."""
+
+    @property
+    def class_names(self) -> Path | None:
+        """The file with the names of the classes, if it is there."""
+        path = self.folder / self.layout.class_names
+        return path if os.path.isfile(path) else None
+
+    @property
+    def sources(self) -> tuple[Path, ...]:
+        """All files that are read."""
+        return self.files if self.class_names is None else (*self.files, self.class_names)
+
+
+def user_cache() -> Path:
+    """The folder in which this library keeps what it can make or fetch again."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "fullrank"
+
+
+def roots(root: str | Path = "", elsewhere: Sequence[Path] = ()) -> list[Path]:
+    """Where to look: in `root` alone if it is given, else in $FULLRANK_DATA and then the usual places."""
+    if str(root):
+        return [Path(root).expanduser().absolute()]
+    named = os.environ.get("FULLRANK_DATA")
+    first = [Path(named).expanduser().absolute()] if named else []
+    return [*first, Path("data").absolute(), user_cache() / "data", *elsewhere]
+
+
+def download_root(root: str | Path = "") -> Path:
+    """Where a download goes, so that the same `root` finds it afterwards."""
+    return roots(root)[0] if str(root) or os.environ.get("FULLRANK_DATA") else user_cache() / "data"
+
+
+def search(layouts: Sequence[Layout], where: Sequence[Path]) -> Place | None:
+    """The first folder in which all files of one of the layouts are."""
+    for layout, folder in _candidates(layouts, where):
+        files = [_present(folder, names) for names in layout.files]
+        if all(files):
+            return Place(layout, folder, tuple(path for path in files if path is not None))
+    return None
+
+
+def find(title: str, layouts: Sequence[Layout], where: Sequence[Path], hint: str) -> Place:
+    """What `search` finds; else a refusal that names the missing files, or all places looked at."""
+    found = search(layouts, where)
+    if found is not None:
+        return found
+    for layout, folder in _candidates(layouts, where):
+        missing = [names[0] for names in layout.files if _present(folder, names) is None]
+        if len(missing) < len(layout.files):
+            raise Refusal(f"{folder} lacks {', '.join(missing)} of {title} ({layout.form}); {hint}")
+    below = ", ".join(f"{folder}/" for layout in layouts for folder in layout.folders)
+    expected = " or ".join(f"{', '.join(names[0] for names in lay.files)} ({lay.form})" for lay in layouts)
+    looked = ", ".join(f"{path}{'' if path.is_dir() else ' (no such folder)'}" for path in where)
+    raise Refusal(f"{title} is not in {looked}, neither directly nor in {below}; expected there: {expected}; {hint}")
+
+
+def _candidates(layouts: Sequence[Layout], where: Sequence[Path]) -> Iterator[tuple[Layout, Path]]:
+    for root in where:
+        for layout in layouts:
+            for folder in layout.folders:
+                yield layout, root / folder
+        # files that lie there directly come last: their names may be those of another data set too
+        for layout in layouts:
+            yield layout, root
+
+
+def _present(folder: Path, names: Sequence[str]) -> Path | None:
+    return next((folder / name for name in names if os.path.isfile(folder / name)), None)

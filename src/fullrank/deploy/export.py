@@ -1,0 +1,431 @@
+"""A run's model in files for deployment: plain where it can be, checked against the run's own before it is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import hashlib
+import json
+import platform
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fullrank import methods, models
+from fullrank._version import __version__
+from fullrank.data import DataSet
+from fullrank.deploy.formats import FORMATS, Format, Predict, chosen
+from fullrank.errors import CallFailed, Refusal, writing
+from fullrank.federated.site import Stage
+from fullrank.files import Damaged, load_tensors, write_json
+from fullrank.methods import Composition
+from fullrank.models.network import Network
+from fullrank.models.reparam.fuse import to_deploy
+from fullrank.models.reparam.operators import operators
+from fullrank.plugins import GIVEN, refuse_untrusted
+from fullrank.randomness import seeded
+from fullrank.runs.assemble import changed, is_given
+from fullrank.runs.directory import read_json
+from fullrank.runs.result import Run, chosen_model, refuse_lost_model, run_at, threads
+
+DESCRIPTION = "model.json"
+TOLERANCE = 1e-4
+"""By what share of the largest score an exported model's scores may differ from the run's own."""
+SAMPLES = 100
+"""On which both are compared."""
+ACCURACY, ACCURACY_ELSEWHERE = 0.001, 0.01
+"""By how much a model's test accuracy may differ from the recorded one, and by how much on another kind of device."""
+VERSION = 1
+
+
+class ExportFailed(RuntimeError):
+    """A file that was written does not predict as the run's model does, or cannot be read back; it was removed."""
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    path: Path
+    """The directory."""
+    facts: dict[str, Any]
+    """What its model.json says."""
+    remarks: tuple[str, ...] = ()
+    """What whoever exported it must know and model.json does not say, because it may name places on this machine."""
+
+
+def export(
+    run: Run | str | Path,
+    to: str | Path | None = None,
+    formats: Sequence[str] = ("safetensors",),
+    client: int | None = None,
+    *,
+    stage: Stage | None = None,
+    trust: bool = False,
+    root: str | Path = "",
+) -> Exported:
+    """Write a run's model for deployment.
+
+    A re-parameterisable network becomes its plain form, any other stays as it is; float32 in any case. `model.json`
+    alongside the files says what a program needs to use them. Each file is read back and must predict as `run.model()`,
+    or the client's model, does on test samples; if one does not, none is kept and `ExportFailed` is raised. No sample
+    is written to any file. The global model needs the run's directory only: where the data are not there, the files are
+    compared on random inputs, and model.json says so. A model that a program gave to `fit` is exported from the run
+    that `fit` returns; its weights need the program's own class, the other formats do not.
+
+    Args:
+        run: A run or its directory.
+        to: Where the files go; without it `export` in the run's directory.
+        formats: Of "safetensors", "onnx" (fullrank[onnx]) and "torch" (.pt2).
+        client: The client whose own model is exported, in place of the global one.
+        stage: Which of the client's models, as `Run.client_model` takes it.
+        trust: Whether code outside the library that a run's directory names may be imported, which runs it.
+        root: Where the data lie, if not where they lay for the run.
+
+    Raises:
+        Refusal: If there is no such model, or if it no longer has the test accuracy that the run recorded.
+        ExportFailed: If a file does not predict as the run's model does.
+
+    >>> import fullrank, tempfile
+    >>> run = fullrank.run({"train.rounds": 1, "model.name": "mlp", "model.width": 8}, out=tempfile.mkdtemp())
+    >>> sorted(file.name for file in export(run).path.iterdir())
+    ['model.json', 'model.safetensors']
+    """
+    wanted = chosen([formats] if isinstance(formats, str) else list(formats))
+    run = run if isinstance(run, Run) else run_at(run, trust, root)
+    _refuse_without_model(run)
+    folder = _folder(run, to, client)
+    trained = _trained(run, client, stage)
+    plain, form = _deployed(trained)
+    facts = _facts(run, client, stage, plain, form)
+    samples = _samples(run, trained)
+    if client is None:
+        _refuse_other_accuracy(run, facts["accuracy"])
+    facts["checked_on"] = samples.kind
+    with _place_for(folder, wanted) as scratch:
+        facts["files"] = {
+            kind.file: {"format": name, **_written(kind, plain, facts, samples, scratch)}
+            for name, kind in wanted.items()
+        }
+        _forget_earlier(folder)
+        for file in facts["files"]:
+            (scratch / file).replace(folder / file)
+    write_json(folder / DESCRIPTION, facts)
+    return Exported(folder, facts, samples.remarks)
+
+
+def load_export(path: str | Path, *, trust: bool = False) -> nn.Module:
+    """The module of an export in "safetensors", built from its model.json, in eval mode.
+
+    It takes float32 inputs prepared as model.json says and gives the classes' scores.
+
+    Args:
+        path: The directory of the export.
+        trust: Whether code outside the library that model.json names (a model or method of somebody's own) may be
+            imported, which runs it.
+    """
+    path = Path(path)
+    facts = read_json(path / DESCRIPTION)
+    if not trust:
+        refuse_untrusted(path / DESCRIPTION, {f"{key}.name": facts[key]["name"] for key in ("model", "method")})
+    file = path / FORMATS["safetensors"].file
+    if file.name not in facts["files"]:
+        raise Refusal(f'"{path}" holds {", ".join(facts["files"])}; export it in the format "safetensors" too')
+    if facts["model"]["name"] == GIVEN:
+        plain = facts["model"]["form"] == "plain"
+        how = "give it its plain form by fullrank.models.reparam.fuse.to_deploy, and load" if plain else "and load"
+        raise Refusal(
+            f'the model in "{path}" is a {facts["model"]["class"]} that a program gave: make one there, {how} '
+            f'"{file.name}" with safetensors.torch.load_model'
+        )
+    module = _rebuilt(facts)
+    try:
+        module.load_state_dict(load_tensors(file))
+    except Damaged as problem:
+        raise Refusal(f'"{file}" is damaged ({problem}); export the run again') from None
+    return module
+
+
+# What is exported
+
+
+def _refuse_without_model(run: Run) -> None:
+    """Of a run that this process did not make, if its directory does not hold all that is needed."""
+    if run.path is None or run._assembly is not None:
+        return
+    refuse_lost_model(run)
+    if not (run.path / "model.safetensors").is_file():
+        done = run.metrics[-1]["round"] if run.metrics else 0
+        how_far = f"is not finished ({done} of {run.experiment.train.rounds} rounds)"
+        if run.complete:
+            how_far = "was stopped between its last round and its end"
+        raise Refusal(
+            f'the run in "{run.path}" {how_far}, so it has no model yet; the command that started it goes on with it'
+        )
+    if is_given(run.experiment):
+        raise Refusal(
+            f'the model of "{run.path}" was given to fullrank.fit by a program: pass the same module, clients and '
+            f'settings to fullrank.fit with out="{run.path}", and its result to fullrank.export'
+        )
+
+
+def _is_given(name: str) -> bool:
+    """Whether a program gave a model or method, so that its name leads nowhere."""
+    return name == GIVEN or name.startswith(f"{GIVEN}:")
+
+
+def _refuse_other_accuracy(run: Run, recorded: float | None) -> None:
+    """Of a global model that does not score on the test set what the run recorded: other code makes other models."""
+    assembly = run._assembly
+    if assembly is None or assembly.federation.data.test is None or recorded is None:
+        return
+    with threads(run.experiment.engine.threads):
+        found = assembly.judge(run._final_entries(assembly))["accuracy"]
+    elsewhere = assembly.experiment.engine.device != run.experiment.engine.device
+    if abs(found - recorded) > (ACCURACY_ELSEWHERE if elsewhere else ACCURACY):
+        raise Refusal(
+            f"the model has a test accuracy of {found:.4f}, but the run recorded {recorded:.4f}: the code of its model "
+            "or method, or a version that environment.json names, is no longer the one with which it was trained"
+        )
+
+
+def _folder(run: Run, to: str | Path | None, client: int | None) -> Path:
+    if to is not None:
+        if Path(to).exists() and not Path(to).is_dir():
+            raise Refusal(f'"{to}" is a file; name a directory to export to')
+        return Path(to)
+    if run.path is None:
+        raise Refusal("the run is in no directory, so to= must say where to export it")
+    return run.path / ("export" if client is None else f"export-client-{client}")
+
+
+def _trained(run: Run, client: int | None, stage: Stage | None) -> nn.Module:
+    """The run's model with tensors of its own on the CPU, in float32 or float64."""
+    module = chosen_model(run, client, stage)
+    for tensor in (*module.parameters(), *module.buffers()):
+        # They may be views of one vector, and images' channels may come last: neither belongs into a file.
+        tensor.data = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        tensor.requires_grad_(False)
+    return module if _dtype(module) == torch.float64 else module.float()
+
+
+def _deployed(trained: nn.Module) -> tuple[nn.Module, str]:
+    """A copy in its plain form, in float32, and what form that is."""
+    if any(operators(trained)):
+        return to_deploy(trained).float().requires_grad_(False), "plain"
+    return copy.deepcopy(trained).float(), "as trained"
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    kinds = (tensor.dtype for tensor in module.parameters())
+    return next((kind for kind in kinds if kind.is_floating_point), torch.float32)
+
+
+def _facts(run: Run, client: int | None, stage: Stage | None, plain: nn.Module, form: str) -> dict[str, Any]:
+    """What a program must know to use the model, and where it comes from."""
+    assembly, experiment, data = run._without_data(), run.experiment, run._data_facts()
+    # The constants that a network trained with are in its plain weights; their file need not come along.
+    options = {key: value for key, value in experiment.model.options.items() if form != "plain" or key != "scales"}
+    score = run.summary().get("accuracy", {}) if client is None else {}
+    return {
+        "format": VERSION,
+        "model": {
+            "name": experiment.model.name,
+            "options": options,
+            "head": experiment.model.head,
+            "class": type(plain).__name__,
+            "form": form,
+            "parameters": sum(parameter.numel() for parameter in plain.parameters()),
+        },
+        "classes": data["classes"],
+        "input": {
+            "shape": data["input_shape"],
+            "channels": assembly.federation.data.in_channels,
+            "resized_to": experiment.data.size or None,
+            "stored_as": data["dtype"],
+            "divide_by": 255 if data["dtype"] == "uint8" else 1,
+            "mean": data["mean"],
+            "std": data["std"],
+        },
+        "output": "logits",
+        "method": {"name": experiment.method.name, **experiment.method.tables},
+        "note": _note(assembly.composition) if client is not None else "",
+        "client": client,
+        "stage": run.stage_of(stage) if client is not None else None,
+        "accuracy": score.get("final", score.get("last")),
+        "rounds": run.metrics[-1]["round"] if run.metrics else 0,
+        "seed": experiment.seed,
+        "experiment": assembly.experiment.hash(),
+        "data": {"name": data["name"], "fingerprint": data["fingerprint"]},
+        "weights": _hash_of(plain),
+        "versions": {"fullrank": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
+    }
+
+
+def _note(composition: Composition) -> str:
+    """What a client does beside its model; a method that personalises puts all that it knows into the model."""
+    predicting = composition.defined("predict")
+    if not predicting or composition.defined("personalise"):
+        return ""
+    return f"{predicting[0].name} lets a client predict by more than these logits"
+
+
+def _hash_of(module: nn.Module) -> str:
+    """SHA-256 over all entries: equal weights have equal hashes in whatever file they are."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _rebuilt(facts: Mapping[str, Any]) -> nn.Module:
+    """A module like the exported one, its entries still to be loaded, from what model.json says."""
+    model, shape, seed = facts["model"], facts["input"]["shape"], facts["seed"]
+    tables = dict(facts["method"])
+    example = torch.zeros(2, *shape, dtype=_input_dtype(facts))
+    with seeded(seed, "model"):
+        module = models.build(model["name"], len(facts["classes"]), facts["input"]["channels"], **model["options"])
+        network = Network.of(module, example, len(facts["classes"]), model["head"] or None)
+    with seeded(seed, "method"):
+        network = changed(network, Composition(methods.build(tables.pop("name"), **tables)), example)
+    module = to_deploy(network.module) if model["form"] == "plain" else network.module
+    return module.eval().requires_grad_(False)
+
+
+def _input_dtype(facts: Mapping[str, Any]) -> torch.dtype:
+    """Of prepared inputs: numbers that are no pixels (words of a text) reach a model as they are."""
+    stored: torch.dtype = getattr(torch, facts["input"]["stored_as"])
+    return torch.float32 if stored == torch.uint8 or stored.is_floating_point else stored
+
+
+# Files, and whether they hold
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Prepared inputs, the scores that the run's own model gives them, what inputs they are, and why."""
+
+    x: Tensor
+    scores: Tensor
+    kind: str
+    remarks: tuple[str, ...] = ()
+
+    def compare(self, predict: Predict) -> dict[str, Any]:
+        """The largest difference between scores, also as a share of the largest score, and how many classes agree."""
+        with torch.no_grad():
+            found = predict(self.x).double()
+        largest = float((found - self.scores).abs().max())
+        return {
+            "samples": len(self.x),
+            "largest_difference": largest,
+            "relative_difference": largest / max(float(self.scores.abs().max()), 1e-30),
+            "same_class": int((found.argmax(1) == self.scores.argmax(1)).sum()),
+        }
+
+
+def _samples(run: Run, trained: nn.Module) -> _Samples:
+    """Samples of the run's data, or random inputs of their shape where the data cannot be read."""
+    remarks: tuple[str, ...] = ()
+    try:
+        assembly = run._assembled()
+        data = assembly.federation.data
+        # Evenly over the whole set, which may be sorted by class; training samples where there is no test set.
+        x = (data.test or data.train).x
+        x = x[torch.linspace(0, len(x) - 1, min(SAMPLES, len(x))).long()].cpu()
+        kind = "test samples" if data.test is not None else "training samples"
+    except (Refusal, CallFailed) as problem:
+        assembly = run._without_data()
+        x = _random_inputs(assembly.federation.data)
+        kind = "random inputs"
+        remarks = (f"the data were not read, so the files were compared on random inputs: {problem}",)
+    prepare = assembly.federation.pipeline
+    with torch.no_grad():
+        return _Samples(prepare(x), trained(prepare(x, None, _dtype(trained))).double(), kind, remarks)
+
+
+def _random_inputs(like: DataSet) -> Tensor:
+    shape, dtype = (SAMPLES, *like.input_shape), like.train.x.dtype
+    drawn = torch.Generator().manual_seed(0)
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=drawn, dtype=dtype)
+    # Of whole numbers that are no pixels nobody knows here how many a model takes.
+    return torch.randint(256 if dtype == torch.uint8 else 2, shape, generator=drawn, dtype=dtype)
+
+
+def _written(
+    kind: Format, plain: nn.Module, facts: Mapping[str, Any], samples: _Samples, folder: Path
+) -> dict[str, Any]:
+    """Write one file and read it back; what is to be known of it, if it holds."""
+    path = folder / kind.file
+    # Zeros of their own, because torch.export stores its example with the whole storage behind it. Two of them, because
+    # it takes a size of 1 for a constant.
+    kind.write(plain, torch.zeros(2, *samples.x.shape[1:], dtype=samples.x.dtype), path)
+    try:
+        found = samples.compare(kind.read(path, _to_fill(plain, facts)))
+    except Exception as error:
+        raise ExportFailed(
+            f"{kind.file} was removed: it cannot be read back ({type(error).__name__}: {error})"
+        ) from error
+    if not found["relative_difference"] <= TOLERANCE:
+        raise ExportFailed(
+            f"{kind.file} was removed: on {found['samples']} samples its scores differ from the run's model by up to "
+            f"{found['relative_difference']:.1e} of the largest; {TOLERANCE:g} is allowed"
+        )
+    content = path.read_bytes()
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest(), **found, **kind.facts()}
+
+
+def _to_fill(plain: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
+    """A module for weights that are read back: built as `load_export` builds it, where no program gave the model."""
+    if not _is_given(facts["model"]["name"]) and not _is_given(facts["method"]["name"]):
+        return _rebuilt(json.loads(json.dumps(facts)))
+    empty = copy.deepcopy(plain)
+    for tensor in empty.state_dict().values():
+        tensor.zero_()
+    return empty
+
+
+@contextlib.contextmanager
+def _place_for(folder: Path, wanted: Mapping[str, Format]) -> Iterator[Path]:
+    """A directory beside the files' place: what does not hold is gone with it, and what was there before stays."""
+    _refuse_others_files(folder, wanted)
+    new = not folder.exists()
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch = tempfile.TemporaryDirectory(dir=folder, prefix=".export-")
+    try:
+        with scratch as path:
+            yield Path(path)
+    except BaseException:
+        if new:
+            with contextlib.suppress(OSError):  # somebody else has put something there meanwhile
+                folder.rmdir()
+        raise
+
+
+def _refuse_others_files(folder: Path, wanted: Mapping[str, Format]) -> None:
+    """Files of an earlier export, which its model.json lists, are replaced; others of these names are not ours."""
+    own = _listed(folder)
+    for name in (DESCRIPTION, *(kind.file for kind in wanted.values())):
+        if (folder / name).exists() and name not in own:
+            raise Refusal(f'"{folder / name}" is there already and no export of fullrank; choose another --to (to=)')
+
+
+def _forget_earlier(folder: Path) -> None:
+    for name in _listed(folder):
+        (folder / name).unlink(missing_ok=True)
+
+
+def _listed(folder: Path) -> list[str]:
+    """The files of an earlier export in a directory."""
+    try:
+        facts = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        return [DESCRIPTION, *(kind.file for kind in FORMATS.values() if kind.file in facts["files"])]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []

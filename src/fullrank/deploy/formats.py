@@ -1,0 +1,168 @@
+"""The files that an exported model is written to, and how each is read back as something that predicts.
+
+torch's tracer is slow to load, and ONNX is an extra: both are imported when they are needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fullrank.errors import Refusal, nearest
+from fullrank.files import save_tensors
+
+OPSET = 18
+"""Of ONNX: the oldest that torch's exporter writes without converting, so that old runtimes read it too."""
+INPUT, OUTPUT, BATCH = "x", "logits", "batch"
+"""What an ONNX file calls its input, its output and the axis of any length."""
+
+Predict: TypeAlias = Callable[[Tensor], Tensor]
+"""Scores (N, C) of a batch of prepared inputs."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """One way to write a model."""
+
+    file: str
+    write: Callable[[nn.Module, Tensor, Path], None]
+    """Of a module in eval mode, with a batch of two inputs or more as an example."""
+    read: Callable[[Path, nn.Module], Predict]
+    """The file as something that predicts; the module is there for files that hold weights alone."""
+    needs: tuple[str, ...] = ()
+    """Modules that an extra brings."""
+
+    def facts(self) -> dict[str, Any]:
+        """What is to be known of the file beside the model."""
+        versions = {name: importlib.metadata.version(name) for name in self.needs}
+        return {"opset": OPSET, "input": INPUT, "output": OUTPUT, "versions": versions} if self.needs else {}
+
+
+def chosen(names: Sequence[str]) -> dict[str, Format]:
+    """The formats of these names, each once; refused where one is unknown or its extra is missing."""
+    if not names:
+        raise Refusal(f"no format was named; known: {', '.join(FORMATS)}")
+    for name in names:
+        if name not in FORMATS:
+            raise Refusal(f'the format "{name}" is not known; {nearest(name, FORMATS)}')
+        missing = [module for module in FORMATS[name].needs if importlib.util.find_spec(module) is None]
+        if missing:
+            raise Refusal(f"the format \"{name}\" needs {', '.join(missing)}: pip install 'fullrank[{name}]'")
+    return {name: FORMATS[name] for name in dict.fromkeys(names)}
+
+
+def _write_weights(module: nn.Module, example: Tensor, path: Path) -> None:
+    save_tensors(path, module.state_dict())
+
+
+def _read_weights(path: Path, module: nn.Module) -> Predict:
+    module.load_state_dict(load_file(path))
+    return module
+
+
+def _write_program(module: nn.Module, example: Tensor, path: Path) -> None:
+    program = _traced(module, example)
+    with _quiet():
+        torch.export.save(program, path)
+
+
+def _read_program(path: Path, module: nn.Module) -> Predict:
+    with _quiet():
+        return torch.export.load(path).module()
+
+
+def _write_onnx(module: nn.Module, example: Tensor, path: Path) -> None:
+    program = _traced(module, example)
+    with _quiet():
+        made = torch.onnx.export(
+            program,
+            (example,),
+            dynamo=True,
+            verbose=False,
+            opset_version=OPSET,
+            input_names=[INPUT],
+            output_names=[OUTPUT],
+            dynamic_shapes=({0: BATCH},),
+        )
+        assert made is not None
+        for graph in (made.model.graph, *made.model.functions.values()):
+            for node in graph:
+                node.metadata_props.clear()  # where a node came from, with files of this machine
+        made.save(path)
+
+
+def _read_onnx(path: Path, module: nn.Module) -> Predict:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()  # as many as everything else takes
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+    def predict(x: Tensor) -> Tensor:
+        return torch.from_numpy(session.run([OUTPUT], {INPUT: x.numpy()})[0])
+
+    return predict
+
+
+def _traced(module: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
+    """The module's forward as a program for batches of any size.
+
+    By running it with symbols for sizes, which takes any Python but sees a number in `len(x)`; where that fails, by
+    reading its bytecode, which sees a symbol there and takes less.
+    """
+    any_size = ({0: torch.export.Dim(BATCH)},)
+    problems: list[Exception] = []
+    for strict in (False, True):
+        try:
+            with _quiet(), torch.no_grad():
+                program = torch.export.export(module, (example,), dynamic_shapes=any_size, strict=strict)
+                return _without_traces(program)
+        except Exception as error:
+            problems.append(error)
+    first = next(iter(str(problems[0]).strip().splitlines()), "")
+    raise Refusal(
+        f"torch cannot trace the forward of {type(module).__name__} for batches of any size "
+        f'({type(problems[0]).__name__}: {first}); the format "safetensors" needs no trace'
+    ) from problems[0]
+
+
+def _without_traces(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """The program without the lines of source from which it came: they name files of the exporting machine."""
+    for part in program.graph_module.modules():
+        if isinstance(part, torch.fx.GraphModule):
+            for node in part.graph.nodes:
+                node.meta.pop("stack_trace", None)
+    return program
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch's exporters say of packages that nobody needs here, and of their own deprecations."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        log.setLevel(level)
+
+
+FORMATS = {
+    "safetensors": Format("model.safetensors", _write_weights, _read_weights),
+    "onnx": Format("model.onnx", _write_onnx, _read_onnx, ("onnx", "onnxscript", "onnxruntime")),
+    "torch": Format("model.pt2", _write_program, _read_program),
+}
+"""By the name that a user gives."""

@@ -1,0 +1,1 @@
+"""Clients on GPUs: local steps captured as CUDA graphs and replayed."""

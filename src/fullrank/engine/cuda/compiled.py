@@ -1,0 +1,67 @@
+"""A network's training forward, compiled once for all slots.
+
+Only the network is compiled: the terms of a method run beside it, in the same recorded step. Its entries are arguments,
+so that one compilation serves every slot.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fullrank.engine.cuda.mixed_precision import Shortened
+from fullrank.models.net import Output
+from fullrank.models.network import Network
+from fullrank.trees import Tensors
+
+
+class Forward:
+    """The compiled function: entries and inputs in, an output out, the buffers among the entries moved in place."""
+
+    def __init__(self, network: Network, stats: str, backend: str = "inductor"):
+        self.template = copy.deepcopy(network)
+        self.template.flat = None
+        self.template.set_mode(train=True, stats=stats)
+        self.counters = _without_counters_(self.template)
+        self.template.settle()  # a compiler cannot look at the structure
+        self.function: Any = torch.compile(self._plain, dynamic=False, fullgraph=True, backend=backend)
+
+    def _plain(self, tensors: Tensors, x: Tensor) -> tuple[Tensor, Tensor, Tensors]:
+        out = self.template.at(tensors, x)
+        return out.logits, out.z, out.extras
+
+    def __call__(self, entries: Tensors, x: Tensor) -> Output:
+        """Forward; what batches are counted in moves like the other buffers."""
+        counted = set(self.counters)
+        out = self.function({name: value for name, value in entries.items() if name not in counted}, x)
+        if counted:
+            torch._foreach_add_([entries[name] for name in self.counters], 1)
+        return Output(*out)
+
+
+class Compiled(Shortened):
+    """Steps whose forward is the compiled one."""
+
+    def __init__(self, network: Network, trained: Tensors, forward: Forward):
+        super().__init__(network, trained)
+        self.forward = forward
+
+    def run(self, entries: Tensors, x: Tensor) -> Output:
+        """By the compiled function."""
+        return self.forward(entries, x)
+
+
+def _without_counters_(network: Network) -> list[str]:
+    """Take BatchNorm's counters of batches out of a network, where nothing depends on them; their names.
+
+    One kernel for each layer, to count to the same number, is a tenth of a step's.
+    """
+    found = []
+    for name, part in network.module.named_modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part.momentum is not None and part.training:
+            part.num_batches_tracked = None
+            found.append(f"{name}.num_batches_tracked" if name else "num_batches_tracked")
+    return found

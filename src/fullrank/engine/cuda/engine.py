@@ -1,0 +1,417 @@
+"""Clients on CUDA devices: several at a time, each on a stream of its own, their local steps replayed from graphs.
+
+A step of a deep network is a thousand short kernels. Launching them from Python takes longer than running them, so a
+whole step (gather, augmentation, forward, criterion, method terms, backward, corrections, optimiser) is captured once
+for each kind of fit and replayed; and none of them fills the device, so several clients train side by side.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fullrank.engine.cuda.capture_lock import Turns
+from fullrank.engine.cuda.compiled import Compiled, Forward
+from fullrank.engine.cuda.mixed_precision import Shortened, order_of
+from fullrank.engine.cuda.odd_batches import Filled, can_be_filled, count_samples_
+from fullrank.engine.cuda.replay import Recorder
+from fullrank.engine.cuda.slots import Slots
+from fullrank.errors import Refusal
+from fullrank.federated.site import Job, Result, Site
+from fullrank.local.step import Bound, State, Step
+from fullrank.metrics.evaluate import at_once
+from fullrank.models.net import Net, Output
+from fullrank.models.network import Network
+from fullrank.randomness import leave_generators_alone, seeded
+from fullrank.trees import Flat, Tree, clone, copy_, in_vectors, moved, pointwise, vectors
+
+WARM_UP = 3
+"""Eager steps before a capture, in which libraries choose their kernels and allocate their memory."""
+SLOTS = 6
+"""Clients at a time on one device, unless engine.slots says otherwise: more do not make an H200 faster."""
+Record: TypeAlias = Callable[[Callable[[], None], Any], Callable[[], None]]
+"""Turns a step, and the pool of memory it may use, into its replay; whoever asks undoes what trying it out changed."""
+
+
+class Cuda:
+    """Slots on one or more devices, each with its own copy of the network.
+
+    `record` turns a step into its replay; without it a CUDA graph does, and the devices must be CUDA's.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        devices: Sequence[torch.device],
+        slots: int = 0,
+        compile: bool = False,
+        clients: int = SLOTS,
+        record: Record | None = None,
+    ):
+        if record is None and site.device.type != "cuda":
+            raise Refusal('engine.name = "cuda" needs engine.device = "cuda"')
+        self.site = site
+        self._noted = 0.0
+        self._flags = _Flags(exact=site.network.half is None)
+        number = slots or (1 if draws_numbers(site) else SLOTS * len(devices))
+        self.places = [Place(site, device, record) for device in devices]
+        self.hands = [
+            Hand(self.places[index % len(devices)], compile, beside_others=number > 1)
+            for index in range(min(number, clients))
+        ]
+        self.slots = Slots([hand.do for hand in self.hands])
+        site.forward = RecordedForward(site.network, self.places[0].record_aside)
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why something was not recorded and ran eagerly."""
+        return sorted({reason for hand in self.hands for reason in hand.recorder.reasons})
+
+    @property
+    def setup_seconds(self) -> float:
+        """Time spent so far in compiling and recording steps, instead of training."""
+        return sum(place.seconds for place in self.places)
+
+    def notes(self) -> dict[str, Any]:
+        """How much of the round was set-up, and what could not be recorded."""
+        new, self._noted = self.setup_seconds - self._noted, self.setup_seconds
+        return {"setup_seconds": new, **({"not_recorded": self.reasons} if self.reasons else {})}
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        """Results in the jobs' order, on the server's device."""
+        before = _generators()
+        for result in self.slots.run(self._laid_out(jobs)):
+            yield _handed_over(result, self.site.device)
+        if len(self.hands) > 1 and not all(map(torch.equal, before, _generators())):
+            raise Refusal(
+                "the model or the method draws random numbers in its local steps, which clients that train side by "
+                "side cannot do repeatably; set engine.slots = 1"
+            )
+
+    def _laid_out(self, jobs: Iterable[Job]) -> Iterator[Job]:
+        """The same jobs, with trees like the shared entries in one vector each, as the networks have them.
+
+        What all clients are sent is laid out once, and then one copy brings it to a client.
+        """
+        site = self.hands[0].site
+        shared = site.network.some(site.entries.shared)
+        if not isinstance(shared, Flat):
+            yield from jobs
+            return
+        sent: Tree | None = None
+        laid_out: Tree = {}
+        for job in jobs:
+            if job.broadcast is not sent:
+                sent = job.broadcast
+                laid_out = in_vectors(sent, shared.layout)
+            state = None if job.state is None else in_vectors(job.state, shared.layout)
+            yield dataclasses.replace(job, broadcast=laid_out, state=state)
+
+    def close(self) -> None:
+        """End the threads, and leave torch as it was."""
+        self.slots.close()
+        for hand in self.hands:
+            hand.close()
+        for place in self.places:
+            place.close()
+        self.site.forward = self.site.network
+        self._flags.restore()
+
+
+class Place:
+    """One device: the site whose data its slots share, and the workshop in which their steps are recorded.
+
+    Whatever calls the network anew does so in one thread: libraries remember their plans for a shape by thread.
+    """
+
+    def __init__(self, site: Site, device: torch.device, record: Record | None = None):
+        self.site = site if device == site.device else site.twin(device)
+        self.away = device != site.device
+        """Whether the server is on another device."""
+        self.device = device
+        self.turns = Turns()
+        self.seconds = 0.0
+        self.forwards: dict[str, Forward] = {}
+        self._record = record or self._captured
+        self._builder = ThreadPoolExecutor(1, thread_name_prefix="fullrank-recorder")
+        sizes = [site.federation.size(client) for client in range(site.federation.clients)]
+        self.width = min(site.settings.batch_size, max(sizes, default=1))
+        site.federation.pipeline.place(device, site.network.dtype)
+
+    def record(self, step: Callable[[], None], changed: list[Tree], pool: Any = None) -> Callable[[], None]:
+        """A step's replay; meanwhile nobody else starts anything on the device."""
+        with self.turns.alone():
+            start = time.monotonic()
+            with _unchanged(changed, self.device):
+                replay: Callable[[], None] = self.eagerly(lambda: self._record(step, pool))
+            self.seconds += time.monotonic() - start
+        return replay
+
+    def record_aside(self, step: Callable[[], None]) -> Callable[[], None]:
+        """The replay of a step that changes nothing, for one who works on the device's default stream."""
+        with self.turns.together():
+            if (stream := _stream(self.device)) is None:
+                return self.record(step, [])
+            stream.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(stream):
+                replay = self.record(step, [])
+            torch.cuda.current_stream(self.device).wait_stream(stream)
+            return replay
+
+    def eagerly(self, work: Callable[[], Any]) -> Any:
+        """Do something that calls the network, on this thread's stream, in the one thread that may."""
+        if self.device.type != "cuda":
+            return self._builder.submit(work).result()
+        stream = torch.cuda.current_stream(self.device)
+
+        def there() -> Any:
+            with torch.cuda.device(self.device), torch.cuda.stream(stream):
+                return work()
+
+        return self._builder.submit(there).result()
+
+    def _captured(self, step: Callable[[], None], pool: Any) -> Callable[[], None]:
+        """Capture a step in a graph, on the current stream; graphs of one pool never run at the same time."""
+        for _ in range(WARM_UP):
+            step()
+        torch.cuda.current_stream(self.device).synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with nothing_collected():
+            graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                step()
+            except BaseException:
+                with suppress(RuntimeError):  # the capture is spoilt; what spoilt it is what matters
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        return graph.replay
+
+    def forward(self, stats: str) -> Forward:
+        """The compiled forward for a mode of the norm layers."""
+        if stats not in self.forwards:
+            self.forwards[stats] = Forward(self.site.network, stats)
+        return self.forwards[stats]
+
+    def close(self) -> None:
+        """End the thread."""
+        self._builder.shutdown()
+
+
+class Hand:
+    """One slot's work: a network of its own, a stream, and the steps recorded on them."""
+
+    def __init__(self, place: Place, compile: bool, beside_others: bool):
+        self.place = place
+        self.site = place.site.twin(place.device)
+        self.stream = _stream(place.device)
+        self.recorder = Recorder(self, self._backend)
+        self.site.stepper_of = self.recorder.stepper
+        self.site.forward = RecordedForward(self.site.network, lambda step: self.record(step, []))
+        self._beside_others = beside_others
+        self._pool: Any = None
+        network, entries = self.site.network, self.site.entries
+        self._compile = compile and isinstance(network.module, Net)
+        self._fillable = can_be_filled(network)
+        count_samples_(network)
+        parameters = network.parameters()
+        classes = [
+            [n for n in names if n in parameters] for names in (entries.shared, entries.personal, entries.frozen)
+        ]
+        network.flatten_([name for names in classes for name in order_of(network, names)])
+
+    def do(self, job: Job) -> Result:
+        """One job, on this slot's stream; complete when it returns."""
+        if self._beside_others:
+            leave_generators_alone()
+        with self.place.turns.together():
+            if self.stream is None:
+                return self._kept_apart(self.site.do(job))
+            with torch.cuda.device(self.place.device), torch.cuda.stream(self.stream):
+                self.stream.wait_stream(torch.cuda.default_stream(self.place.device))
+                result = self._kept_apart(self.site.do(_sent_to(self.place.device, job) if self.place.away else job))
+                with self.aside():
+                    self.wait()
+        return result
+
+    def _kept_apart(self, result: Result) -> Result:
+        """What a method uploads, as copies where it is the network's own: the next client gets it before it is read."""
+        further = [parts for space, parts in result.upload.items() if space]
+        own = {_storage(tensor) for tensor in self.site.network.tensors().values()} if further else set()
+        for parts in further:
+            for name, part in parts.items():
+                if any(_storage(tensor) in own for tensor in vectors(part.tree)):
+                    parts[name] = dataclasses.replace(part, tree=clone(part.tree))
+        return result
+
+    def record(self, step: Callable[[], None], changed: list[Tree]) -> Callable[[], None]:
+        """A step's replay; the memory that it works in is this slot's."""
+        if self._pool is None and self.stream is not None:
+            self._pool = torch.cuda.graph_pool_handle()
+        return self.place.record(step, changed, self._pool)
+
+    def eagerly(self, work: Callable[[], Any]) -> Any:
+        """Do something that calls the network outside a recorded step."""
+        return self.place.eagerly(work)
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Inside, this slot starts nothing but replays."""
+        return self.place.turns.aside()
+
+    def wait(self) -> None:
+        """Until this slot's stream has done all it was asked for."""
+        if self.stream is not None:
+            self.stream.synchronize()
+
+    def close(self) -> None:
+        """Let go of what was recorded, and of its memory on the device."""
+        self.recorder.arenas.clear()
+        self.site.forward = self.site.network
+
+    def _backend(self, step: Step, state: State, size: int) -> Bound:
+        width = self.place.width
+        if size == width and self._compile:
+            return Compiled(self.site.network, state.trained, self.place.forward(step.stats))
+        if size < width and self._fillable:
+            return Filled(self.site.network, state.trained, width)
+        return Shortened(self.site.network, state.trained)
+
+
+class RecordedForward:
+    """The network in evaluation mode, replayed: batches of any size up to a width."""
+
+    def __init__(self, network: Network, record: Callable[[Callable[[], None]], Callable[[], None]]):
+        self._network, self._record = network, record
+        self._replay: Callable[[], None] | None = None
+        self._x = torch.empty(0)
+        self._out: Output | None = None
+
+    def __call__(self, x: Tensor) -> Output:
+        """Scores and representation of prepared inputs."""
+        width = at_once(x.device)
+        if self._network.module.training or len(x) > width:
+            return self._network(x)
+        if self._replay is None:
+            self._x = x.new_zeros(width, *x.shape[1:])
+            try:
+                self._replay = self._record(self._step)
+            except RuntimeError:  # a user's forward that cannot be captured
+                self._replay = self._step
+        self._x[: len(x)].copy_(x)
+        self._replay()
+        assert self._out is not None
+        logits, z, extras = self._out
+        live = slice(len(x))
+        return Output(logits[live].clone(), z[live].clone(), {name: t[live].clone() for name, t in extras.items()})
+
+    @torch.no_grad()
+    def _step(self) -> None:
+        self._out = self._network(self._x)
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else 0
+
+
+def _stream(device: torch.device) -> Any:
+    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+
+def _sent_to(device: torch.device, job: Job) -> Job:
+    """A job with its tensors on the device that does it, which need not be the server's."""
+    sent, frozen, personal = (moved(tree, device) for tree in (job.broadcast, job.frozen, job.personal))
+    return dataclasses.replace(job, broadcast=sent, frozen=frozen, personal=personal)
+
+
+def _handed_over(result: Result, device: torch.device) -> Result:
+    """A result's tensors for use on the server's stream; their memory is not given away while it reads them."""
+
+    def mine(tensor: Tensor) -> Tensor:
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(device))
+        return tensor
+
+    for parts in result.upload.values():
+        for name, part in parts.items():
+            parts[name] = dataclasses.replace(part, tree=moved(part.tree, device))
+            pointwise(parts[name].tree, mine)
+    result.state, result.model = moved(result.state, device), moved(result.model, device)
+    for tree in (result.state, result.model):
+        pointwise(tree, mine)
+    return result
+
+
+@torch.no_grad()
+def draws_numbers(site: Site) -> bool:
+    """Whether a training forward draws random numbers: of the library's networks the layers tell, of others a try."""
+    network = site.network
+    if isinstance(network.module, Net) or network.has_dropout:
+        return network.has_dropout
+    client = max(range(site.federation.clients), key=site.federation.size)
+    samples = site.samples(client)
+    x, _ = samples.batch(torch.arange(min(2, len(samples)), device=samples.index.device), None, network.dtype)
+    if network.has_batch_norm and len(x) < 2:
+        return False
+    with seeded(0, "trial", device=site.device), network.mode(train=True):
+        before = _generators()
+        network.at(clone(network.tensors()), x)
+        return not all(map(torch.equal, before, _generators()))
+
+
+def _generators() -> list[Tensor]:
+    started: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = range(torch.cuda.device_count()) if started else ()
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(index) for index in devices)]
+
+
+@contextmanager
+def _unchanged(trees: list[Tree], device: torch.device) -> Iterator[None]:
+    """Whatever happens inside to these trees and to the device's generator is undone."""
+    saved = [clone(tree) for tree in trees]
+    generator = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    try:
+        yield
+    finally:
+        for tree, before in zip(trees, saved, strict=True):
+            copy_(tree, before)
+        if generator is not None:
+            torch.cuda.set_rng_state(generator, device)
+
+
+_COLLECTOR = threading.Lock()
+"""Held by who has stopped it."""
+
+
+@contextmanager
+def nothing_collected() -> Iterator[None]:
+    """No garbage is collected inside: it may hold a former engine's graphs, and to free one spoils a capture."""
+    with _COLLECTOR:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if collects:
+                gc.enable()
+
+
+class _Flags:
+    """torch's switches for shorter products in float32: off in the exact modes, as they were afterwards."""
+
+    def __init__(self, exact: bool):
+        self._before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+        if exact:
+            torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+
+    def restore(self) -> None:
+        """As before."""
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = self._before

@@ -1,0 +1,264 @@
+"""Local steps that are recorded once for each kind of fit and replayed for every batch of every client.
+
+A recorded step reads and writes tensors that stay where they are: the network's own entries, and an arena's copies of
+optimiser and context. The rows of many batches are put into place at once, and the step itself counts which is next, so
+that a replay is all that the host has to ask for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from fullrank.local import interrupt
+from fullrank.local.loop import Eager, Samples, Stepper
+from fullrank.local.step import Bound, Context, State, Step
+from fullrank.methods._method import Method
+from fullrank.trees import Flat, Tree, clone, copy_, laid_out, outline, pointwise
+
+AHEAD = 128
+"""Batches whose rows are put into place at once."""
+WORTH_RECORDING = 4
+"""Steps of one size from which on recording them pays."""
+
+BackendOf: TypeAlias = Callable[[Step, State, int], Bound]
+"""How steps on batches of a size reach the network."""
+
+
+class Workshop(Protocol):
+    """Where steps are recorded, and how others are kept from disturbing it."""
+
+    def record(self, step: Callable[[], None], changed: list[Tree]) -> Callable[[], None]:
+        """A step's replay; the trees that a step changes are as before."""
+
+    def eagerly(self, work: Callable[[], Any]) -> Any:
+        """Do something that calls the network outside a recorded step; what it returns."""
+
+    def aside(self) -> AbstractContextManager[None]:
+        """Inside, nothing but replays and waiting."""
+
+    def wait(self) -> None:
+        """Until all that was asked of the device by this thread is done."""
+
+
+class Recorder:
+    """What one slot has recorded, by kind of fit; what cannot be recorded runs eagerly, and the reason is kept."""
+
+    def __init__(self, workshop: Workshop, backend_of: BackendOf):
+        self.workshop = workshop
+        self.backend_of = backend_of
+        self.arenas: dict[Hashable, Arena] = {}
+        self.reasons: list[str] = []
+        """Why something ran eagerly."""
+
+    def stepper(self, step: Step, state: State, context: Context, samples: Samples, dtype: torch.dtype) -> Stepper:
+        """For one fit."""
+        own = _key_of(step.criterion), _key_of(step.loss)
+        if None in own:
+            self._say("a term that a method gives for one fit holds values of its own; keep them in the client's state")
+            return Eager(step, state, context, samples, dtype)
+        # The learning rate and the length of a fit are no part of a step.
+        settings = dataclasses.replace(step.settings, lr=0.0, moving=None, epochs=0, steps=0)
+        key = (settings, step.side, step.stats, step.space, own, tuple(state.trained), _shape(context), dtype)
+        if key not in self.arenas:
+            self.arenas[key] = Arena(self, step, state, context, samples, dtype)
+        arena = self.arenas[key]
+        arena.take(state, context, samples, step.settings.lr)
+        return Replayed(arena, state)
+
+    def recorded(self, step: Callable[[], None], changed: list[Tree]) -> Callable[[], None] | None:
+        """The replay of a step, or None where it cannot be recorded."""
+        try:
+            return self.workshop.record(step, changed)
+        except RuntimeError as error:
+            self._say(str(error).strip().splitlines()[0])
+            return None
+
+    def _say(self, reason: str) -> None:
+        if reason not in self.reasons:
+            self.reasons.append(reason)
+
+
+class Arena:
+    """The tensors that the steps of one kind of fit work on, and the steps recorded on them by batch size."""
+
+    def __init__(
+        self, recorder: Recorder, step: Step, state: State, context: Context, samples: Samples, dtype: torch.dtype
+    ):
+        self.recorder = recorder
+        self.step, self.samples, self.dtype = step, samples, dtype
+        # numbers in the order in which the entries hold theirs, as one kernel wants them
+        self.state = State(state.trained, state.rest, state.buffers, pointwise(state.memory, torch.clone))
+        self.context = _static(context, state, step)
+        self.seen: dict[int, int] = {}
+        self.recordings: dict[int, Recording | None] = {}
+        self._eager: dict[int, Eager] = {}
+
+    def take(self, state: State, context: Context, samples: Samples, lr: float) -> None:
+        """Bring a client's optimiser and context to where the recorded steps look for them."""
+        mine = self.context
+        copy_(self.state.memory, state.memory)
+        copy_({name: tensor for name, tensor in mine.received.items() if name not in mine.w0}, context.received)
+        for part in ("own", "sent", "w0", "fixed"):
+            copy_(getattr(mine, part), getattr(context, part))
+        mine.counts.copy_(context.counts)
+        assert mine.lr is not None
+        mine.lr.fill_(lr)
+        self.samples = samples
+
+    def give(self, state: State) -> None:
+        """Bring the optimiser's memory back to the client."""
+        copy_(state.memory, self.state.memory)
+
+    def recording(self, size: int, steps: int) -> Recording | None:
+        """The recorded step for a batch size of which so many steps are to come; None where it is not worth it."""
+        self.seen[size] = self.seen.get(size, 0) + steps
+        if size not in self.recordings and self.seen[size] >= WORTH_RECORDING:
+            made = Recording(self.eager(size), size, self.recorder.workshop)
+            self.recordings[size] = made if made.prepare(self.recorder) else None
+        return self.recordings.get(size)
+
+    def eager(self, size: int) -> Eager:
+        """Steps on the same tensors for batches of a size, one by one."""
+        if size not in self._eager:
+            backend = self.recorder.backend_of(self.step, self.state, size)
+            step = dataclasses.replace(self.step, backend=backend)
+            self._eager[size] = Eager(step, self.state, self.context, self.samples, self.dtype)
+        return self._eager[size]
+
+
+class Recording:
+    """One step on batches of one size, with the places of its rows and of what it measures."""
+
+    def __init__(self, eager: Eager, size: int, workshop: Workshop):
+        self.eager, self.size, self.workshop = eager, size, workshop
+        samples = eager.samples
+        device = samples.index.device
+        self.rows = torch.zeros(AHEAD, size, dtype=torch.int64, device=device)
+        self.draws = torch.zeros(AHEAD, size, samples.prepare.draws, device=device) if samples.prepare.draws else None
+        self.at = torch.zeros(1, dtype=torch.int64, device=device)
+        self.names: list[str] = []
+        self.sums = torch.zeros(0, dtype=torch.float64, device=device)
+        self.replay: Callable[[], None] | None = None
+
+    def prepare(self, recorder: Recorder) -> bool:
+        """Record the step; whether that succeeded."""
+        state = self.eager.state
+        changed: list[Tree] = [state.trained, state.buffers, state.memory, {"at": self.at}]
+        self.replay = recorder.recorded(self.step, changed)
+        self.sums.zero_()
+        return self.replay is not None
+
+    def step(self) -> None:
+        """The step on the next rows, measured."""
+        rows = self.rows.index_select(0, self.at).view(-1)
+        draws = None if self.draws is None else self.draws.index_select(0, self.at).view(self.size, -1)
+        terms = self.eager.one(rows, draws)
+        if not self.names:
+            self.names = list(terms)
+            self.sums = torch.zeros(len(terms), dtype=torch.float64, device=self.sums.device)
+        self.sums.add_(torch.stack(list(terms.values())))
+        self.at.add_(1)
+
+    def run(self, rows: Tensor, draws: Tensor | None) -> dict[str, Tensor]:
+        """Replay the step for rows (steps, size); the sum of each term."""
+        assert self.replay is not None
+        self.sums.zero_()
+        for start in range(0, len(rows), AHEAD):
+            some = rows[start : start + AHEAD]
+            self.rows[: len(some)].copy_(some)
+            if self.draws is not None and draws is not None:
+                self.draws[: len(some)].copy_(draws[start : start + AHEAD])
+            self.at.zero_()
+            with self.workshop.aside():
+                for _ in range(len(some)):
+                    interrupt.check()
+                    self.replay()
+        return dict(zip(self.names, self.sums.clone(), strict=True))
+
+
+class Replayed:
+    """The steps of one fit."""
+
+    def __init__(self, arena: Arena, state: State):
+        self.arena, self.state = arena, state
+
+    def __call__(self, rows: Tensor, draws: Tensor | None, sizes: Sequence[int]) -> dict[str, Tensor]:
+        """Runs of equal batches at a time; the mean of each term."""
+        totals: list[dict[str, Tensor]] = []
+        start = 0
+        for size, alike in itertools.groupby(sizes):
+            steps = len(list(alike))
+            span = slice(start, start + steps * size)
+            totals.append(self._span(rows[span], draws[span] if draws is not None else None, size, steps))
+            start = span.stop
+        return {name: torch.stack([part[name] for part in totals]).sum(0) / len(sizes) for name in totals[0]}
+
+    def _span(self, rows: Tensor, draws: Tensor | None, size: int, steps: int) -> dict[str, Tensor]:
+        if (recording := self.arena.recording(size, steps)) is not None:
+            shaped = draws.view(steps, size, -1) if draws is not None else None
+            return recording.run(rows.view(steps, size), shaped)
+        eager = self.arena.eager(size)
+        means: dict[str, Tensor] = self.arena.recorder.workshop.eagerly(lambda: eager(rows, draws, [size] * steps))
+        return {name: mean * steps for name, mean in means.items()}
+
+    def take_rate(self, lr: float) -> None:
+        """From now on another learning rate, where the recorded steps look for it."""
+        assert self.arena.context.lr is not None
+        self.arena.context.lr.fill_(lr)
+
+    def finish(self) -> None:
+        """The optimiser's memory goes back to the client."""
+        workshop = self.arena.recorder.workshop
+        with workshop.aside():
+            workshop.wait()
+        self.arena.give(self.state)
+
+
+def _static(context: Context, state: State, step: Step) -> Context:
+    """A copy of a context, flat where it can be, whose tensors stay where they are."""
+    trained = state.trained
+    layout = trained.layout if isinstance(trained, Flat) else None
+    shared = context.w0.layout if isinstance(context.w0, Flat) else layout
+
+    def copied(tree: Tree) -> Tree:
+        return laid_out(tree, shared) if shared is not None else clone(tree)
+
+    w0 = clone(context.w0)
+    weight = next(iter(trained.values()))
+    return Context(
+        {**clone({name: t for name, t in context.received.items() if name not in w0}), **w0},
+        copied(context.own),
+        copied(context.sent),
+        context.counts.clone(),
+        w0,
+        torch.zeros((), dtype=weight.dtype, device=weight.device),
+        laid_out(context.fixed, layout) if layout is not None else clone(context.fixed),
+    )
+
+
+def _shape(context: Context) -> tuple[Any, ...]:
+    return tuple(tuple(outline(tree).items()) for tree in (context.own, context.sent, context.fixed))
+
+
+def _key_of(term: Any) -> Hashable:
+    """What tells a term of one fit from others; None where it may hold anything.
+
+    A function is known by its code and by what it closes over, as long as these are methods and plain values.
+    """
+    if term is None:
+        return ()
+    bound = getattr(term, "__self__", None)
+    function = getattr(term, "__func__", term)
+    code = getattr(function, "__code__", None)
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
+    held = [*cells, *(getattr(function, "__defaults__", None) or ()), *([bound] if bound is not None else [])]
+    if code is None or not all(isinstance(value, (Method, int, float, str, bool, type(None))) for value in held):
+        return None
+    return (code, *held)

@@ -1,0 +1,92 @@
+"""Several clients at a time in one process: each slot is a thread with a site of its own."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias
+
+from fullrank.engine.dispatch import in_turn
+from fullrank.errors import Interrupted
+from fullrank.federated.site import Job, Result
+from fullrank.local import interrupt
+
+WAKE_SECONDS = 0.2
+
+Do: TypeAlias = Callable[[Job], Result]
+Done: TypeAlias = tuple["Slot", int, "Result | BaseException"]
+
+
+class Slot:
+    """A thread that does one job at a time, and remembers which clients it had."""
+
+    def __init__(self, do: Do, done: queue.SimpleQueue[Done], given_up: threading.Event):
+        self.job: Job | None = None
+        self.met: set[int] = set()
+        self._do, self._done, self._given_up = do, done, given_up
+        self._inbox: queue.SimpleQueue[tuple[int, Job] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def give(self, number: int, job: Job) -> None:
+        """Hand over a job."""
+        self.job = job
+        self.met.add(job.client)
+        self._inbox.put((number, job))
+
+    def stop(self) -> None:
+        """Let the thread end after what it is doing."""
+        self._inbox.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        interrupt.obey(self._given_up)
+        while (given := self._inbox.get()) is not None:
+            number, job = given
+            try:
+                self._done.put((self, number, self._do(job)))
+            except BaseException as error:  # handed to the thread that waits for the result
+                self._done.put((self, number, error))
+
+
+class Slots:
+    """Runs jobs on several slots at once; results come in the jobs' order."""
+
+    def __init__(self, hands: Sequence[Do]):
+        self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
+        self._given_up = threading.Event()
+        self.slots = [Slot(do, self._done, self._given_up) for do in hands]
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        """Results in the jobs' order."""
+        try:
+            yield from in_turn(jobs, lambda: self.slots, self._some)
+        finally:
+            self._empty()
+
+    def _some(self) -> dict[int, Result]:
+        try:
+            slot, number, result = self._done.get(timeout=WAKE_SECONDS)
+        except queue.Empty:
+            interrupt.check()
+            return {}
+        slot.job = None
+        if isinstance(result, BaseException):
+            raise result
+        return {number: result}
+
+    def _empty(self) -> None:
+        """Whoever still works gives up: nobody waits for it."""
+        self._given_up.set()
+        while any(slot.job is not None for slot in self.slots):
+            slot, _, result = self._done.get()
+            slot.job = None
+            if isinstance(result, BaseException) and not isinstance(result, Interrupted):
+                raise result
+        self._given_up.clear()
+
+    def close(self) -> None:
+        """End the threads."""
+        for slot in self.slots:
+            slot.stop()

@@ -1,0 +1,54 @@
+"""Jobs given out in order to whoever is idle, and their results handed on in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Protocol
+
+from fullrank.federated.site import Job, Result
+
+
+class Hand(Protocol):
+    """Somebody who does one job at a time."""
+
+    job: Job | None
+    """The job that it has."""
+
+    def give(self, number: int, job: Job) -> None:
+        """Hand over a job."""
+
+
+def in_turn(
+    jobs: Iterable[Job], hands: Callable[[], Sequence[Hand]], some_results: Callable[[], dict[int, Result]]
+) -> Iterator[Result]:
+    """Start jobs in their order; of results, at most twice as many as hands wait for their turn.
+
+    `some_results` waits until there are any, or for a while, and gives them by the number of their job.
+    """
+    numbered = enumerate(jobs)
+    waiting: dict[int, Result] = {}
+    given = turn = 0
+    more = True
+    while True:
+        crew = hands()
+        idle = [hand for hand in crew if hand.job is None]
+        while more and idle and len(waiting) < 2 * len(crew):
+            if (pair := next(numbered, None)) is None:
+                more = False
+                break
+            idle.pop(_fittest(idle, pair[1])).give(*pair)
+            given += 1
+        while turn in waiting:
+            yield waiting.pop(turn)
+            turn += 1
+        if turn == given:
+            if not more:
+                return
+            continue
+        waiting |= some_results()
+
+
+def _fittest(idle: Sequence[Hand], job: Job) -> int:
+    """Who had this client before may have something ready for it; else whoever comes last."""
+    had = (index for index, hand in enumerate(idle) if job.client in getattr(hand, "met", ()))
+    return next(had, len(idle) - 1)

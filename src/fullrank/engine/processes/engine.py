@@ -1,0 +1,271 @@
+"""Clients in several processes at once, equal to `serial` to the bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from fullrank.data import DataSet, Split
+from fullrank.data.federation import Federation
+from fullrank.engine.dispatch import in_turn
+from fullrank.engine.processes.wire import Wire, pack
+from fullrank.errors import Refusal, RemoteError
+from fullrank.federated.site import Job, Result, Site
+from fullrank.local import interrupt
+from fullrank.local.settings import Schedule, Settings
+from fullrank.methods import Composition
+from fullrank.models import Network
+from fullrank.models.entries import Entries
+
+START = (
+    "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from fullrank.engine.processes.worker import main; main()"
+)
+
+ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_TOP_PAD_": str(2**28)}
+"""For glibc: it gives pages back after every step otherwise, which costs a third of a large network's time."""
+
+WAKE_SECONDS = 0.2
+
+
+class Processes:
+    """Hands jobs to worker processes, and their results on in the jobs' order."""
+
+    def __init__(self, site: Site, workers: int, threads: int):
+        self.site = site
+        self.threads = threads
+        self._data = _SharedFile(site.federation.data)
+        self._hello = self._packed_site()
+        self._selector = selectors.DefaultSelector()
+        self._workers = [_Worker(self._data, self._hello, threads) for _ in range(workers)]
+        try:
+            for worker in self._workers:
+                worker.wait_until_ready()
+                self._selector.register(worker.reader, selectors.EVENT_READ, worker)
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        """Start the jobs in their order; of results, at most twice as many as workers wait for their turn."""
+        return in_turn(jobs, self._alive, self._some)
+
+    def _some(self) -> dict[int, Result]:
+        found: dict[int, Result] = {}
+        for key, _ in self._selector.select(WAKE_SECONDS):
+            found |= self._result(key.data)
+        interrupt.check()
+        return found
+
+    def _result(self, worker: _Worker) -> dict[int, Result]:
+        """What came of a worker's job, by the job's number; nothing where one died that had none."""
+        number, job = worker.number, worker.job
+        try:
+            result: Result = worker.wire.receive()
+        except EOFError:
+            self._replace(worker)
+            if job is None:
+                return {}
+            result = Result(job.client, self.site.federation.size(job.client), error=worker.obituary())
+        worker.job = None
+        return {number: result}
+
+    def _alive(self) -> list[_Worker]:
+        """The workers, with another in the place of each that died while it had nothing to do."""
+        for worker in list(self._workers):
+            if worker.job is None and worker.process.poll() is not None:
+                self._replace(worker)
+        return self._workers
+
+    def _replace(self, dead: _Worker) -> _Worker:
+        self._selector.unregister(dead.reader)
+        dead.stop()
+        fresh = _Worker(self._data, self._hello, self.threads)
+        self._workers[self._workers.index(dead)] = fresh
+        fresh.wait_until_ready()
+        self._selector.register(fresh.reader, selectors.EVENT_READ, fresh)
+        return fresh
+
+    def notes(self) -> dict[str, Any]:
+        """Nothing: every step ran as it was asked for."""
+        return {}
+
+    def close(self) -> None:
+        """End the workers, whatever they are doing."""
+        for worker in self._workers:
+            worker.stop()
+        self._selector.close()
+        self._data.close()
+
+    def _packed_site(self) -> list[Any]:
+        site = self.site
+        recipe = _Recipe(
+            site.network,
+            site.composition,
+            site.entries,
+            replace(site.federation, data=_SharedData.of(site.federation.data)),  # type: ignore[arg-type]
+            (site.settings, site.schedule, site.keep_optimiser),
+            site.seed,
+            str(site.device),
+            tuple(site.metrics),
+        )
+        common = {
+            "dtype": torch.get_default_dtype(),
+            "deterministic": torch.are_deterministic_algorithms_enabled(),
+            "mkldnn": torch.backends.mkldnn.enabled,
+            "matmul_precision": torch.get_float32_matmul_precision(),
+        }
+        try:
+            return pack({"threads": self.threads, "site": recipe, **common})
+        except Exception as error:
+            raise Refusal(
+                f"the model or method cannot be sent to worker processes ({error}); "
+                'move it into a module of its own, or take engine.name = "serial"'
+            ) from None
+
+
+class _Worker:
+    """One worker process and the job that it has."""
+
+    def __init__(self, data: _SharedFile, hello: list[Any], threads: int):
+        self.job: Job | None = None
+        self.number = 0
+        self._broadcast: Any = None
+        path = json.dumps([entry or os.getcwd() for entry in sys.path])
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", START, path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            pass_fds=data.descriptors,
+            env={**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": str(threads), _SharedFile.VARIABLE: data.name},
+        )
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.reader = self.process.stdout
+        self.wire = Wire(self.reader, self.process.stdin, _wait)
+        self._hello = hello
+
+    def wait_until_ready(self) -> None:
+        """Tell the worker what it works on, and wait until it has understood."""
+        try:
+            self.wire.send_packed(self._hello)
+            answer = self.wire.receive()
+        except (EOFError, BrokenPipeError):
+            raise Refusal(f"a worker process did not start: {self.obituary()}") from None
+        if isinstance(answer, RemoteError):
+            raise Refusal(
+                f"a worker process cannot load the model or method ({answer.kind}: {answer}); "
+                'move it into a module that can be imported, or take engine.name = "serial"'
+            )
+
+    def give(self, number: int, job: Job) -> None:
+        """Hand over a job; the broadcast goes along once, however many of its clients come here."""
+        self.number, self.job = number, job
+        try:
+            if job.broadcast is not self._broadcast:
+                self.wire.send(("broadcast", job.broadcast))
+                self._broadcast = job.broadcast
+            self.wire.send(("job", replace(job, broadcast={})))
+        except BrokenPipeError:
+            self.process.wait()  # its end is found, and told, where its result is awaited
+
+    def obituary(self) -> RemoteError:
+        """How the worker ended."""
+        status = self.process.wait()
+        how = f"signal {-status}" if status < 0 else f"status {status}"
+        return RemoteError("WorkerDied", f"its worker process died ({how})", "")
+
+    def stop(self) -> None:
+        """End the worker now."""
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+def _wait(pipe: IO[bytes], to_write: bool) -> None:
+    """Until a pipe can be read or written again; a worker that does not answer keeps no signal waiting."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_WRITE if to_write else selectors.EVENT_READ)
+        while not selector.select(WAKE_SECONDS):
+            interrupt.check()
+
+
+@dataclass(frozen=True)
+class _Recipe:
+    """What a worker makes its site of."""
+
+    network: Network
+    composition: Composition
+    entries: Entries
+    federation: Federation
+    training: tuple[Settings, Schedule, bool]
+    seed: int
+    device: str
+    metrics: tuple[str, ...]
+
+    def build(self) -> Site:
+        """The site, with the data mapped into this process."""
+        federation = replace(self.federation, data=self.federation.data.mapped())  # type: ignore[attr-defined]
+        device = torch.device(self.device)
+        shared = (self.network, self.composition, self.entries, federation)
+        return Site(*shared, *self.training, self.seed, device, self.metrics)
+
+
+@dataclass(frozen=True)
+class _SharedData:
+    """Stands for a data set whose training split lies in the shared file."""
+
+    name: str
+    classes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, data: DataSet) -> _SharedData:
+        return cls(data.name, data.classes)
+
+    def mapped(self) -> DataSet:
+        """The data set, as a map of the file: pages that several workers read are in memory once."""
+        tensors = load_file(os.environ[_SharedFile.VARIABLE])
+        return DataSet(self.name, Split(tensors["train.x"], tensors["train.y"]), None, self.classes)
+
+
+class _SharedFile:
+    """The training split in a file that workers map: the data set's own, or one that exists while they run."""
+
+    VARIABLE = "FULLRANK_WORKER_DATA"
+
+    def __init__(self, data: DataSet):
+        self.descriptors: tuple[int, ...] = ()
+        if data.file is not None:
+            self.name = str(data.file)
+            return
+        train = data.train
+        with tempfile.NamedTemporaryFile(prefix="fullrank-", suffix=".safetensors", delete=False) as file:
+            self._path: Path | None = Path(file.name)
+        save_file({"train.x": train.x.contiguous(), "train.y": train.y.contiguous()}, self._path)
+        self.name = str(self._path)
+        if Path("/dev/fd").is_dir():
+            # Without a name the file vanishes with its last reader, also when everything is killed.
+            descriptor = os.open(self._path, os.O_RDONLY)
+            self.descriptors, self.name = (descriptor,), f"/dev/fd/{descriptor}"
+            self._path.unlink()
+            self._path = None
+
+    def close(self) -> None:
+        """Let the file go."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        if getattr(self, "_path", None) is not None:
+            self._path.unlink(missing_ok=True)  # type: ignore[union-attr]

@@ -1,0 +1,80 @@
+"""A worker process: does clients' jobs at a site of its own, and ends with the process that started it.
+
+It starts here and never imports the user's main module, so a script needs no `__main__` guard.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import traceback
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from fullrank.engine.processes.wire import Wire, unpack
+from fullrank.errors import RemoteError, kind_of, said_by
+from fullrank.federated.site import Result, Site
+from fullrank.local import interrupt
+
+
+def main() -> None:
+    """Serve jobs until the other end of the pipe is gone."""
+    interrupt.leave_to_parent()
+    wire = _pipes()
+    messages: queue.Queue[list[bytearray]] = queue.Queue()
+    threading.Thread(target=_listen, args=(wire, messages), daemon=True).start()
+    try:
+        site = _site(unpack(messages.get()))
+    except BaseException as error:
+        wire.send(_remote(error))
+        return
+    wire.send("ready")
+    broadcast: Any = None
+    while True:
+        kind, content = unpack(messages.get())
+        if kind == "broadcast":
+            broadcast = content
+        else:
+            wire.send(_sendable(site.do(replace(content, broadcast=broadcast))))
+
+
+def _pipes() -> Wire:
+    """The pipes to the parent, on descriptors that nobody else prints to or reads from."""
+    reader, writer = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb")
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(2, 1)  # what user code prints goes where the parent's errors go
+    return Wire(reader, writer)
+
+
+def _listen(wire: Wire, messages: queue.Queue[list[bytearray]]) -> None:
+    """Take messages as they come; when the parent is gone, end at once, whatever is being computed."""
+    while True:
+        try:
+            messages.put(wire.receive_packed())
+        except (EOFError, OSError):
+            os._exit(1)
+
+
+def _site(message: Any) -> Site:
+    torch.set_num_threads(message["threads"])
+    torch.set_default_dtype(message["dtype"])
+    torch.backends.mkldnn.enabled = message["mkldnn"]
+    torch.set_float32_matmul_precision(message["matmul_precision"])
+    if message["deterministic"]:  # even to switch it off would import torch's compiler, for seconds
+        torch.use_deterministic_algorithms(True)
+    site: Site = message["site"].build()
+    return site
+
+
+def _sendable(result: Result) -> Result:
+    if result.error is not None:
+        result.error = _remote(result.error)
+    return result
+
+
+def _remote(error: BaseException) -> RemoteError:
+    return RemoteError(kind_of(error), said_by(error), "".join(traceback.format_exception(error)))

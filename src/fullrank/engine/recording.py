@@ -1,0 +1,24 @@
+"""The serial engine, which notes what clients send."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from fullrank.engine.serial import Serial
+from fullrank.federated.site import Job, Result, Site
+from fullrank.federated.uploads import described
+
+
+class Recording(Serial):
+    """The serial engine, which notes the form of everything that clients send."""
+
+    def __init__(self, site: Site):
+        super().__init__(site)
+        self.seen: dict[str, dict[str, Any]] = {}
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        """Results in the jobs' order."""
+        for result in super().run(jobs):
+            self.seen |= described(result.upload)
+            yield result

@@ -1,0 +1,1 @@
+"""One federated round: the server, the sites that own clients' data, and what clients keep between rounds."""

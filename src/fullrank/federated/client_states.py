@@ -1,0 +1,124 @@
+"""What is known of clients that took part, by id; what they keep is in memory up to a limit, the rest in files."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+
+from fullrank.errors import Refusal
+from fullrank.files import Damaged, verify_tensors
+from fullrank.trees import Tree, by_name, nbytes, unflatten
+
+MEMORY_LIMIT = 2**31
+"""Bytes of saved states that stay in memory."""
+
+
+class ClientStore:
+    """States of those clients that have ever taken part, and which frozen entries they have.
+
+    Nothing here is done for all of them but a start: a checkpoint takes a note of what is new since the one before.
+    """
+
+    def __init__(self, limit: int = MEMORY_LIMIT) -> None:
+        self.limit = limit
+        self.files: dict[int, str] = {}
+        """The file in which each saved state lies."""
+        self.contacts: dict[int, int] = {}
+        """The version of the frozen entries that each client has."""
+        self._met: dict[int, int] = {}
+        """Contacts since the last checkpoint."""
+        self._held: Counter[str] = Counter()
+        """How many clients' newest states lie in each file."""
+        self._directory = Path()
+        self._verified: set[str] = set()
+        """Files whose content was found to be what was written."""
+        self._unsaved: dict[int, Tree] = {}
+        self._saved: OrderedDict[int, Tree] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, client: int) -> Tree | None:
+        """A client's state, or None before its first contact."""
+        if client in self._unsaved:
+            return self._unsaved[client]
+        if client in self._saved:
+            self._saved.move_to_end(client)
+            return self._saved[client]
+        if client in self.files:
+            return self._remember(client, self._read(client))
+        return None
+
+    def put(self, client: int, state: Tree) -> None:
+        """Keep a client's new state."""
+        if client in self._saved:
+            self._bytes -= nbytes(self._saved.pop(client))
+        self._unsaved[client] = by_name(state)
+
+    def meet(self, client: int, version: int) -> None:
+        """Note that a client has this version of the frozen entries."""
+        self.contacts[client] = self._met[client] = version
+
+    def unsaved(self) -> dict[str, Tree]:
+        """States that no file holds yet, by client."""
+        return {str(client): state for client, state in sorted(self._unsaved.items())}
+
+    def note(self, file: str) -> dict[str, Any]:
+        """What is new since the last checkpoint, in plain types; unsaved states will lie in the file."""
+        contacts: dict[str, list[int]] = {}
+        for client, version in sorted(self._met.items()):
+            contacts.setdefault(str(version), []).append(client)
+        return {"contacts": contacts, "file": file, "states": sorted(self._unsaved)}
+
+    def saved_as(self, file: str, directory: Path) -> list[str]:
+        """All unsaved states lie in a file of the directory now; files that hold no client's newest state any more."""
+        self._directory, unsaved = directory, self._unsaved
+        self._unsaved, self._met = {}, {}
+        left = self._lie_in(file, sorted(unsaved))
+        for client, state in sorted(unsaved.items()):
+            self._remember(client, state)
+        return left
+
+    def follow(self, note: Mapping[str, Any], directory: Path) -> list[str]:
+        """Go on from one checkpoint to the next by its note; files that hold no client's newest state any more."""
+        self._directory = directory
+        self.contacts |= {client: int(version) for version, met in note["contacts"].items() for client in met}
+        return self._lie_in(note["file"], note["states"])
+
+    def _lie_in(self, file: str, clients: Iterable[int]) -> list[str]:
+        left = []
+        for client in clients:
+            before = self.files.get(client)
+            self.files[client] = file
+            self._held[file] += 1
+            if before is not None:
+                self._held[before] -= 1
+                if not self._held[before]:
+                    del self._held[before]
+                    left.append(before)
+        return left
+
+    def _remember(self, client: int, state: Tree) -> Tree:
+        self._saved[client] = state
+        self._bytes += nbytes(state)
+        while self._bytes > self.limit and len(self._saved) > 1:
+            self._bytes -= nbytes(self._saved.popitem(last=False)[1])
+        return state
+
+    def _read(self, client: int) -> Tree:
+        path = self._directory / self.files[client]
+        if path.name not in self._verified:
+            try:
+                verify_tensors(path)
+            except Damaged as problem:
+                raise Refusal(f'the checkpoint file "{path}" is damaged ({problem})') from None
+            self._verified.add(path.name)
+        # Clones, so that a tensor is aligned as it was when it was put: some kernels round differently on others.
+        with safe_open(path, framework="pt") as file:
+            prefix = f"{client}/"
+            found = {
+                key[len(prefix) :]: file.get_tensor(key).clone() for key in list(file.keys()) if key.startswith(prefix)
+            }
+        return by_name(unflatten({path: tensor for path, tensor in found.items() if path}))

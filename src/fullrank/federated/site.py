@@ -1,0 +1,333 @@
+"""A site: where clients' jobs are done. Every engine, in this process or elsewhere, runs the same one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+import torch
+
+from fullrank.channels import Mean, Upload
+from fullrank.data.federation import Federation
+from fullrank.errors import Refusal, WroteInPlace
+from fullrank.local import interrupt
+from fullrank.local.client import Client
+from fullrank.local.loop import Eager, Samples, StepperOf
+from fullrank.local.settings import Schedule, Settings
+from fullrank.methods._compose import Composition, defines
+from fullrank.metrics.evaluate import evaluate
+from fullrank.models.entries import Entries
+from fullrank.models.net import Output
+from fullrank.models.network import Network
+from fullrank.trees import Tensors, Tree, clone, moved, versions
+
+Kind: TypeAlias = Literal["train", "query", "personal"]
+Stage: TypeAlias = Literal["received", "local", "personalised"]
+"""Of a client's own model: as received from the server, after local training, as the method personalises it."""
+
+
+def stages(composition: Composition) -> tuple[Stage, ...]:
+    """The stages that a client's model has under a method; the last one is used wherever no stage is named."""
+    return ("received", "local", "personalised") if composition.defined("personalise") else ("received", "local")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One client's work: everything that reaches the client, and nothing else does."""
+
+    kind: Kind
+    client: int
+    round: int
+    broadcast: Tree
+    """What every client of the round is sent: "w", "buffers" and, by method, "sent"."""
+    frozen: Tensors
+    """The frozen entries as the client has them, from this contact or from an earlier one."""
+    personal: Tensors
+    """Where personal entries start, if not from the seed: at first contact only."""
+    state: Tree | None
+    """What the client kept; None at first contact."""
+    query: tuple[str, str] = ("", "")
+    """For a query: the method's name and the name of its function."""
+    judge: bool = False
+    """Whether the client's models are judged on its hold-out."""
+    show: bool = False
+    """Whether the result of a job that trains or evaluates carries the client's model too."""
+    stage: Stage | None = None
+    """Which of the client's models a personal job gives; None: the last stage that the method has."""
+
+
+@dataclass
+class Result:
+    """What came of a job."""
+
+    client: int
+    samples: int
+    upload: Upload = field(default_factory=dict)
+    state: Tree = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    model: Tensors = field(default_factory=dict)
+    """The client's own model: of a personal job, and of a job to train that shows it."""
+    error: BaseException | None = None
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of the client's own fits."""
+        return int(self.metrics.get("steps", 0))
+
+
+@dataclass(frozen=True)
+class Work:
+    """A job to train that was begun."""
+
+    job: Job
+    client: Client
+    state: Tree
+    """What the client keeps."""
+    received: dict[str, float]
+    """How the model that it received was judged on its hold-out, if it was."""
+    writes: int | None
+    """How often what the client received had been written in place when the job was begun; None: `do` watches it."""
+
+
+class Site:
+    """Holds what clients on one machine have in common: the network's structure, the method, the data, the settings."""
+
+    def __init__(
+        self,
+        network: Network,
+        composition: Composition,
+        entries: Entries,
+        federation: Federation,
+        settings: Settings,
+        schedule: Schedule,
+        keep_optimiser: bool,
+        seed: int,
+        device: torch.device,
+        metrics: Sequence[str] = (),
+    ):
+        network.still = tuple(name for name in network.buffer_names if name in entries.frozen)
+        network.settle()
+        self.network = network
+        self.composition = composition
+        self.entries = entries
+        self.federation = federation
+        self.settings = settings
+        self.schedule = schedule
+        self.keep_optimiser = keep_optimiser
+        self.seed = seed
+        self.metrics = metrics
+        self.device = device
+        self.stepper_of: StepperOf = Eager
+        """How local steps are made: an engine may know a faster way."""
+        self.start = clone(network.tensors())
+        self.forward: Callable[[torch.Tensor], Output] = network
+        """The network for prepared inputs, in its current mode: likewise."""
+        self._constants = self._outside_the_state()
+        self._x = federation.data.train.x.to(device)
+        self._y = federation.data.train.y.to(device)
+
+    def twin(self, device: torch.device) -> Site:
+        """A site for the same clients with a network of its own; data are shared unless it is on another device."""
+        other = copy.copy(self)
+        other.network, other.device = copy.deepcopy(self.network), device
+        other.network.module.to(device)
+        other.forward = other.network
+        other.start, other._constants = moved(self.start, device), moved(self._constants, device)
+        other._x, other._y = self._x.to(device), self._y.to(device)
+        return other
+
+    def do(self, job: Job) -> Result:
+        """Do one job; an exception of the client's becomes the result's error, `sys.exit` too."""
+        writes = _writes(job)
+        try:
+            result: Result = getattr(self, f"_{job.kind}")(job)
+        except BaseException as error:
+            result = self.failed(job, error)
+        if _writes(job) != writes:
+            return self.failed(job, WroteInPlace(self.composition.method.name))
+        return result
+
+    def failed(self, job: Job, error: BaseException) -> Result:
+        """What comes of a job whose client raised an exception; one that a signal raised goes its way."""
+        if not interrupt.raised_by_code(error):
+            raise error
+        return Result(job.client, self.federation.size(job.client), error=error)
+
+    def _train(self, job: Job) -> Result:
+        work = self.begin(job)
+        self._fits(work.client)
+        return self.finish(work)
+
+    def begin(self, job: Job, aside: bool = False) -> Work:
+        """A job to train up to its fits; with `aside` the client's entries stay out of the network until needed."""
+        writes = _writes(job) if aside else None
+        client, state = self._client(job, aside)
+        work = Work(job, client, state, self._judged(client) if job.judge else {}, writes)
+        if aside:
+            client.home.leave()
+        return work
+
+    def finish(self, work: Work) -> Result:
+        """The rest of a job to train, after its fits."""
+        client, state = work.client, work.state
+        metrics = _measured(client)
+        if work.received:
+            metrics["personal"] = {"received": work.received, "local": self._judged(client)}
+        result = Result(client.id, client.n, state=state, metrics=metrics)
+        if work.job.show:
+            result.model = clone(client.model)
+        if result.steps:
+            result.upload = self._upload(client)
+        if self.keep_optimiser:
+            client.keep_optimiser()
+        if self.entries.personal:
+            state["model"] = clone(client.home.some(self.entries.personal))
+        if work.writes not in (None, _writes(work.job)):  # an engine that groups clients comes here without `do`
+            raise WroteInPlace(self.composition.method.name)
+        return result
+
+    def _fits(self, client: Client) -> None:
+        part, train = self.composition.exclusive("train")
+        train(client.seen_by(part))
+
+    def _query(self, job: Job) -> Result:
+        client, state = self._client(job)
+        part = self.composition.part(job.query[0])
+        upload = {part.name: dict(getattr(part, job.query[1])(client.seen_by(part)) or {})}
+        return Result(job.client, client.n, upload=upload, state=state)
+
+    def _personal(self, job: Job) -> Result:
+        """The client's own model at the job's stage; with `judge`, every stage evaluated on the client's hold-out."""
+        known = stages(self.composition)
+        wanted = job.stage or known[-1]
+        judged = job.judge and len(self.federation.holdouts[job.client]) > 0
+        result = Result(job.client, self.federation.size(job.client))
+        shown = wanted if job.show or not job.judge else None
+        for stage in known:
+            if not judged and stage != shown:
+                continue
+            client = self._at(stage, job, judged)
+            if judged:
+                course = {"course": client.course} if client.course else {}
+                result.metrics.setdefault("personal", {})[stage] = {**self._judged(client), **course}
+            if stage == shown:
+                result.model = clone(client.model)
+        return result
+
+    def _at(self, stage: Stage, job: Job, judged: bool) -> Client:
+        """The client with its model at a stage."""
+        client, _ = self._client(job)
+        if stage == "local":
+            self._fits(client)
+        elif stage == "personalised":
+            part, personalise = self.composition.exclusive("personalise")
+            if judged:
+                client.judge = lambda: self._judged(client)
+            if tree := personalise(client.seen_by(part)):
+                client.network.load(tree)
+        return client
+
+    def _judged(self, client: Client) -> dict[str, float]:
+        """How good the client's current model is on its hold-out; nothing where it has none."""
+        index = torch.from_numpy(self.federation.holdouts[client.id]).to(self.device)
+        if not len(index):
+            return {}
+        part, predict = self.composition.exclusive("predict")
+        view = client.seen_by(part)
+        with self.network.mode(train=False):
+            scores = evaluate(
+                lambda x, y: predict(view.batch(x, y)),
+                self._x[index],
+                self._y[index],
+                self.federation.pipeline,
+                self.network.dtype,
+                self.metrics,
+            )
+        return {**scores, "samples": len(index)}
+
+    def _client(self, job: Job, aside: bool = False) -> tuple[Client, Tree]:
+        """The client with its model, and its state, which a first contact starts."""
+        state: Tree = moved(job.state or {}, self.device)
+        received = {**self.start, **job.frozen, **job.personal, **state.get("model", {})}
+        received |= {**job.broadcast["w"], **job.broadcast["buffers"]}
+        self.restore_constants()
+        client = Client(
+            job.client,
+            job.round,
+            seed=self.seed,
+            network=self.network,
+            composition=self.composition,
+            entries=self.entries,
+            # After the last round clients train as in it: a schedule that ends at 0 would leave them as they are.
+            settings=self.schedule.at(min(job.round, self.schedule.rounds - 1), self.settings),
+            samples=self.samples(job.client),
+            received=received,
+            w0=job.broadcast["w"],
+            sent=job.broadcast["sent"],
+            state=state,
+            stepper_of=self.stepper_of,
+            forward=self.forward,
+            aside=aside,
+            peers=self.federation.seen,
+        )
+        for part in self.composition.parts:
+            if part.name not in state and defines(part, "client_state"):
+                view = client.seen_by(part)
+                view.own = part.client_state(view)
+        return client, state
+
+    def samples(self, client: int) -> Samples:
+        """A client's training samples."""
+        index = torch.from_numpy(self.federation.parts[client]).to(self.device)
+        return Samples(self._x, self._y, index, self.federation.pipeline)
+
+    def _upload(self, client: Client) -> Upload:
+        part, weigh = self.composition.exclusive("weight")
+        weight = float(weigh(client.seen_by(part)))
+        upload: Upload = {
+            "": {
+                "w": Mean(client.home.copied(self.entries.shared), weight),
+                "buffers": Mean(client.home.copied(self.entries.buffers), float(client.n)),
+            }
+        }
+        for part in self.composition.parts:
+            if extra := dict(part.after(client.seen_by(part)) or {}):
+                if reserved := {"w"} & set(extra):
+                    raise Refusal(f'"{part.name}" cannot upload under the reserved name "{reserved.pop()}"')
+                upload[part.name] = extra
+        return upload
+
+    @property
+    def has_constants(self) -> bool:
+        """Whether the network has buffers that do not belong to the model's state."""
+        return bool(self._constants)
+
+    def _outside_the_state(self) -> Tensors:
+        """Buffers that do not belong to the model's state: no client may leave a trace in them for the next."""
+        state = set(self.network.buffer_names)
+        return {name: t.clone() for name, t in self.network.module.named_buffers() if name not in state}
+
+    @torch.no_grad()
+    def restore_constants(self) -> None:
+        """Buffers outside the model's state as they were at the start, whoever used the network last."""
+        if self._constants:
+            for name, buffer in self.network.module.named_buffers():
+                if name in self._constants:
+                    buffer.copy_(self._constants[name])
+
+
+def _writes(job: Job) -> int:
+    """How often what a client receives has been written in place: it is the server's own and every other client's."""
+    return versions(job.broadcast, job.frozen, job.personal, job.state or {})
+
+
+def _measured(client: Client) -> dict[str, Any]:
+    epochs = [epoch for report in client.reports for epoch in report.epochs]
+    return {
+        "samples": client.n,
+        "steps": sum(report.steps for report in client.reports),
+        "skipped_batches": sum(report.skipped for report in client.reports),
+        "epochs": epochs,
+    }

@@ -1,0 +1,120 @@
+"""Composition of methods: each keeps its own space for state and uploads; hooks are chained, summed or exclusive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from fullrank.errors import Conflict, Refusal
+from fullrank.methods._method import Method
+
+RESERVED = ("criterion", "drift", "fit", "grad_norm", "model", "optimizer")
+"""What no method can be called: clients keep other things than its state there, or metrics count other things."""
+EXCLUSIVE = ("head", "criterion", "train", "weight", "personalise", "predict")
+
+
+def defines(method: Method, hook: str) -> bool:
+    """Whether a method overrides a hook. A hyper-parameter of the same name (MOON's `head`) is none."""
+    own = getattr(type(method), hook)
+    return callable(own) and own is not getattr(Method, hook)
+
+
+@dataclass(frozen=True)
+class Composed(Method):
+    """Several methods as one; made by `a + b`."""
+
+    members: tuple[Method, ...]
+
+    def __post_init__(self) -> None:
+        names = [part.name for part in self.members]
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                raise Conflict(f'the method "{name}" stands twice in "{"+".join(names)}"')
+        for hook in EXCLUSIVE:
+            owners = [part.name for part in self.members if defines(part, hook)]
+            if len(owners) > 1:
+                raise Conflict(
+                    f'"{owners[0]}" and "{owners[1]}" cannot be combined: each has its own {_WHAT[hook]} (`{hook}`)'
+                )
+
+    @property
+    def parts(self) -> tuple[Method, ...]:
+        """The methods that this one is composed of."""
+        return self.members
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """The parts' names joined by "+"."""
+        return "+".join(part.name for part in self.members)
+
+
+_WHAT = {
+    "head": "classifier",
+    "criterion": "loss in place of cross-entropy",
+    "train": "order of local fits",
+    "weight": "weight of a client in the mean",
+    "personalise": "way to a personal model",
+    "predict": "personal prediction",
+}
+
+
+class Composition:
+    """The hooks of a method's parts, each kind in the order in which it runs."""
+
+    def __init__(self, method: Method):
+        self.method = method
+        self.parts = method.parts
+        self.correct: set[str] = set()
+        """The parts whose gradient corrections are known to return gradients."""
+        if taken := [part.name for part in self.parts if part.name in RESERVED]:
+            raise Refusal(
+                f'no method can be called "{taken[0]}": states and metrics hold other things under that name; '
+                'give the class another, or set its name = "…"'
+            )
+
+    def exclusive(self, hook: str) -> tuple[Method, Callable[..., Any]]:
+        """The part that defines an exclusive hook (else the first, with FedAvg's) and the hook itself."""
+        part = next((part for part in self.parts if defines(part, hook)), self.parts[0])
+        return part, getattr(type(part), hook).__get__(part)  # of the class: a hyper-parameter may have the same name
+
+    def defined(self, hook: str) -> tuple[Method, ...]:
+        """The parts that define a hook, as written."""
+        return tuple(part for part in self.parts if defines(part, hook))
+
+    @cached_property
+    def losses(self) -> tuple[Method, ...]:
+        """In the order of names, so that composition commutes to the bit."""
+        return tuple(sorted(self.defined("loss"), key=lambda part: part.name))
+
+    @cached_property
+    def corrections(self) -> tuple[Method, ...]:
+        """Gradient corrections: as written, then the drift corrections by name.
+
+        A control variate that another correction then scaled would no longer estimate what it corrects.
+        """
+        parts = self.defined("grad")
+        drifting = sorted((part for part in parts if part.drift), key=lambda part: part.name)
+        return tuple(part for part in parts if not part.drift) + tuple(drifting)
+
+    @cached_property
+    def multiplier(self) -> tuple[str, str]:
+        """The first correction and what it multiplies by, if it does nothing else: it says so where it is written."""
+        first = self.corrections[0] if self.corrections else Method()
+        written = [next(kind for kind in type(first).__mro__ if name in vars(kind)) for name in ("grad", "multiplies")]
+        return (first.name, first.multiplies) if written[0] is written[1] and not first.drift else ("", "")
+
+    @cached_property
+    def aggregators(self) -> tuple[Method, ...]:
+        """As written, the one that weighs the clients first."""
+        return tuple(sorted(self.defined("aggregate"), key=lambda part: not defines(part, "weight")))
+
+    @cached_property
+    def personal(self) -> tuple[str, ...]:
+        """All selectors of personal entries."""
+        return tuple(selector for part in self.parts for selector in part.personal)
+
+    def part(self, name: str) -> Method:
+        """A part by name."""
+        return next(part for part in self.parts if part.name == name)

@@ -1,0 +1,78 @@
+"""What methods with global class prototypes share."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from fullrank.channels import Sum
+from fullrank.methods._method import Method
+from fullrank.trees import Tree
+
+if TYPE_CHECKING:
+    from fullrank.federated.server import Server
+    from fullrank.local.client import Client
+
+
+CLIENTS_NAMED = 5
+FEATURE_SUMS = "for every class that it has, the sum of its features and how many samples that is"
+"""What a client sends for prototypes, in plain words."""
+
+
+def single_samples(method: str, counts: np.ndarray, clients: np.ndarray, min_count: int = 0) -> str:
+    """A warning that names clients which would send a statistic of one sample; empty where `min_count` prevents it."""
+    if min_count > 1:
+        return ""
+    found = clients[(counts == 1).any(1)]
+    if not len(found):
+        return ""
+    named = ", ".join(map(str, found[:CLIENTS_NAMED])) + (
+        f" and {len(found) - CLIENTS_NAMED} more" if len(found) > CLIENTS_NAMED else ""
+    )
+    return (
+        f"{method} sends a statistic of a single sample, which is that sample's own feature, from every client that "
+        f"has one sample of a class (clients {named}); method.{method}.min_count = 2 or more keeps it at the client"
+    )
+
+
+@dataclass(frozen=True)
+class WithPrototypes(Method):
+    """The mean of z over all samples of a class, under the models that clients trained, is sent to all of them.
+
+    Clients send sums and counts of the classes of which they have at least `min_count` samples. A class that nobody
+    sent keeps its prototype; as long as it has none it is not `available`, which is not a prototype of zeros.
+    """
+
+    broadcast: ClassVar[tuple[str, ...]] = ("prototypes", "available")
+    uploads: ClassVar[Mapping[str, str]] = {"classes": FEATURE_SUMS}
+    receives: ClassVar[str] = "the mean features of every class over all clients, and which classes have any"
+
+    min_count: Annotated[int, Field(ge=0)] = field(default=0, kw_only=True)
+
+    def caution_of_data(self, counts: np.ndarray, clients: np.ndarray) -> str:
+        """Names clients that would send the feature of a single sample."""
+        return single_samples(self.name, counts, clients, self.min_count)
+
+    def server_state(self, server: "Server") -> Tree:
+        """No prototypes yet."""
+        like = next(iter(server.model.values()))
+        none = like.new_zeros(server.net.num_classes, server.net.feature_dim, dtype=server.net.dtype)
+        return {"prototypes": none, "available": torch.zeros_like(none[:, 0], dtype=torch.bool)}
+
+    def after(self, client: "Client") -> Mapping[str, Sum]:
+        """Class sums and counts under the trained model, in eval mode and without augmentation."""
+        sums, counts = client.prototypes()
+        enough = counts >= self.min_count
+        return {"classes": Sum({"sums": sums * enough[:, None], "counts": counts * enough})}
+
+    def aggregate(self, server: "Server", new: Tree, up: Mapping[str, Tree]) -> Tree:
+        """The mean of each class that somebody sent."""
+        sums, counts = up["classes"]["sums"], up["classes"]["counts"]
+        old, has = server.own, counts > 0
+        means = (sums / counts.clamp(min=1)[:, None]).to(old["prototypes"].dtype)
+        prototypes = torch.where(has[:, None], means, old["prototypes"])
+        server.own = {**old, "prototypes": prototypes, "available": old["available"] | has}
+        return new

@@ -1,0 +1,1 @@
+"""Measures of predictions, and evaluation in batches."""

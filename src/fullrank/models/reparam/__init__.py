@@ -1,0 +1,1 @@
+"""Re-parameterisable networks: RepVGG, RepGhost, their modes and scales."""

@@ -1,0 +1,85 @@
+"""From a network with branches to the plain one that computes the same."""
+
+from __future__ import annotations
+
+import copy
+from typing import TypeVar
+
+from torch import nn
+
+from fullrank.errors import Refusal
+from fullrank.models.net import Net
+from fullrank.models.reparam.operators import MADE_FOR, RepConv, affine, operators
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def to_plain(net: Module) -> Module:
+    """A copy in which each sum of scaled branches is one convolution before its BatchNorm: W' = α₃W₃ + α₁W₁ + s·I.
+
+    From the "csla", "hs" or "repopt" mode to "inf"; BatchNorm stays, so that the copy can train on. The kernels that
+    are smaller than 3×3 are padded with zeros.
+
+    >>> import torch
+    >>> from fullrank.models import build
+    >>> net = build("repghost-0.5", num_classes=10, mode="csla").eval()
+    >>> x = torch.randn(2, 3, 32, 32)
+    >>> torch.allclose(to_plain(net)(x), net(x), atol=1e-5)
+    True
+    """
+    return _converted(net, keep_scales=False)
+
+
+def to_repopt(net: Module) -> Module:
+    """Likewise, and the plain network carries the constant scales as frozen entries: from "csla" or "hs" to "repopt".
+
+    Trained by the method `fedrepopt`, it stays equal to the "csla" network trained by any other.
+    """
+    return _converted(net, keep_scales=True)
+
+
+def to_deploy(net: Module) -> Module:
+    """A copy for evaluation in which each re-parameterisable convolution is a single one with a bias, BatchNorm fused.
+
+    From any mode. Layers around them, such as RepGhost's 1×1 convolutions, stay as they are.
+    """
+    fused = _copied(net)
+    for _, operator in operators(fused):
+        kernel, bias = operator.sum_of_branches()
+        if operator.norm is not None:
+            times, plus = affine(operator.norm)
+            kernel, bias = times.view(-1, 1, 1, 1) * kernel, times * bias + plus
+        operator.become_plain_(kernel, bias)
+    return fused.eval()
+
+
+def collapse_(net: nn.Module, keep_scales: bool) -> None:
+    """Make every operator of a network plain in place; with `keep_scales`, in the "repopt" mode."""
+    for name, operator in operators(net):
+        if operator.has_norms_in_branches:
+            raise Refusal(
+                f'"{name}" has BatchNorm in its branches, which cannot become one convolution that trains on; '
+                "take to_deploy, for evaluation"
+            )
+        scales, identity = operator.scales_by_branch(), operator.identity is not None
+        if keep_scales and not scales:
+            raise Refusal(f'"{name}" has no scales to keep; build the network with mode = "csla" or "hs"')
+        operator.become_plain_(operator.sum_of_branches()[0])
+        if keep_scales:
+            operator.imagine_(scales["kernel"], scales.get("pointwise"), identity)
+    if isinstance(net, Net):
+        net.made_for = MADE_FOR if keep_scales else ""
+
+
+def _converted(net: Module, keep_scales: bool) -> Module:
+    made = _copied(net)
+    collapse_(made, keep_scales)
+    return made
+
+
+def _copied(net: Module) -> Module:
+    if not any(isinstance(part, RepConv) for part in net.modules()):
+        raise Refusal(
+            f"the network ({type(net).__name__}) has no re-parameterisable convolution; build repvgg or repghost"
+        )
+    return copy.deepcopy(net)

@@ -1,0 +1,46 @@
+"""From one definition of a re-parameterisable network to the network in the mode that is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, TypeAlias, get_args
+
+from fullrank.errors import Refusal
+from fullrank.models.net import Net
+from fullrank.models.reparam.fuse import collapse_
+from fullrank.models.reparam.operators import Mode
+from fullrank.models.reparam.scales import Scales, read_scales, set_scales_
+
+CslaScales: TypeAlias = Literal["searched", "init"]
+"""Whether constant scales are those given, or those with which a search starts whatever is given."""
+IdentityStart: TypeAlias = Literal["authors", "searched", "one"]
+"""Where the scale of an identity branch starts; "authors": at 1 for "csla", at what was searched for "repopt"."""
+
+
+def in_mode(
+    make: Callable[[Mode], Net],
+    model: str,
+    mode: Mode,
+    scales: Scales = None,
+    csla_scales: CslaScales = "searched",
+    identity_start: IdentityStart = "authors",
+) -> Net:
+    """The network that `make` makes, with given scales, where they belong in its mode.
+
+    "repopt" is "csla" with its branches summed: from the same random numbers both start as the same function, if their
+    identity scales start alike.
+    """
+    if mode not in get_args(Mode):
+        raise Refusal(f'model.mode = "{mode}": {model} knows {", ".join(get_args(Mode))}')
+    if scales is not None and mode in ("tr", "inf"):
+        raise Refusal(
+            f'model.scales: the mode "{mode}" of {model} has no scales; leave them out, or take csla or repopt'
+        )
+    net = make("csla" if mode == "repopt" else mode)
+    if scales is not None and not (mode == "csla" and csla_scales == "init"):
+        given = read_scales(scales, model) if isinstance(scales, str) else scales
+        searched = identity_start == "searched" or (identity_start == "authors" and mode != "csla")
+        set_scales_(net, given, model, identity=searched)
+    if mode == "repopt":
+        collapse_(net, keep_scales=True)
+    return net

@@ -1,0 +1,119 @@
+"""RepVGG (Ding et al., CVPR 2021) and RepOpt-VGG (Ding et al., ICLR 2023), as FedRepOpt trains them."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+
+from torch import nn
+
+from fullrank.errors import Refusal
+from fullrank.models.layers import global_pool
+from fullrank.models.net import Net
+from fullrank.models.reparam.modes import CslaScales, IdentityStart, in_mode
+from fullrank.models.reparam.operators import Mode, RepConv
+from fullrank.models.reparam.scales import Scales
+
+
+def repvgg(
+    num_classes: int,
+    in_channels: int = 3,
+    *,
+    widths: tuple[int, ...],
+    blocks: tuple[int, ...],
+    mode: Mode = "tr",
+    post_norm: bool = True,
+    scales: Scales = None,
+    csla_scales: CslaScales = "searched",
+    identity_start: IdentityStart = "authors",
+    model: str = "repvgg",
+) -> Net:
+    """RepVGG of any size: a first block, then a stage of so many `blocks` for each of the other `widths`.
+
+    The first block and each stage's first halve the map; z is the mean of the last one. A block is a `RepConv`, with
+    an identity branch where width and size stay. `post_norm` puts a BatchNorm behind branches that have their own
+    ("tr"), as FedRepOpt's authors do and RepVGG does not. `scales` are those that a search found, for the modes "csla"
+    (unless `csla_scales="init"`, as in the authors' rows), "repopt" and "hs"; without them, those with which it starts:
+    1, and √(2/i) in a stage's block i ≥ 1.
+    """
+    if len(widths) != len(blocks) + 1:
+        raise Refusal(
+            f"model.widths has {len(widths)} numbers; it must have one more than model.blocks ({len(blocks)})"
+        )
+
+    def block(in_width: int, width: int, index: int, mode: Mode) -> RepConv:
+        return RepConv(
+            in_width,
+            width,
+            stride=1 if index else 2,
+            mode=mode,
+            pointwise=True,
+            identity=in_width == width and index > 0,
+            start=math.sqrt(2 / index) if index else 1.0,
+            post_norm=post_norm,
+        )
+
+    def made(mode: Mode) -> Net:
+        layers: OrderedDict[str, nn.Module] = OrderedDict(stem=block(in_channels, widths[0], 0, mode))
+        last = widths[0]
+        for number, (width, count) in enumerate(zip(widths[1:], blocks, strict=True), start=1):
+            stage = nn.Sequential()
+            for index in range(count):
+                stage.append(block(last, width, index, mode))
+                last = width
+            layers[f"layer{number}"] = stage
+        layers["pool"] = global_pool()
+        return Net(nn.Sequential(layers), last, num_classes)
+
+    return in_mode(made, model, mode, scales, csla_scales, identity_start)
+
+
+def _named(model: str, widths: tuple[int, ...], blocks: tuple[int, ...], what: str) -> Callable[..., Net]:
+    """A RepVGG of a known size under its name, with the options of all."""
+
+    def build(
+        num_classes: int,
+        in_channels: int = 3,
+        *,
+        mode: Mode = "tr",
+        post_norm: bool = True,
+        scales: Scales = None,
+        csla_scales: CslaScales = "searched",
+        identity_start: IdentityStart = "authors",
+    ) -> Net:
+        return repvgg(
+            num_classes,
+            in_channels,
+            widths=widths,
+            blocks=blocks,
+            mode=mode,
+            post_norm=post_norm,
+            scales=scales,
+            csla_scales=csla_scales,
+            identity_start=identity_start,
+            model=model,
+        )
+
+    build.__doc__ = what
+    return build
+
+
+repvgg_b1 = _named(
+    "repvgg-b1",
+    (64, 128, 256, 512, 2048),
+    (4, 6, 16, 1),
+    "RepVGG-B1, as in FedRepOpt: 28 blocks, z of 2048 dimensions; the last map of a 64×64 image is 2×2.",
+)
+repvgg_b0 = _named(
+    "repvgg-b0",
+    (64, 128, 256, 512, 2048),
+    (2, 3, 8, 1),
+    "What FedRepOpt's code calls B0: RepVGG-B1 with 15 blocks. (RepVGG's own B0 is narrower and as deep as B1.)",
+)
+repvgg_a0 = _named(
+    "repvgg-a0",
+    (48, 48, 96, 192, 1280),
+    (2, 4, 14, 1),
+    "RepVGG-A0 (Ding et al., CVPR 2021): 22 blocks, z of 1280 dimensions.",
+)

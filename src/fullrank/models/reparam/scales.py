@@ -1,0 +1,103 @@
+"""Scales of re-parameterisable networks: what a search finds, in a file, and how a network takes them.
+
+A file holds for every convolution, under its name in the network, the scales behind its branches: `alpha3`, `alpha1`
+and, where there is one, `identity` (RepVGG), or `alpha` and `fusion` (RepGhost). Some files come with the package, in
+`searched`, each beside a JSON file that says how it was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from pydantic import InstanceOf
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fullrank.errors import Refusal
+from fullrank.models.reparam.operators import RepConv, operators
+
+Scales: TypeAlias = dict[str, InstanceOf[Tensor]] | str | None
+"""What a file holds, its path, the data set of a search whose scales come with the package, or nothing: the values
+with which a search starts."""
+SEARCHED = Path(__file__).parent / "searched"
+
+_WITH_POINTWISE = {"kernel": "alpha3", "pointwise": "alpha1", "identity": "identity"}
+_DEPTHWISE = {"kernel": "alpha", "identity": "fusion"}
+
+
+def scales_of(net: nn.Module) -> dict[str, Tensor]:
+    """The scales of a network in the "csla" or "hs" mode, as a file holds them."""
+    return {
+        f"{name}.{_names(operator)[branch]}": scale.detach().flatten().clone()
+        for name, operator in operators(net)
+        for branch, scale in operator.scales_by_branch().items()
+    }
+
+
+def write_scales(path: str | Path, net: nn.Module, model: str) -> None:
+    """Write the scales of a network that `build` calls `model`."""
+    found = {name: scale.cpu() for name, scale in scales_of(net).items()}
+    if not found:
+        raise Refusal('the network has no scales to write; build it with mode = "hs" or "csla"')
+    save_file(found, path, metadata={"model": model})
+
+
+def read_scales(path: str | Path, model: str) -> dict[str, Tensor]:
+    """Read a file of scales for the network that `build` calls `model`; a bare name means those that come with us.
+
+    >>> sorted(read_scales("cifar100", "repvgg-a0"))[:2]
+    ['backbone.layer1.0.alpha1', 'backbone.layer1.0.alpha3']
+    """
+    if not Path(path).is_file():
+        path = shipped(str(path), model)
+    try:
+        with safe_open(path, framework="pt") as file:
+            made_for = (file.metadata() or {}).get("model", model)
+            found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    except SafetensorError as error:
+        raise Refusal(f'model.scales: "{path}" is not a safetensors file ({error})') from None
+    if made_for != model:
+        raise Refusal(f'model.scales: "{path}" holds scales of {made_for}, not of {model}')
+    return found
+
+
+def shipped(name: str, model: str) -> Path:
+    """The file that comes with the package of a network's search on a data set."""
+    path = SEARCHED / f"{model}-{name}.safetensors"
+    if not Path(name).suffix and Path(name).name == name and path.is_file():
+        return path
+    there = sorted(file.stem.removeprefix(f"{model}-") for file in SEARCHED.glob(f"{model}-*.safetensors"))
+    known = f"with the package come {', '.join(there) or 'none'} for {model}"
+    raise Refusal(f'model.scales: there is no file "{name}" ({known}); make one by fullrank search-scales {model}')
+
+
+@torch.no_grad()
+def set_scales_(net: nn.Module, given: Mapping[str, Tensor], model: str, identity: bool) -> None:
+    """Put scales behind the branches of a network; those of identity branches only if `identity`."""
+    wanted = scales_of(net)
+    if problem := _misfit(given, wanted):
+        raise Refusal(f"model.scales does not fit {model}: {problem}")
+    for name, operator in operators(net):
+        for branch, scale in operator.scales_by_branch().items():
+            if identity or branch != "identity":
+                scale.copy_(given[f"{name}.{_names(operator)[branch]}"].reshape(scale.shape))
+
+
+def _misfit(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
+    for name, scale in wanted.items():
+        if name not in given:
+            return f"{name} is missing"
+        if given[name].shape != scale.shape:
+            return f"{name} has shape {tuple(given[name].shape)} instead of {tuple(scale.shape)}"
+        if not given[name].is_meta and not bool(torch.isfinite(given[name]).all()):
+            return f"{name} is not finite"
+    surplus = [name for name in given if name not in wanted]
+    return f"{surplus[0]} is not in the network" if surplus else ""
+
+
+def _names(operator: RepConv) -> dict[str, str]:
+    return _DEPTHWISE if operator.pointwise is None else _WITH_POINTWISE

@@ -1,0 +1,218 @@
+"""Objects outside the library, named `package.module:object`, and the files that they read."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib
+import os
+import pkgutil
+import sys
+import sysconfig
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import safetensors
+
+from fullrank.errors import CallFailed, ClientFailed, Refusal, nearest, said_by
+
+GIVEN = "given"
+"""Stands for data, a partition or a model that a program handed over instead of naming it."""
+LIBRARY = {
+    f"{kind}.name": f"{__package__}.{part}."
+    for kind, part in zip(("data", "model", "method"), ("data", "models", "methods"), strict=True)
+}
+"""The package in which the library's own objects of a key are."""
+
+
+def is_foreign(key: str, name: str) -> bool:
+    """Whether the name that a key has, or one of those joined by "+", is an import path of code outside the library.
+
+    >>> is_foreign("model.name", "mine:network"), is_foreign("model.name", "fullrank.models.reparam.repvgg:repvgg")
+    (True, False)
+    >>> is_foreign("method.name", "fedprox+mine:Method"), is_foreign("method.name", "fedprox")
+    (True, False)
+    """
+    return any(_is_foreign(key, piece.strip()) for piece in name.split("+"))
+
+
+def _is_foreign(key: str, name: str) -> bool:
+    module, colon, _ = name.partition(":")
+    if not colon or module == GIVEN or (key == "data.name" and name.endswith(".npz")):
+        return False
+    return not f"{module}.".startswith(LIBRARY[key])
+
+
+def refuse_untrusted(source: object, names: Mapping[str, str]) -> None:
+    """Reject import paths, by key, that a file names and the user does not: importing them runs somebody's code."""
+    foreign = [f'{key} = "{name}"' for key, name in names.items() if is_foreign(key, name)]
+    if foreign:
+        raise Refusal(
+            f'"{source}" names code that is not part of fullrank ({", ".join(foreign)}), which would be imported and '
+            "run; if you trust those who wrote it, say so with --trust (trust=True)"
+        )
+
+
+def import_object(name: str, where: str, kind: str) -> Any:
+    """The callable behind `package.module:object`; `where` is the key that named it, `kind` what it should be."""
+    module_name, _, attribute = name.partition(":")
+    if not module_name or module_name.startswith(".") or not attribute:
+        raise Refusal(f'{where} = "{name}" is not of the form "package.module:{kind}"')
+    if module_name == GIVEN:
+        raise Refusal(f'{where} = "{name}" stands for what a program gave to fullrank.fit, which cannot be imported')
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if not f"{module_name}.".startswith(f"{missing}."):
+            raise  # the module is there, and what it imports is not
+        raise Refusal(f'{where} = "{name}": there is no module "{missing}"{_nearest_module(missing)}') from None
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        own = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
+        hint = nearest(attribute, own)
+        raise Refusal(f'{where} = "{name}": the module "{module_name}" has no {kind} "{attribute}"; {hint}')
+    return found
+
+
+def called(function: Callable[..., Any], name: str, where: str, /, **arguments: Any) -> Any:
+    """What a function returns that `where` named; what it raises comes with that name and its own traceback."""
+    try:
+        with noting_files():
+            return function(**arguments)
+    except Refusal:
+        raise
+    except Exception as error:
+        raise _failed(f'{where} = "{name}": it raised', error) from error
+
+
+def hooked(part: Any, hook: str, /, *arguments: Any) -> Any:
+    """What a method's hook returns; what it raises names the method and the hook, and has its own traceback."""
+    try:
+        return getattr(part, hook)(*arguments)
+    except (Refusal, CallFailed, ClientFailed):
+        raise
+    except Exception as error:
+        raise _failed(f'the method "{part.name}": its hook {hook} raised', error) from error
+
+
+def _failed(start: str, error: Exception) -> CallFailed:
+    return CallFailed(f"{start} {type(error).__name__}: {said_by(error)}", traceback.format_exc())
+
+
+def _nearest_module(missing: str) -> str:
+    """A suggestion among the modules beside the missing one, if one is near: they are too many to list.
+
+    Of the modules that stand alone only those in the current directory can be meant, not Python's own.
+    """
+    package, _, name = missing.rpartition(".")
+    places = getattr(importlib.import_module(package), "__path__", []) if package else [os.getcwd()]
+    clause = nearest(name, [module.name for module in pkgutil.iter_modules(places)])
+    return f"; {clause}" if clause.startswith("did") else " on the import path (the current directory is on it)"
+
+
+CODE = {".py", ".pyc", ".pyi", ".pyd", ".so", ".dll", ".dylib"}
+"""Suffixes of modules, bytecode and shared libraries: they are no data."""
+NOT_ON_DISK = ("/proc/", "/sys/", "/dev/")
+
+_thread = threading.local()
+
+
+@contextlib.contextmanager
+def collecting_files() -> Iterator[dict[str, str]]:
+    """Inside, the files that users' functions read in this thread; afterwards their SHA-256 by path.
+
+    >>> with collecting_files() as found, noting_files():
+    ...     _ = Path(os.devnull).read_text()
+    >>> found
+    {}
+    """
+    found: dict[str, str] = {}
+    before = getattr(_thread, "collected", None)
+    _thread.collected = paths = set[str]()
+    try:
+        yield found
+    finally:
+        _thread.collected = before
+    for path in sorted(paths):
+        if _is_data(path):
+            found[_shown(path)] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+
+
+@contextlib.contextmanager
+def noting_files() -> Iterator[None]:
+    """While a user's function runs: note what it opens for reading, if somebody collects it."""
+    if getattr(_thread, "collected", None) is None or getattr(_thread, "noting", False):
+        yield
+        return
+    _install_hook()
+    _thread.noting = True
+    try:
+        with _watched_safetensors():
+            yield
+    finally:
+        _thread.noting = False
+
+
+@cache
+def _install_hook() -> None:
+    sys.addaudithook(_on_event)  # it can never be removed, so it must cost next to nothing
+
+
+def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open" and getattr(_thread, "noting", False):
+        path, mode, flags = arguments
+        reading = "r" in mode and "+" not in mode if mode else not flags & (os.O_WRONLY | os.O_RDWR)
+        if reading and isinstance(path, (str, bytes, os.PathLike)):
+            _note(path)
+
+
+def _note(path: str | bytes | os.PathLike[Any]) -> None:
+    _thread.collected.add(os.path.abspath(os.fsdecode(path)))
+
+
+@contextlib.contextmanager
+def _watched_safetensors() -> Iterator[None]:
+    """Its reader is not Python's and raises no audit event; modules may have imported it under any name."""
+    reader = safetensors.safe_open
+
+    def safe_open(filename: str | os.PathLike[str], *arguments: Any, **options: Any) -> Any:
+        if getattr(_thread, "noting", False):
+            _note(filename)
+        return reader(filename, *arguments, **options)
+
+    places = [
+        (vars(module), name)
+        for module in list(sys.modules.values())
+        if isinstance(module, ModuleType)
+        for name, value in list(vars(module).items())
+        if value is reader
+    ]
+    for names, name in places:
+        names[name] = safe_open
+    try:
+        yield
+    finally:
+        for names, name in places:
+            names[name] = reader
+
+
+def _is_data(path: str) -> bool:
+    inside = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    return (
+        Path(path).suffix.lower() not in CODE
+        and ".so." not in Path(path).name
+        and not path.startswith((*NOT_ON_DISK, *inside))
+        and os.path.isfile(path)
+    )
+
+
+def _shown(path: str) -> str:
+    """Relative to the working directory where it lies below it."""
+    here = os.getcwd()
+    return os.path.relpath(path, here) if path.startswith(f"{here}{os.sep}") else path

@@ -1,0 +1,545 @@
+"""The run directory: everything is written atomically, so that a kill at any moment loses at most a round."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy
+import torch
+from typing_extensions import NotRequired, TypedDict
+
+from fullrank._version import __version__
+from fullrank.errors import Refusal, RunFailed, writing
+from fullrank.federated.client_states import ClientStore
+from fullrank.federated.server import Server
+from fullrank.files import (
+    Damaged,
+    append_line,
+    load_tensors,
+    read_lines,
+    reading,
+    save_tensors,
+    verify_tensors,
+    write_json,
+    write_lines,
+)
+from fullrank.files import read_json as read_object
+from fullrank.trees import Tree, flatten, misfit, unflatten
+
+FORMAT = 3
+"""Of checkpoints; those of format 2 have no checksums and are otherwise the same."""
+READABLE = (2, 3)
+CHECKPOINT_FILE = re.compile(r"\d+\.json|(server|clients)-\d+\.safetensors|\..*\.part")
+BEFORE_THE_START = (
+    "checkpoints",
+    "log.txt",
+    "partition.safetensors",
+    "partition.json",
+    "environment.json",
+    "experiment.toml",
+)
+"""What a run may write into its directory before the directory counts as a run's, which experiment.toml makes it."""
+LOCK_HEADER = "Created by fullrank:"
+
+
+class _Data(TypedDict):
+    fingerprint: str
+    classes: NotRequired[list[Any]]
+    input_shape: NotRequired[list[int]]
+
+
+class _Partition(TypedDict):
+    data: _Data
+    hash: str
+
+
+class _Environment(TypedDict, total=False):
+    files: dict[str, str]
+    sources: dict[str, str]
+    resumed: list[dict[str, Any]]
+
+
+class _Summary(TypedDict):
+    rounds: int
+    ending: NotRequired[dict[str, Any]]
+
+
+class _Row(TypedDict):
+    round: int
+    clients: NotRequired[list[dict[str, Any]]]
+    accuracy: NotRequired[float | None]
+    loss: NotRequired[float | None]
+    personal: NotRequired[dict[str, Any]]
+    skipped: NotRequired[dict[str, str]]
+
+
+class _Note(TypedDict):
+    round: int
+    contacts: dict[str, list[int]]
+    file: str
+    states: list[int]
+
+
+class _Manifest(TypedDict):
+    format: int
+    round: int
+    server: str
+    sound: NotRequired[bool]
+
+
+SHAPES: dict[str, Any] = {
+    "partition.json": _Partition,
+    "environment.json": _Environment,
+    "summary.json": _Summary,
+}
+"""What a JSON file must hold, as far as anything depends on it; files of other names hold any object."""
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file of a run directory holds; one sentence where it is missing or damaged."""
+    try:
+        with reading(path):
+            return read_object(path, SHAPES.get(path.name, dict[str, Any]))
+    except FileNotFoundError:
+        raise Refusal(f'the file "{path}" is missing{_way_out(path)}') from None
+    except Damaged as problem:
+        raise Refusal(f'the file "{path}" is damaged ({problem}){_way_out(path)}') from None
+
+
+def _way_out(path: Path) -> str:
+    """What can be done without a file of a run directory."""
+    if path.name in ("partition.json", "environment.json"):
+        return "; the same experiment in another directory writes one before round 1: copy that"
+    if path.name == "summary.json":
+        # Without a checkpoint a run that has no summary either would begin anew, over its rows.
+        saved = RunDirectory(path.parent).last_round()
+        again = "delete it and give the command that started the run again, which writes it anew"
+        return f"; {again}" if saved else "; run the same experiment in another directory"
+    return ""
+
+
+class _Names(NamedTuple):
+    """The files of one checkpoint."""
+
+    manifest: str
+    server: str
+    clients: str
+
+    @classmethod
+    def of(cls, round: int) -> _Names:
+        return cls(f"{round:06d}.json", f"server-{round:06d}.safetensors", f"clients-{round:06d}.safetensors")
+
+
+class RunDirectory:
+    """One run's directory, locked by the process that runs it."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self._notes = self.checkpoints / "clients.jsonl"
+        self._lock: IO[str] | None = None
+        self._made: list[Path] = []
+        """Folders that this process has created, the outermost first."""
+        self._saved: list[tuple[int, bool]] = []
+        """The rounds whose checkpoints are kept, and whether the loss was finite there."""
+        self._left: deque[tuple[int, str]] = deque()
+        """Files of clients' states that no checkpoint from that round on needs."""
+        self._sound = True
+        """Whether the last loss in the rows is finite."""
+        self._size = 0
+        """Bytes of the rows, as this process left them."""
+
+    # Opening
+
+    def open(self) -> None:
+        """Create and lock the directory; a directory in use and one with files of others are rejected."""
+        self._reject_foreign()
+        with writing(self.path, "the run directory "):
+            self._make(self.path)
+            self._lock = (self.path / ".lock").open("a+", encoding="utf-8")
+        try:
+            _lock(self._lock)
+        except OSError:
+            self._lock.close()
+            self._lock = None
+            raise Refusal(
+                f'another process is running in "{self.path}"; wait for it, or choose another --out'
+            ) from None
+        with writing(self.path, "the run directory "):
+            if not self.started:
+                self._announce()
+            self._make(self.checkpoints)
+        for stale in (*self.path.glob(".*.part"), *self.path.glob("*/.*.part")):
+            stale.unlink()  # a kill left it half written
+
+    def close(self) -> None:
+        """Unlock the directory."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def abandon(self) -> None:
+        """Remove what a run that ended before it started has written, and nothing else."""
+        if self.started or self._lock is None:
+            return
+        self.close()
+        for name in (*BEFORE_THE_START, ".lock"):  # the lock last: it tells a later process what this one created
+            if (self.path / name).is_file():
+                (self.path / name).unlink()
+        for folder in reversed(self._made):
+            with contextlib.suppress(OSError):  # somebody has put something into it meanwhile
+                folder.rmdir()
+
+    def check_lock(self) -> None:
+        """Stop if the lock file is no longer the one that this process holds: another process may be writing here."""
+        if self._lock is None or sys.platform == "win32":  # there a file in use cannot be deleted
+            return
+        held = os.fstat(self._lock.fileno())
+        try:
+            found = os.stat(self.path / ".lock")
+            same = (held.st_dev, held.st_ino) == (found.st_dev, found.st_ino)
+        except OSError:
+            same = False
+        if not same:
+            raise RunFailed(
+                f'"{self.path / ".lock"}" was deleted or replaced while the run was active, so another process may be '
+                "writing into the same directory; this run stops before it writes anything more"
+            )
+
+    @property
+    def started(self) -> bool:
+        """Whether a run has begun here."""
+        return (self.path / "experiment.toml").is_file()
+
+    def _make(self, folder: Path) -> None:
+        missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        self._made += reversed(missing)
+
+    def _announce(self) -> None:
+        """Write into the lock file what a run may create here, before it does, for whoever finds it after a kill."""
+        self._reject_foreign()  # once more, now that nobody else can be creating something
+        assert self._lock is not None
+        self._lock.truncate(0)
+        self._lock.write("\n".join((LOCK_HEADER, *BEFORE_THE_START, "")))
+        self._lock.flush()
+        os.fsync(self._lock.fileno())
+
+    def _reject_foreign(self) -> None:
+        """Reject a directory without a run in which there is anything that no killed run has left."""
+        if self.started or not self.path.is_dir():
+            return
+        own = {".lock"} if self._lock is not None else set()
+        lock = self.path / ".lock"
+        if lock.is_file():
+            lines = lock.read_text(encoding="utf-8", errors="replace").splitlines()
+            if not lines or lines[0] == LOCK_HEADER:
+                own |= {".lock", *lines[1:]}
+        names = {path.name for path in self.path.iterdir() if not CHECKPOINT_FILE.fullmatch(path.name)}
+        if names - own or (self.checkpoints.is_dir() and any(self.checkpoints.iterdir())):
+            raise Refusal(f'"{self.path}" is not empty and holds no run; choose another directory')
+
+    # The result
+
+    def result_round(self) -> int:
+        """The number of rounds after which the result (summary and model) was written; 0 without a current one.
+
+        A result of fewer rounds than the newest checkpoint has is not current: a kill can leave one behind.
+        """
+        summary = self.path / "summary.json"
+        rounds: int = read_json(summary)["rounds"] if summary.is_file() else 0
+        return rounds if rounds >= self.last_round() else 0
+
+    def finished(self, rounds: int) -> bool:
+        """Whether a run of so many rounds is complete here: its rows, and its result."""
+        return self.result_round() == rounds and [row["round"] for row in self.rows()] == [*range(1, rounds + 1)]
+
+    def has_its_result(self, rounds: int) -> bool:
+        """Whether a run of so many rounds is complete here, and its model whole."""
+        return self.finished(rounds) and _is_whole(self.path / "model.safetensors")
+
+    def reject_if_stripped(self) -> None:
+        """Reject a run that has ended and has no checkpoint: it would start from scratch, over its rows."""
+        if (self.path / "summary.json").is_file() and not self.last_round():
+            raise Refusal(
+                f'the run in "{self.path}" ended, but its checkpoints are gone: it can be read, not continued; '
+                "choose another directory"
+            )
+
+    def _discard_result(self) -> None:
+        """Delete how a run of fewer rounds ended; without the summary the model does not count."""
+        for name in ("summary.json", "model.safetensors"):
+            (self.path / name).unlink(missing_ok=True)
+
+    # Rows
+
+    def append_row(self, row: Mapping[str, Any]) -> None:
+        """Add one round's metrics."""
+        self.check_lock()
+        file = self.path / "metrics.jsonl"
+        if (file.stat().st_size if file.is_file() else 0) != self._size:
+            raise RunFailed(f'"{file}" was changed by another program while the run was active; this run stops')
+        append_line(file, row)
+        self._size = file.stat().st_size
+        self._sound = row.get("loss", 0.0 if self._sound else None) is not None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All complete rows."""
+        return read_rows(self.path)
+
+    def rows_until(self, rounds: int) -> list[dict[str, Any]]:
+        """The rows of the first rounds, all of which must be there."""
+        kept = _until(rounds, read_lines(self.path / "metrics.jsonl", _Row))
+        if [row["round"] for row in kept] != list(range(1, rounds + 1)):
+            raise Refusal(
+                f'"{self.path / "metrics.jsonl"}" does not hold all of the {rounds} rounds that the newest checkpoint '
+                "has behind it; start a new run"
+            )
+        return kept
+
+    def write_rows(self, rows: list[dict[str, Any]]) -> None:
+        """Replace all rows: those after the newest checkpoint are forgotten, because their rounds are run again."""
+        file = self.path / "metrics.jsonl"
+        write_lines(file, rows)
+        self._size = file.stat().st_size
+        self._sound = next((row["loss"] is not None for row in reversed(rows) if "loss" in row), True)
+
+    # Checkpoints
+
+    def save(self, server: Server, keep: int) -> None:
+        """Write a checkpoint: first the tensors, then, as its last act, the small file that names them.
+
+        Of clients it writes what is new since the last one; all notes together say what is known of each. The newest
+        checkpoint with a finite loss is kept in addition to the newest `keep`.
+        """
+        self.check_lock()
+        names, store = _Names.of(server.round), server.store
+        save_tensors(self.checkpoints / names.server, flatten(server.state()))
+        if unsaved := store.unsaved():
+            save_tensors(self.checkpoints / names.clients, flatten(unsaved))
+        append_line(self._notes, {"round": server.round, **store.note(names.clients)})
+        self._left += [(server.round, file) for file in store.saved_as(names.clients, self.checkpoints)]
+        manifest = {"format": FORMAT, "round": server.round, "server": names.server, "sound": self._sound}
+        write_json(self.checkpoints / names.manifest, manifest)
+        self._saved.append((server.round, self._sound))
+        self._discard_result()
+        self.sweep(keep)
+
+    def sweep(self, keep: int) -> None:
+        """Delete checkpoints that are no longer kept, and the files that none of the rest needs."""
+        kept = _kept(self._saved, keep)
+        for round, _ in [pair for pair in self._saved if pair not in kept]:
+            names = _Names.of(round)
+            (self.checkpoints / names.manifest).unlink(missing_ok=True)
+            (self.checkpoints / names.server).unlink(missing_ok=True)
+        self._saved = kept
+        while self._left and self._left[0][0] <= self._saved[0][0]:
+            (self.checkpoints / self._left.popleft()[1]).unlink(missing_ok=True)
+
+    def tidy(self, keep: int, last: int) -> None:
+        """Before the first round of a process: forget what lies beyond round `last`, sweep what a kill left.
+
+        This reads every file's name and every note, which a round must not do.
+        """
+        saved = [(int(path.stem), _is_sound(path)) for path in self._manifests() if int(path.stem) <= last]
+        notes = self._notes_until(last)
+        if self._notes.is_file():
+            write_lines(self._notes, notes)
+        known = ClientStore()
+        left = [(note["round"], file) for note in notes for file in known.follow(note, self.checkpoints)]
+        self._saved = _kept(saved, keep)
+        self._left = deque((round, file) for round, file in left if round > self._saved[0][0])
+        needed = {name for round, _ in self._saved for name in _Names.of(round)[:2]}
+        needed |= {*known.files.values(), *(file for _, file in self._left)}
+        for path in self.checkpoints.iterdir():
+            if path.name not in needed and CHECKPOINT_FILE.fullmatch(path.name):
+                path.unlink()
+
+    def _notes_until(self, round: int) -> list[dict[str, Any]]:
+        """What the checkpoints up to a round noted of clients."""
+        return _until(round, read_lines(self._notes, _Note))
+
+    def _manifests(self) -> list[Path]:
+        found = [path for path in self.checkpoints.glob("*.json") if path.stem.isdigit()]
+        return sorted(found, key=lambda path: int(path.stem))
+
+    def last_round(self) -> int:
+        """The rounds that the newest checkpoint has behind it; 0 without one."""
+        manifests = self._manifests()
+        return int(manifests[-1].stem) if manifests else 0
+
+    def restore(self, server: Server, device: torch.device, older: bool = False) -> str:
+        """Bring a server to where the newest checkpoint left it.
+
+        Args:
+            server: The server of the same experiment before its first round.
+            device: Where its tensors belong.
+            older: Take the newest of the checkpoints that are whole. The rounds after it are run again, with the same
+                result, so nothing is lost but their time.
+
+        Returns:
+            One sentence about the checkpoints that had to be passed over; empty if there were none.
+
+        Raises:
+            Refusal: The checkpoint is damaged, and so are all older ones if those may be taken.
+        """
+        problems: list[str] = []
+        for manifest in reversed(self._manifests()):
+            try:
+                state, notes = self._checkpoint(manifest)
+            except Damaged as problem:
+                problems.append(str(problem))
+                if older:
+                    continue
+                break
+            self._fits(state, server)
+            for note in notes:
+                server.store.follow(note, self.checkpoints)
+            server.restore(state, int(manifest.stem), device)
+            return f"{problems[0]}; the run continues from round {int(manifest.stem)}" if problems else ""
+        if problems:
+            way_out = "start a new run" if older else "the command that started the run says whether it can continue"
+            raise Refusal(f"{problems[0]}; {way_out}")
+        return ""
+
+    def _checkpoint(self, path: Path) -> tuple[Tree, list[dict[str, Any]]]:
+        """The server's state and the notes on clients that belong to a manifest, every file of it verified."""
+        manifest = _intact(path, lambda path: read_object(path, _Manifest))
+        if manifest["format"] not in READABLE:
+            raise Refusal(
+                f'the checkpoints in "{self.path}" have format {manifest["format"]}, this version reads '
+                f"{' and '.join(map(str, READABLE))}"
+            )
+        round = int(path.stem)
+        if (manifest["round"], manifest["server"]) != (round, _Names.of(round).server):
+            raise Damaged(f'the checkpoint file "{path}" is damaged (it belongs to round {manifest["round"]})')
+        # Clones, because a map of the file is not aligned as memory is, and some kernels then round differently.
+        saved = _intact(self.checkpoints / manifest["server"], load_tensors)
+        state = unflatten({name: tensor.clone() for name, tensor in saved.items()})
+        notes = self._notes_until(round)
+        if not notes or notes[-1]["round"] != round:
+            raise Damaged(f'the checkpoint file "{self._notes}" is damaged (it does not reach to round {round})')
+        known = ClientStore()
+        for note in notes:
+            known.follow(note, self.checkpoints)
+        for file in sorted(set(known.files.values())):
+            _intact(self.checkpoints / file, verify_tensors)
+        return state, notes
+
+    def _fits(self, state: Tree, server: Server) -> None:
+        problem = misfit(state.get("model", {}), server.model)
+        if problem is None and "frozen_version" not in state:
+            problem = "frozen_version is missing"
+        if problem:
+            raise Refusal(f'the checkpoint in "{self.path}" does not fit the model: {problem}')
+
+
+def _until(round: int, lines: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The lines up to a round's; those after it are not read, so they may be damaged."""
+    found: list[dict[str, Any]] = []
+    while not found or found[-1]["round"] < round:
+        line = next(lines, None)
+        if line is None or line["round"] > round:
+            break
+        found.append(line)
+    return found
+
+
+def _kept(saved: list[tuple[int, bool]], keep: int) -> list[tuple[int, bool]]:
+    """The newest checkpoints, and the newest one with a finite loss if it is not among them."""
+    newest = saved[-keep:]
+    if any(sound for _, sound in newest):
+        return newest
+    return [pair for pair in saved[:-keep] if pair[1]][-1:] + newest
+
+
+def _is_sound(manifest: Path) -> bool:
+    """Whether the loss was finite at a checkpoint; one that cannot be read is not counted on."""
+    try:
+        return bool(read_object(manifest, _Manifest).get("sound", True))
+    except (Damaged, OSError):
+        return False
+
+
+def _intact(path: Path, read: Callable[[Path], Any]) -> Any:
+    """What a file of a checkpoint holds; an error that names it where it is missing or damaged."""
+    try:
+        return read(path)
+    except FileNotFoundError:
+        raise Damaged(f'the checkpoint file "{path}" is missing') from None
+    except Damaged as problem:
+        raise Damaged(f'the checkpoint file "{path}" is damaged ({problem})') from None
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        verify_tensors(path)
+    except (OSError, Damaged):
+        return False
+    return True
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The complete rows of a run's metrics."""
+    return [*read_lines(path / "metrics.jsonl", _Row)]
+
+
+def environment(threads: int, device: torch.device) -> dict[str, Any]:
+    """What a result depends on beside its experiment."""
+    return {
+        "fullrank": __version__,
+        "git_commit": _git_commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
+        "command": sys.argv,
+    }
+
+
+def _git_commit() -> str | None:
+    """The commit of the package's own source tree, with a mark if it has changes; None where it is installed."""
+    here = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        tracked = git("ls-files", "--error-unmatch", __file__)
+        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain") else "") if tracked else None
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.is_file():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _lock(file: IO[str]) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,88 @@
+"""What follows the last round, kept client by client, so that an interruption loses no client's work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fullrank.errors import Refusal
+from fullrank.federated.server import Server
+from fullrank.files import Damaged, append_line, load_tensors, read_lines, save_tensors, write_lines
+from fullrank.trees import flatten, unflatten
+
+
+class Ending:
+    """The part of a run's end that is done, in `ending.jsonl` and `ending.safetensors` until the result is written.
+
+    What was noted after another number of rounds, or cannot be read, does not count and is computed again.
+    """
+
+    def __init__(self, path: Path | None, rounds: int):
+        self._lines = path / "ending.jsonl" if path is not None else None
+        self._tensors = path / "ending.safetensors" if path is not None else None
+        self._rounds = rounds
+        self._finish: dict[str, Any] | None = None
+        self._before = 0.0
+        self._start = self._last = time.perf_counter()
+        self.clients: dict[int, dict[str, Any]] = {}
+        """What is known of clients: "personal", their scores by stage, or "skipped", why they are left out."""
+        if self._lines is not None and self._lines.is_file():
+            kept = self._read(self._lines)
+            write_lines(self._lines, kept)  # a kill may have left half a line
+            for line in kept:
+                self._take(line)
+
+    @property
+    def seconds(self) -> float:
+        """The time that the end has taken, in earlier processes too."""
+        return self._before + time.perf_counter() - self._start
+
+    def add(self, client: int, found: Mapping[str, Any]) -> None:
+        """Note what came of one client."""
+        self.clients[client] = dict(found)
+        self._append({"client": client, **found})
+
+    def keep_finish(self, server: Server, facts: Mapping[str, Any]) -> None:
+        """Note what the methods' `finish` made of the server, and what is known of it."""
+        if self._tensors is not None:
+            save_tensors(self._tensors, flatten(server.state()))
+        self._append({"finish": dict(facts)})
+
+    def finish(self, server: Server, device: torch.device) -> tuple[Server, dict[str, Any]] | None:
+        """The server as `finish` left it, and what is known of it, if that is done."""
+        if self._finish is None or self._tensors is None:
+            return None
+        try:
+            state = {name: tensor.clone() for name, tensor in load_tensors(self._tensors).items()}
+        except (OSError, Damaged):
+            return None
+        return server.restored(unflatten(state), device), self._finish
+
+    def discard(self) -> None:
+        """Forget everything: the result is written."""
+        for file in (self._lines, self._tensors):
+            if file is not None:
+                file.unlink(missing_ok=True)
+
+    def _read(self, file: Path) -> list[dict[str, Any]]:
+        try:
+            return [line for line in read_lines(file) if line["rounds"] == self._rounds]
+        except (Refusal, KeyError, TypeError):
+            return []
+
+    def _take(self, line: dict[str, Any]) -> None:
+        self._before += line["seconds"]
+        if "finish" in line:
+            self._finish = line["finish"]
+        else:
+            self.clients[line["client"]] = {key: line[key] for key in ("personal", "skipped") if key in line}
+
+    def _append(self, line: dict[str, Any]) -> None:
+        now = time.perf_counter()
+        if self._lines is not None:
+            append_line(self._lines, {"rounds": self._rounds, **line, "seconds": now - self._last})
+        self._last = now

@@ -1,0 +1,227 @@
+"""Training a program's own module on its own clients' data."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from fullrank import methods
+from fullrank.config.experiment import Experiment, merged, nested
+from fullrank.data import DataSet, Pipeline, Split, as_split
+from fullrank.data.dataset import MOST_CLASSES
+from fullrank.data.federation import given, keep_unseen
+from fullrank.errors import Refusal
+from fullrank.methods import Method
+from fullrank.models.findhead import output_width
+from fullrank.plugins import GIVEN
+from fullrank.runs.assemble import pipeline
+from fullrank.runs.display import Watcher
+from fullrank.runs.result import Run
+from fullrank.runs.run import execute
+
+
+def fit(
+    model: nn.Module,
+    clients: Sequence[Any],
+    method: str | Method = "fedavg+feddecorr",
+    test: Any = None,
+    rounds: int = 10,
+    epochs: int = 1,
+    batch_size: int = 64,
+    lr: float = 0.01,
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,
+    participation: float | int = 1.0,
+    seed: int = 0,
+    head: str | None = None,
+    engine: str = "auto",
+    device: str | None = None,
+    out: str | Path | None = None,
+    set: Mapping[str, Any] | None = None,
+    *,
+    watcher: Watcher | None = None,
+) -> Run:
+    """Train any module over clients' own data: a list of (x, y) tensors or torch Datasets, one a client.
+
+    Floating x is used as given, 8-bit images are divided by 255; nothing else is normalised or augmented unless `set`
+    says so (`set={"data.augment": ["flip"], "data.holdout": 0.2}`; any key of an experiment that is not an argument
+    here). A Dataset is read once, so a random transform in it is drawn once and for all. `head` names the classifier if
+    it is not the last Linear that a forward calls. The module itself is not changed. `out=None` writes nothing.
+
+    >>> import torch, fullrank
+    >>> clients = [(torch.randn(20, 4), torch.randint(0, 2, (20,))) for _ in range(3)]
+    >>> fullrank.fit(torch.nn.Sequential(torch.nn.Linear(4, 2)), clients, rounds=2).metrics[-1]["round"]
+    2
+    """
+    if not clients:
+        raise Refusal("fit needs at least one client")
+    _refuse_no_module(model)
+    methods.refuse_no_method(method)
+    changes = nested(set or {})
+    _refuse_arguments(changes)
+    model = _copied(model)
+    device = device or ("cuda" if any(p.is_cuda for p in model.parameters()) else "")
+    model = model.cpu()  # from where it goes to the device with everything else
+    splits = [_client_split(number, data) for number, data in enumerate(clients)]
+    tested = None if test is None else as_split(test)
+    values: dict[str, Any] = {
+        "seed": seed,
+        "data": {
+            "name": GIVEN,
+            "partition": GIVEN,
+            "clients": len(splits),
+            "normalise": "none",
+            "augment": "none",
+        },
+        "model": {"name": GIVEN, "head": head or "", "structure": _structure(model)},
+        "method": method_table(method),
+        "train": {
+            "rounds": rounds,
+            "epochs": epochs,
+            "batch_size": batch_size,
+            "lr": lr,
+            "momentum": momentum,
+            "weight_decay": weight_decay,
+            "participation": participation,
+        },
+        "engine": _engine(engine, device, model),
+    }
+    experiment = Experiment(**_plain(merged(values, changes)))
+    _refuse_to_tear_groups(clients, experiment)
+    data = _joined(splits, tested, _width(model, splits[0], head))
+    divided = given(
+        data,
+        pipeline(experiment, data),
+        [len(split) for split in splits],
+        experiment.data.holdout,
+        experiment.data.validation,
+        seed,
+    )
+    parts: dict[str, Any] = {
+        "federation": keep_unseen(divided, experiment.data.unseen, seed),
+        "module": model,
+        "method": method if isinstance(method, Method) else None,
+        "head": head,
+    }
+    return execute(experiment, Path(out) if out is not None else None, watcher=watcher, **parts)
+
+
+def _refuse_no_module(model: Any) -> None:
+    if isinstance(model, type):
+        raise Refusal(f"model is the class {model.__name__}; give an instance, {model.__name__}(…)")
+    if not isinstance(model, nn.Module):
+        raise Refusal(f"model is a {type(model).__name__}; it must be a torch.nn.Module")
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except Exception as error:
+        if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+            why = "its lazy layers have no shape yet: run it once on a batch before fit, as in model(x)"
+        else:
+            why = f"copy.deepcopy raised {type(error).__name__}: {error}"
+        raise Refusal(f"the model ({type(model).__name__}) cannot be copied: {why}") from error
+
+
+def _engine(name: str, device: str, model: nn.Module) -> dict[str, Any]:
+    """Where `auto` trains a program's own model: in its own dtype, and never where it would have to start over.
+
+    A program that hands over its model need not be able to run again in other processes.
+    """
+    if name != "auto":
+        return {"name": name, "device": device}
+    if not device.startswith("cuda"):
+        return {"name": "serial", "device": device}
+    kinds = {p.dtype for p in model.parameters() if not is_lazy(p)}
+    own = {torch.float32: "float32", torch.float64: "float64"}.get(kinds.pop(), "auto") if len(kinds) == 1 else "auto"
+    return {"name": "cuda", "device": device, "precision": own}
+
+
+def _client_split(number: int, data: Any) -> Split:
+    try:
+        split = as_split(data)
+        return Split(split.x.cpu(), split.y.cpu())
+    except Refusal as problem:
+        raise Refusal(f"client {number}: {problem}") from None
+
+
+def _refuse_to_tear_groups(clients: Sequence[Any], experiment: Experiment) -> None:
+    table = experiment.data
+    grouped = [k for k, data in enumerate(clients) if isinstance(data, Split) and data.group is not None]
+    if grouped and (table.holdout or table.validation):
+        raise Refusal(
+            f"client {grouped[0]} has groups (samples that belong together), and data.holdout and data.validation are "
+            "drawn sample by sample, so samples of one group would be on both sides; leave both at 0"
+        )
+
+
+def _refuse_arguments(changes: Mapping[str, Any]) -> None:
+    """Of keys that fit takes as arguments, or has no use for because the data come divided."""
+    taken = {"model": ("name", "head", "start"), "method": ("name",)}
+    for table, names in taken.items():
+        for name in names:
+            if name in changes.get(table, {}):
+                raise Refusal(f'set["{table}.{name}"]: fit takes it from its own arguments')
+    for name in changes.get("data", {}):
+        if name not in ("normalise", "augment", "holdout", "validation", "unseen"):
+            raise Refusal(f'set["data.{name}"]: the clients bring their own data, so nothing is left to load or divide')
+
+
+def _structure(model: nn.Module) -> str:
+    """A hash of a module's layers and the shapes of its entries: what a resume must find again."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if not is_lazy(tensor)}
+    return hashlib.sha256(f"{model!r} {shapes}".encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers as Python's."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _width(model: nn.Module, split: Split, head: str | None) -> int:
+    """How many classes the model tells apart: the data need not show all of them."""
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
+    return output_width(copy.deepcopy(model), Pipeline()(split.x[:2], None, dtype), head)
+
+
+def _joined(splits: list[Split], test: Split | None, width: int) -> DataSet:
+    first = splits[0]
+    for number, split in enumerate(splits):
+        if split.x.shape[1:] != first.x.shape[1:] or split.x.dtype != first.x.dtype:
+            raise Refusal(
+                f"client {number} has {split.x.dtype} inputs of shape {tuple(split.x.shape[1:])}, "
+                f"client 0 {first.x.dtype} of {tuple(first.x.shape[1:])}; all clients' must agree"
+            )
+    train = Split(torch.cat([split.x for split in splits]), torch.cat([split.y for split in splits]))
+    largest = max(int(split.y.max()) for split in (train, test) if split is not None)
+    if largest >= MOST_CLASSES:
+        raise Refusal(f"the largest label is {largest}; labels must number the classes from 0")
+    return DataSet(GIVEN, train, test, tuple(str(c) for c in range(max(width, largest + 1))))
+
+
+def method_table(method: str | Method) -> dict[str, Any]:
+    """A method as a file describes it; one from outside the library by name and fields alone."""
+    if isinstance(method, str):
+        return {"name": method}
+    library = methods.available()
+    if all(library.get(part.name) is type(part) for part in method.parts):
+        return {"name": method.name, **{part.name: dataclasses.asdict(part) for part in method.parts}}
+    tables = {part.name: {k: _recorded(v) for k, v in vars(part).items()} for part in method.parts}
+    return {"name": f"{GIVEN}:{method.name}", **tables}
+
+
+def _recorded(value: Any) -> Any:
+    """A hyper-parameter as a file can hold it, so that a resume notices another."""
+    return value if isinstance(value, (bool, int, float, str)) else repr(value)

@@ -1,0 +1,71 @@
+"""The files that a recorded experiment names, where they are now: the run may be read from anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fullrank.config.experiment import Experiment
+from fullrank.plugins import is_foreign
+
+
+def located(experiment: Experiment, path: Path, facts: Mapping[str, Any], root: str = "") -> Experiment:
+    """A run's experiment for use in this process.
+
+    Relative paths start in the directory in which the run was started, and data lie in `root` where one is given. The
+    division of the data is the one that the run kept. On a machine without a GPU everything is on the CPU.
+
+    Args:
+        experiment: What the run recorded.
+        path: The run's directory.
+        facts: Its partition.json.
+        root: Where the user says that the data lie.
+    """
+    start = Path(facts.get("working_directory", ""))
+    changes: dict[str, Any] = {"data": _data(experiment, start, root), "model": _model(experiment, start)}
+    own = path / "partition.safetensors"
+    if experiment.data.partition.endswith(".safetensors") and own.is_file():
+        changes["data"]["partition"] = str(own)
+    table = experiment.engine
+    if table.device.startswith("cuda") and not torch.cuda.is_available():
+        # What was trained on a GPU is often wanted where there is none, and bfloat16 is for GPUs.
+        precision = "float64" if table.precision == "float64" else "float32"
+        changes["engine"] = {"device": "", "name": "serial", "precision": precision}
+    return experiment.but(**changes)
+
+
+def _data(experiment: Experiment, start: Path, root: str) -> dict[str, Any]:
+    name, recorded = experiment.data.name, experiment.data.root
+    given = Path(root).expanduser().absolute() if root else None
+    if name.endswith(".npz"):
+        places = [start / recorded / name] if given is None else [given / name, given / Path(name).name, given]
+        found = _first_file(places)
+        return {"name": str(found), "root": ""} if found else {"root": str(given or recorded)}
+    if name == "npz":
+        places = [start / recorded] if given is None else [given, given / Path(recorded).name]
+        return {"root": str(_first_file(places) or given or recorded)}
+    if given is not None:
+        return {"root": str(given)}
+    there = start / recorded
+    return {"root": str(there)} if recorded and there.exists() else {}
+
+
+def _model(experiment: Experiment, start: Path) -> dict[str, Any]:
+    table = experiment.model
+    changes: dict[str, Any] = {
+        key: str(start / name)
+        for key, name in (("start", table.start), ("scales", table.options.get("scales")))
+        if isinstance(name, str) and name and (start / name).is_file()
+    }
+    scales = table.options.get("scales")
+    gone = isinstance(scales, str) and bool(Path(scales).suffix) and "scales" not in changes
+    if gone and not is_foreign("model.name", table.name):
+        changes["scales"] = None  # the library's networks have their scales among the entries that a run saves
+    return changes
+
+
+def _first_file(places: list[Path]) -> Path | None:
+    return next((place for place in places if place.is_file()), None)

@@ -1,0 +1,305 @@
+"""A run read back: its metrics, its summary, its models."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fullrank.config.experiment import Experiment, Recorded
+from fullrank.errors import Refusal, nearest
+from fullrank.federated.site import Stage, stages
+from fullrank.files import Damaged, load_tensors
+from fullrank.probe.files import read_probes
+from fullrank.runs.assemble import Assembly, assemble, federate, is_given, without_data
+from fullrank.runs.directory import RunDirectory, read_json, read_rows
+from fullrank.runs.located import located
+from fullrank.runs.summary import summarise
+from fullrank.trees import Tensors, moved
+
+
+@contextmanager
+def _with_gradients() -> Iterator[None]:
+    """Where a model is built or trained, although the program that asks for it may have switched gradients off."""
+    with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+class Run:
+    """A run, finished or not: its experiment, its metrics, its models."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        metrics: list[dict[str, Any]],
+        path: Path | None = None,
+        assembly: Assembly | None = None,
+        final: Tensors | None = None,
+        ending: Mapping[str, Any] | None = None,
+        probes: list[dict[str, Any]] | None = None,
+        root: str = "",
+    ):
+        self.experiment = experiment
+        self.metrics = metrics
+        self.path = path
+        self._root = root
+        self._assembly = assembly
+        self._bare: Assembly | None = None
+        """The run's parts with zeros for data."""
+        self._final = final
+        self._ending = dict(ending or {})
+        self._probes = probes
+        self._stripped = False
+        """Put together again from a directory without checkpoints: nothing is known of what the server had."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether all rounds have been played."""
+        return bool(self.metrics) and self.metrics[-1]["round"] >= self.experiment.train.rounds
+
+    @property
+    def probes(self) -> list[dict[str, Any]]:
+        """The looks at the representation (`probe.every`): a dict each, with arrays for spectra and matrices.
+
+        `global` has the global model's measures, `locals` those of some clients' models as trained in that round,
+        each with its `client`, and `cka` by layer how alike those clients are.
+        """
+        if self._probes is None:
+            self._probes = read_probes(self.path) if self.path is not None else []
+        return self._probes
+
+    def summary(self) -> dict[str, Any]:
+        """The run in a few numbers: each measure's last value, its best over rounds, its mean over the last five."""
+        return summarise(self.metrics, self._ending)
+
+    @_with_gradients()
+    def model(self) -> nn.Module:
+        """The trained global model, in eval mode; the user's own class where the user gave one.
+
+        A run directory suffices for it: no data are read.
+        """
+        assembly = self._without_data()
+        if assembly.no_global_model:
+            raise Refusal(f"there is no complete global model: {assembly.no_global_model}; use client_model(k)")
+        return self._module(assembly, self._final_entries(assembly))
+
+    @_with_gradients()
+    def client_model(self, client: int, stage: Stage | None = None) -> nn.Module:
+        """A client's own model, in eval mode: the one behind the number that the run reports for that stage.
+
+        It is read from the run directory where `run.keep_personal` had it written, and otherwise made again from the
+        client's data and what the client kept.
+
+        Args:
+            client: The client's number.
+            stage: "received" (the global model with the client's personal entries), "local" (after local training),
+                or "personalised" (by the method). Without one the last that the method has.
+        """
+        bare = self._without_data()
+        chosen = self.stage_of(stage)
+        if not 0 <= client < bare.federation.clients:
+            raise Refusal(f"there is no client {client}; clients are 0 to {bare.federation.clients - 1}")
+        if chosen == self.stage_of(None) and (kept := self._kept(client)) is not None:
+            return self._module(bare, moved(kept, bare.device))
+        if self._stripped and (bare.entries.personal or chosen != "received"):
+            raise Refusal(
+                f'what clients keep in "{self.path}" is gone with its checkpoints, and so are their own models'
+            )
+        assembly = self._assembled(f"the model of client {client} needs that client's data")
+        server = assembly.server.holding(self._final_entries(assembly))
+        job = dataclasses.replace(server.job("personal", client), stage=chosen)
+        with threads(self.experiment.engine.threads):
+            result = assembly.site.do(job)
+        if result.error is not None:
+            raise result.error
+        return self._module(assembly, result.model)
+
+    def stage_of(self, stage: str | None) -> Stage:
+        """A stage of clients' own models that the run's method has; without a name the last of them."""
+        known = stages(self._without_data().composition)
+        for one in known:
+            if one == (stage or known[-1]):
+                return one
+        if stage == "personalised":
+            raise Refusal(
+                f'the method "{self.experiment.method.name}" does not personalise; take the stage "received" or "local"'
+            )
+        raise Refusal(f'there is no stage "{stage}" of a client\'s model; {nearest(str(stage), known)}')
+
+    def _kept(self, client: int) -> Tensors | None:
+        """A client's own model as the end of the run wrote it."""
+        if self.path is None or not self.experiment.run.keep_personal:
+            return None
+        file = personal_file(self.path, client)
+        ended = RunDirectory(self.path).finished(self.experiment.train.rounds)
+        return self._read(file) if ended and file.is_file() else None
+
+    def _module(self, assembly: Assembly, entries: Tensors) -> nn.Module:
+        assembly.network.load(entries)
+        assembly.site.restore_constants()
+        return copy.deepcopy(assembly.network.module).eval()
+
+    def _final_entries(self, assembly: Assembly) -> Tensors:
+        if self._final is None:
+            assert self.path is not None
+            file = self.path / "model.safetensors"
+            if self._stripped and not file.is_file():
+                raise Refusal(f'there is no model in "{self.path}": neither a checkpoint nor model.safetensors')
+            current = file.is_file() and (self._stripped or RunDirectory(self.path).result_round())
+            result = moved(self._read(file), assembly.device) if current else {}
+            self._final = {**assembly.server.model, **result}
+        return self._final
+
+    def _read(self, file: Path) -> Tensors:
+        try:
+            return load_tensors(file)
+        except Damaged as error:
+            assert self.path is not None
+            again = how_to_have_it_again(self.path)
+            raise Refusal(f'the model in "{file}" is damaged ({error}); {again}') from None
+
+    def _assembled(self, why: str = "") -> Assembly:
+        """The run's parts, put together again from the directory if this process did not run it."""
+        if self._assembly is None:
+            self._refuse_given()
+            assert self.path is not None
+            experiment = self._opened(data=True)
+            try:
+                federation = federate(experiment)
+            except Refusal as problem:
+                lead = f"{why}: " if why else ""
+                raise Refusal(f"{lead}{problem}; say with --root (root=) where the run's data lie") from None
+            assembly = assemble(experiment, federation=federation)
+            assembly.check_data(self.path)
+            self._assembly = self._restored(assembly)
+        return self._assembly
+
+    def _without_data(self) -> Assembly:
+        """The run's parts with zeros for data: network, method, entries and server are the run's own."""
+        if self._assembly is None and self._bare is None:
+            self._refuse_given()
+            assert self.path is not None
+            facts = read_json(self.path / "partition.json")
+            if "dtype" not in facts["data"]:  # written before runs recorded what replaces the data
+                return self._assembled()
+            # Every entry comes from the run, so the file with which it started is not needed.
+            experiment = self._opened(data=False).but(model__start="")
+            try:
+                federation = without_data(facts)
+            except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
+                raise Refusal(f'"{self.path / "partition.json"}" is damaged ({error})') from None
+            self._bare = assemble(experiment, federation=federation)
+            # A result has every entry of the global model, so that a damaged checkpoint does no harm to it.
+            self._stripped = not RunDirectory(self.path).last_round()
+            if not RunDirectory(self.path).result_round():
+                self._restored(self._bare)
+        found = self._assembly or self._bare
+        assert found is not None
+        return found
+
+    def _data_facts(self) -> dict[str, Any]:
+        """What is known of the run's data, from its directory where they are not there."""
+        if self._assembly is not None:
+            return self._assembly.data_facts()
+        assert self.path is not None
+        found: dict[str, Any] = read_json(self.path / "partition.json")["data"]
+        return found
+
+    def _opened(self, *, data: bool) -> Experiment:
+        """The run's experiment for use in this process."""
+        assert self.path is not None
+        recorded = self.experiment
+        experiment = recorded.opened(data=data) if isinstance(recorded, Recorded) else recorded
+        return located(experiment, self.path, read_json(self.path / "partition.json"), self._root)
+
+    def _restored(self, assembly: Assembly) -> Assembly:
+        assert self.path is not None
+        directory = RunDirectory(self.path)
+        directory.restore(assembly.server, assembly.device)
+        self._stripped = not directory.last_round()
+        return assembly
+
+    def _refuse_given(self) -> None:
+        if is_given(self.experiment):
+            raise Refusal(
+                f'the model of "{self.path}" was given to fullrank.fit by a program: pass the same module, clients and '
+                f'settings to fullrank.fit with out="{self.path}", which returns the run without training it again'
+            )
+
+
+def personal_file(path: Path, client: int) -> Path:
+    """Where a run directory has a client's own model, if `run.keep_personal` says so."""
+    return path / "personal" / f"{client:06d}.safetensors"
+
+
+def how_to_have_it_again(path: Path) -> str:
+    """What to do about a run's model that is lost or damaged."""
+    if RunDirectory(path).last_round():
+        return "the command that started the run writes it again from the last checkpoint"
+    return "run the same experiment in another directory to have it again"
+
+
+def load_run(path: str | Path, *, trust: bool = False, root: str | Path = "") -> Run:
+    """A finished or unfinished run directory.
+
+    Args:
+        path: The directory.
+        trust: Whether code outside the library that the directory names (`package.module:object` of a model, method or
+            data set) may be imported, which runs it. Metrics, and models of the library's own networks, need none.
+        root: Where the data lie, if not where they lay for the run; only a client's own model needs them.
+    """
+    path = Path(path)
+    if not (path / "experiment.toml").is_file():
+        raise Refusal(f'"{path}" is not a run directory: it has no experiment.toml')
+    experiment = Recorded.by(path, trust)
+    rows = read_rows(path)
+    current = RunDirectory(path).result_round() == (rows[-1]["round"] if rows else 0)
+    ending = read_json(path / "summary.json").get("ending", {}) if rows and current else {}
+    return Run(experiment, rows, path, ending=ending, root=str(root))
+
+
+def run_at(path: str | Path, trust: bool = False, root: str | Path = "") -> Run:
+    """A run directory that a user has named."""
+    if not Path(path).exists():
+        raise Refusal(f'there is no run "{path}"')
+    return load_run(path, trust=trust, root=root)
+
+
+def chosen_model(run: Run, client: int | None, stage: Stage | None = None) -> nn.Module:
+    """The global model or a client's own, for a user who may be at a command line."""
+    if client is None and stage is not None:
+        raise Refusal(f"the stage \"{stage}\" is of a client's own model: choose client K's with --client K (client=K)")
+    lacking = run._without_data().no_global_model
+    if client is None and lacking:
+        raise Refusal(f"there is no complete global model: {lacking}; choose client K's with --client K (client=K)")
+    return run.model() if client is None else run.client_model(client, stage)
+
+
+def refuse_lost_model(run: Run) -> None:
+    """Of a run that this process did not make and that has all its rounds, if its directory no longer has the model."""
+    if run.path is None or run._assembly is not None or (run.path / "model.safetensors").is_file():
+        return
+    directory, rounds = RunDirectory(run.path), run.experiment.train.rounds
+    # One that was stopped between its last round and its end still has a checkpoint, and can go on.
+    if run.complete and (directory.finished(rounds) or not directory.last_round()):
+        raise Refusal(
+            f'the run in "{run.path}" has all its rounds ({rounds}), but no model.safetensors: it was not kept; '
+            f"{how_to_have_it_again(run.path)}"
+        )
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """So many of torch's threads inside, as many as before afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,1 @@
+"""Search for the scales of re-parameterisable networks."""

@@ -1,0 +1,256 @@
+"""The search for scales of re-parameterisable networks, of FedRepOpt (ACCV 2024) and RepOptimizers (ICLR 2023).
+
+A network whose scales are trained learns a public or server-side data set; what it learned is thrown away but for the
+scales. The search is an ordinary run of a single client, one epoch a round, so that it resumes exactly and uses a GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fullrank.config.experiment import Experiment, merged
+from fullrank.data import DataSet, Split, load_dataset
+from fullrank.data.augment.resize import resized
+from fullrank.data.federation import Federation
+from fullrank.errors import Refusal
+from fullrank.files import write_json
+from fullrank.models.reparam.scales import write_scales
+from fullrank.randomness import generator
+from fullrank.runs.assemble import federate, pipeline
+from fullrank.runs.directory import RunDirectory, environment, read_json
+from fullrank.runs.display import Watcher, counted
+from fullrank.runs.result import Run
+from fullrank.runs.run import agreed, execute
+
+FORMAT = 1
+SIZE = 32
+"""Pixels of a side: images of any other size are brought to it."""
+_COMMON: dict[str, Any] = {
+    "lr_schedule": "cosine",
+    "lr_schedule_by": "step",
+    "warmup": 10,
+    "momentum": 0.9,
+    "label_smoothing": 0.1,
+    "clip_norm": 5.0,
+    "decay_on": "matrices",
+    "last_batch": "drop",
+    "optimizer_state": "keep",
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "repvgg": {**_COMMON, "rounds": 240, "batch_size": 128, "lr": 0.05, "weight_decay": 4e-5},
+    "repghost": {**_COMMON, "rounds": 600, "batch_size": 512, "lr": 1.2, "weight_decay": 1e-5},
+}
+"""The `[train]` table of a search by family; a round is an epoch. Batches are those of the authors' GPUs together."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Scales that were found: where they are, and the run that found them."""
+
+    scales: Path
+    facts: Path
+    run: Run
+
+
+def search_scales(
+    model: str,
+    out: str | Path,
+    *,
+    values: Mapping[str, Any] | None = None,
+    per_class: int = 0,
+    client: int | None = None,
+    watcher: Watcher | None = None,
+) -> Found:
+    """Search scales for a network, and write `OUT.safetensors` and, with where they come from, `OUT.json`.
+
+    `values` are further keys of the experiment, nested: the data set, its partition, the seed, epochs as train.rounds.
+    The search learns all of the training set, or `per_class` random samples of each class, or one client's part of the
+    partition that the values describe. The run lies in `OUT.run`; the same call goes on where it stopped.
+    """
+    experiment = searched(model, values or {})
+    stored = load_dataset(experiment.data.name, experiment.data.root, seed=experiment.seed)
+    federation = _chosen(_divided(experiment, stored), per_class, client, experiment.seed)
+    _refuse_less_than_a_batch(experiment, len(federation.parts[0]), per_class, client)
+    name = Path(out).name.removesuffix(".safetensors")
+    if not name:
+        raise Refusal(f'--out "{out}" has no name; give one, as in --out scales/a0')
+    path = Path(out).with_name(name)
+    playing = path.with_name(f"{path.name}.run")
+    _refuse_other_samples(experiment, federation, playing)
+    run = execute(experiment, playing, watcher=watcher, federation=federation)
+    scales, facts = (path.with_name(f"{path.name}.{end}") for end in ("safetensors", "json"))
+    write_scales(scales, run.model(), model.rpartition(":")[2])
+    subset = _subset(experiment, federation, per_class, client)
+    write_json(facts, _facts(run, model, federation, stored.fingerprint(), subset, scales))
+    return Found(scales, facts, run)
+
+
+def searched(model: str, values: Mapping[str, Any]) -> Experiment:
+    """The experiment of a search: the family's settings, with what is given in their place."""
+    family = next((name for name in SETTINGS if name in model), None)
+    if family is None:
+        raise Refusal(f'"{model}" has no scales to search; take a repvgg or a repghost')
+    start = {
+        "data": {"name": "cifar100", "partition": "iid", "clients": 1, "augment": ["crop", "flip"]},
+        "model": {"name": model, "mode": "hs"},
+        "method": {"name": "fedavg"},
+        "train": SETTINGS[family],
+    }
+    settled = merged(start, values)
+    Experiment(**settled)  # refuses what is no table or no number before anything is looked up or computed
+    if settled["model"].get("mode") != "hs" or settled["method"]["name"] != "fedavg":
+        raise Refusal('a search trains a network in mode "hs" by fedavg; leave model.mode and method.name alone')
+    saved = str(settled["data"]["partition"]).endswith(".safetensors")
+    for key in ("holdout", "unseen") if saved else ("size", "holdout", "unseen"):
+        if settled["data"].get(key):
+            raise Refusal(f"data.{key}: a search learns 32×32 images of all its samples; leave it out")
+    given = values.get("train", {})
+    for key in ("epochs", "steps", "participation"):
+        if key in given:
+            raise Refusal(f"train.{key}: a round of a search is an epoch of all its samples; leave it out")
+    settled["train"] = {**settled["train"], "epochs": 1, "participation": 1.0}
+    experiment = Experiment(**settled)
+    if "warmup" in given:
+        return experiment
+    settled["train"]["warmup"] = min(experiment.train.warmup, experiment.train.rounds // 2)
+    return Experiment(**settled)
+
+
+def _divided(experiment: Experiment, stored: DataSet) -> Federation:
+    """The data set as a search sees it, divided as it is stored, or as the run saw it that saved its partition."""
+    data = for_search(stored)
+    if not experiment.data.partition.endswith(".safetensors"):
+        return federate(experiment, data)
+    as_then = federate(experiment.but(data__augment="none"), resized(stored, experiment.data.size))
+    return dataclasses.replace(as_then, data=data, pipeline=pipeline(experiment, data))
+
+
+def for_search(data: DataSet) -> DataSet:
+    """The data set as every search sees it: three channels, 32×32 pixels.
+
+    Grey images are repeated; those of another size are resized to 32 pixels on the short side, and cut in the middle.
+    """
+    if not data.images or data.in_channels not in (1, 3):
+        raise Refusal(
+            f"a search needs 8-bit grey or colour images, and samples of {data.name} are {data.train.x.dtype} of shape "
+            f"{data.input_shape}"
+        )
+
+    def changed(split: Split) -> Split:
+        top, left = ((side - SIZE) // 2 for side in split.x.shape[2:])
+        x = split.x[:, :, top : top + SIZE, left : left + SIZE]
+        return dataclasses.replace(split, x=x.expand(-1, 3, -1, -1))
+
+    def thrice(numbers: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        return numbers * 3 if numbers is not None and len(numbers) == 1 else numbers
+
+    sized = resized(data, SIZE)
+    test = changed(sized.test) if sized.test is not None else None
+    train, mean, std = changed(sized.train), thrice(data.mean), thrice(data.std)
+    return dataclasses.replace(sized, train=train, test=test, mean=mean, std=std, file=None)
+
+
+def _chosen(federation: Federation, per_class: int, client: int | None, seed: int) -> Federation:
+    """One client, with the samples that the search learns."""
+    if per_class < 0:
+        raise Refusal(f"{per_class} samples of each class are wanted; it must be a number from 1 on, or 0 for all")
+    if client is not None and per_class:
+        raise Refusal("a search takes so many samples of each class, or one client's, not both")
+    if client is None:
+        part = np.sort(np.concatenate(federation.parts))
+    elif 0 <= client < federation.clients:
+        part = federation.parts[client]
+    elif federation.clients == 1:
+        raise Refusal(
+            f"there is no client {client}, because the data are not divided; say among how many and how, as in "
+            "--set data.partition=dirichlet --set data.clients=10"
+        )
+    else:
+        raise Refusal(f"there is no client {client}; clients are 0 to {federation.clients - 1}")
+    if per_class:
+        part = _some_of_each(federation.data.train.y, part, per_class, seed)
+    return dataclasses.replace(federation, parts=[part], holdouts=[np.empty(0, np.int64)])
+
+
+def _some_of_each(labels: torch.Tensor, part: np.ndarray, number: int, seed: int) -> np.ndarray:
+    rng, of = generator(seed, "scales"), labels.numpy()[part]
+    for label in np.unique(of):
+        if (have := int((of == label).sum())) < number:
+            raise Refusal(f"{number} samples of each class are wanted, and class {label} has {have}")
+    return np.sort(np.concatenate([rng.choice(part[of == label], number, replace=False) for label in np.unique(of)]))
+
+
+def _refuse_less_than_a_batch(experiment: Experiment, samples: int, per_class: int, client: int | None) -> None:
+    train = experiment.train
+    if train.last_batch != "drop" or samples >= train.batch_size:
+        return
+    more = "more --per-class" if per_class else "another --client" if client is not None else "more data"
+    raise Refusal(
+        f'one batch of {train.batch_size} is not filled by {counted(samples, "sample")} (train.last_batch = "drop"): '
+        f"take {more}, or smaller batches by --set train.batch_size=N"
+    )
+
+
+def _refuse_other_samples(experiment: Experiment, federation: Federation, path: Path) -> None:
+    """Refuse to go on with a search by other samples of its data set, which no key of the experiment tells apart."""
+    directory = RunDirectory(path)
+    if not directory.started:
+        return
+    agreed(experiment.resolved(), directory)  # a key that differs says more
+    recorded = read_json(path / "partition.json")
+    if recorded["data"]["fingerprint"] == federation.data.fingerprint() and recorded["hash"] != federation.hash:
+        raise Refusal(
+            f'the samples are not those with which "{path}" was begun (--per-class, --client): take another --out, or '
+            "delete it"
+        )
+
+
+def _subset(experiment: Experiment, federation: Federation, per_class: int, client: int | None) -> str:
+    table, samples, every = experiment.data, len(federation.parts[0]), len(federation.data.train)
+    if per_class:
+        return f"{counted(per_class, 'sample')} of each class"
+    if client is None:
+        return "all" if samples == every else f"{samples} of {every}: what clients have to train with"
+    kind = (
+        f"{table.partition} α={table.alpha:g} ({table.variant})" if table.partition == "dirichlet" else table.partition
+    )
+    return f"client {client} of {table.clients}, {kind}"
+
+
+def _facts(run: Run, model: str, federation: Federation, fingerprint: str, subset: str, scales: Path) -> dict[str, Any]:
+    experiment, data = run.experiment, federation.data
+    accuracy = run.summary().get("accuracy", {})
+    around = environment(experiment.engine.threads, torch.device(experiment.engine.device or "cpu"))
+    return {
+        "format": FORMAT,
+        "model": model,
+        "data": {
+            "name": data.name,
+            "fingerprint": fingerprint,
+            "subset": subset,
+            "samples_hash": federation.hash,
+            "keys": {key: value for key, value in experiment.data.model_dump().items() if key not in ("name", "root")},
+            "samples": len(federation.parts[0]),
+            "classes": int(torch.unique(data.train.y[torch.from_numpy(federation.parts[0])]).numel()),
+        },
+        "options": experiment.model.options,
+        "seed": experiment.seed,
+        "epochs": experiment.train.rounds,
+        "train": experiment.train.model_dump(),
+        "engine": {key: getattr(experiment.engine, key) for key in ("name", "precision", "compile")},
+        "accuracy": {
+            "last": accuracy.get("last"),
+            "best": accuracy.get("best"),
+            "of": "the test set; scales of the last",
+        },
+        "environment": {key: around[key] for key in ("fullrank", "python", "torch", "numpy", "cpu", "gpu")},
+        "sha256": hashlib.sha256(scales.read_bytes()).hexdigest(),
+    }

@@ -1,0 +1,47 @@
+"""The list of an experiment's keys: nothing is missing from it, and nothing in it is stale."""
+
+import json
+
+from commands import fullrank
+from fullrank.config.experiment import Experiment, dotted
+from fullrank.config.schema import PARTITIONS, VARIANTS
+from fullrank.data.augment.pipeline import OPERATIONS
+from fullrank.data.sources.registry import KNOWN
+
+
+def listed(capsys, *words):
+    status, out, _ = fullrank("keys", *words, "--json", capsys=capsys)
+    assert status == 0
+    return json.loads(out)
+
+
+def test_every_key_is_there_with_its_default_and_what_it_means(capsys):
+    found = listed(capsys)
+    assert {key: known["default"] for key, known in found.items()} == dotted(Experiment().model_dump())
+    assert all(known["what"].endswith(".") for known in found.values())
+
+
+def test_what_may_be_named_is_named(capsys):
+    found = listed(capsys)
+    for key, names in {
+        "data.name": KNOWN,
+        "data.partition": PARTITIONS,
+        "data.variant": [name for variants in VARIANTS.values() for name in variants],
+        "data.augment": OPERATIONS,
+    }.items():
+        assert [name for name in names if name not in found[key]["what"]] == [], key
+    assert found["train.optimizer"]["values"] == ["sgd", "adam", "adamw"]
+    assert found["evaluate.metrics"]["values"][:2] == ["accuracy", "loss"]
+    assert found["train.lr"]["values"] == []
+
+
+def test_a_word_chooses(capsys):
+    assert set(listed(capsys, "probe")) == {"probe.every", "probe.clients"}
+    assert set(listed(capsys, "LR")) == {"train.lr", "train.lr_schedule", "train.lr_schedule_by"}
+    status, out, _ = fullrank("keys", "last_batch", capsys=capsys)
+    assert status == 0
+    assert out.splitlines()[0] == 'train.last_batch = "keep"  (keep, drop, wrap)'
+    for word, hint in {"clientz": 'did you mean "clients"?', "xyz": '"fullrank keys" lists them all'}.items():
+        status, _, err = fullrank("keys", word, capsys=capsys)
+        assert status == 2
+        assert err == f'fullrank: no key of an experiment has "{word}" in its name; {hint}\n'
