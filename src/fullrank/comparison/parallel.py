@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fullrank.config.experiment import Experiment
-from fullrank.errors import Refusal, in_words, writing
+from fullrank.errors import Refusal, RunFailed, in_words, writing
 from fullrank.federated.site import Result
 from fullrank.files import write_atomically
 from fullrank.local import interrupt
@@ -88,7 +88,7 @@ class Failure:
 def run_all(tasks: Sequence[Task], jobs: int, onlooker: Onlooker, begun: bool = False) -> dict[Path, Failure]:
     """Make or complete the runs, so many at a time; those that failed, by their directories.
 
-    One that fails does not stop the others. One that is rejected while none has begun, among these or before
+    One that fails does not stop the others. One that cannot even begin, while none has begun among these or before
     (`begun`), does: nothing is lost, and the same is most often wrong with all of them.
     """
     failed: dict[Path, Failure] = {}
@@ -96,8 +96,9 @@ def run_all(tasks: Sequence[Task], jobs: int, onlooker: Onlooker, begun: bool = 
     def note(task: Task, failure: Failure | None) -> None:
         if failure is None:
             return
-        if failure.rejected and not (begun or any(RunDirectory(other.path).started for other in tasks)):
-            raise Refusal(f"{task.name}: {failure.reason}")
+        if not (begun or any(RunDirectory(other.path).started for other in tasks)):
+            message = f"{task.name}: {failure.reason}"
+            raise Refusal(message) if failure.rejected else RunFailed(message, failure.traceback)
         failed[task.path] = failure
         onlooker.failed(task, failure.reason)
 
