@@ -83,7 +83,7 @@ def test_json_has_the_failures_and_the_same_command_tries_them_again(tmp_path, c
         assert list(facts["rows"][1]["difference"]["values"]) == ["0"]
     log = (tmp_path / "out" / f"{NAME.replace(':', '.')}-seed1" / "log.txt").read_text()
     assert "Traceback" in log
-    assert log.count("stopped: ZeroDivisionError") == 2
+    assert log.count("stopped: ") == 2
     assert RunDirectory(tmp_path / "out" / f"{NAME.replace(':', '.')}-seed1").last_round() == 1
 
 

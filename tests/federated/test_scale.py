@@ -94,9 +94,11 @@ class Session:
         self.server = self.assembly.server
         self.directory = RunDirectory(path)
         self.directory.open()
-        self.rows = _begin(self.assembly, self.directory, {})
-        self.engine = open_engine("serial", self.assembly.site)
         self.prober = Prober(self.assembly, path)
+        start = _begin(self.assembly, self.directory, self.prober, {})
+        start.write()
+        self.rows = start.rows
+        self.engine = open_engine("serial", self.assembly.site)
         self.watcher = Silent()
         self.watcher.started(self.assembly.experiment, 0, TAKING_PART, path)
 
@@ -138,11 +140,11 @@ def lines_counted() -> Iterator[list[int]]:
 def bytes_written(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How many bytes go into the run directory inside."""
     written = [0]
-    atomically, line = fullrank.runs.directory.write_atomically, fullrank.runs.directory.append_line
+    atomically, line = fullrank.files.write_atomically, fullrank.runs.directory.append_line
 
-    def write_atomically(path: Path, content: bytes) -> None:
-        written[0] += len(content)
-        atomically(path, content)
+    def write_atomically(path: Path, *content: bytes | memoryview) -> None:
+        written[0] += sum(map(len, content))
+        atomically(path, *content)
 
     def append_line(path: Path, value: Any) -> None:
         before = path.stat().st_size if path.is_file() else 0
@@ -150,7 +152,7 @@ def bytes_written(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         written[0] += path.stat().st_size - before
 
     with monkeypatch.context() as patch:
-        patch.setattr(fullrank.runs.directory, "write_atomically", write_atomically)
+        patch.setattr(fullrank.files, "write_atomically", write_atomically)
         patch.setattr(fullrank.runs.directory, "append_line", append_line)
         yield written
 

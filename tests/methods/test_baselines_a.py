@@ -790,7 +790,8 @@ def clients_weights(method, **settings):
 
     class Looks(Method):
         def after(self, client):
-            seen[client.round, client.id] = {name: value.clone() for name, value in client.w.items()}
+            if client.id >= 0:  # not the synthetic client, on which the server tries the method first
+                seen[client.round, client.id] = {name: value.clone() for name, value in client.w.items()}
             return {}
 
     trained(method + Looks(), **settings)

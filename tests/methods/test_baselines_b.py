@@ -402,7 +402,7 @@ def test_statistics_of_every_method_over_two_rounds(name, policy):
     inside = [x.numpy() @ weight.T + bias for x, _ in clients]
     method = build(name if policy != "fedbn" or name == "fedbn" else f"{name}+fedbn")
     settings = {"train.buffers": "local" if policy == "local" else "average"}
-    run = fit(start, clients, method, rounds=2, epochs=2, lr=1e-300, batch_size=1000, set=settings)
+    run = fit(start, clients, method, rounds=2, epochs=2, lr=1e-13, batch_size=1000, set=settings)
 
     personal = policy != "average" or name in ("fedbn", "fedproto")
     batches = 4 if name == "fedrep" else 2  # it fits twice
