@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fullrank import Mean, Method, Sum, methods
+from fullrank.engine.vectorised import Group
 from fullrank.errors import Refusal
 from fullrank.testing import CheckFailed, check
 
@@ -111,3 +112,21 @@ def test_processes_and_a_module_of_ones_own():
     done = check("fedprox+feddecorr", module=module.double())
     assert done.results["processes"] == "holds"
     assert "travels" in str(done)
+
+
+def test_clients_really_train_as_a_group(monkeypatch):
+    """A group of fewer clients than are worth mapping would train one by one, and the check could not fail."""
+    groups = []
+    mapped = Group._at_once
+    monkeypatch.setattr(Group, "_at_once", lambda self, who, *rest: groups.append(len(who)) or mapped(self, who, *rest))
+    check("fedavg", only=["engines"])
+    assert max(groups) >= 4
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold+fedbn"])
+def test_damaged_states_are_noticed(name, monkeypatch):
+    assert check(name, only=["checksums"]).results == {"checksums": "holds"}
+    monkeypatch.setattr("fullrank.runs.directory.verify_tensors", lambda path: None)
+    monkeypatch.setattr("fullrank.files.verify_tensors", lambda path: None)
+    with pytest.raises(CheckFailed, match=r"continued a run although .*\.safetensors is damaged"):
+        check(name, only=["checksums"])

@@ -145,18 +145,23 @@ class Trial:
         self.values = values
         self.in_groups = merged(merged(values, IN_GROUPS), nested(settings))
 
-    def assembled(self, method: Method | None = None) -> Assembly:
+    def assembled(self, method: Method | None = None, values: Mapping[str, Any] | None = None) -> Assembly:
         """The federation with the method, or with another in its place."""
         chosen = method or self.method
-        return assemble(self.experiment(chosen), module=copy.deepcopy(self.module), method=chosen)
+        return assemble(self.experiment(chosen, values), module=copy.deepcopy(self.module), method=chosen)
 
     def experiment(self, method: Method, values: Mapping[str, Any] | None = None) -> Experiment:
         """Described."""
         return Experiment(**merged(values or self.values, {"method": method_table(method)}))
 
-    def played(self, engine_of: Callable[[Assembly], Engine], method: Method | None = None) -> Assembly:
-        """After all rounds."""
-        parts = self.assembled(method)
+    def played(
+        self,
+        engine_of: Callable[[Assembly], Engine],
+        method: Method | None = None,
+        values: Mapping[str, Any] | None = None,
+    ) -> Assembly:
+        """The federation after all rounds."""
+        parts = self.assembled(method, values)
         engine = engine_of(parts)
         try:
             for _ in range(ROUNDS):
@@ -234,11 +239,12 @@ def _degenerate(trial: Trial) -> str:
 
 def _engines(trial: Trial) -> str:
     """Recorded steps, and groups of clients, give what one by one gives."""
-    start = _entries(trial.assembled())
-    want = _entries(trial.played(_serial))
-    moved = _distance(want, start)
-    for name, engine_of in (("a recorded step", _recorded), ("a group of clients", _vectorised)):
-        got = _entries(trial.played(engine_of))
+    tried = (("a recorded step", _recorded, trial.values), ("a group of clients", _vectorised, trial.in_groups))
+    for name, engine_of, values in tried:
+        start = _entries(trial.assembled(values=values))
+        want = _entries(trial.played(_serial, values=values))
+        moved = _distance(want, start)
+        got = _entries(trial.played(engine_of, values=values))
         if not _distance(want, got) <= TOLERANCE * moved:
             raise CheckFailed(
                 f'"{trial.method.name}" trains differently in {name} than in the serial engine: its weights differ by '
@@ -259,7 +265,7 @@ def _recorded(parts: Assembly) -> Engine:
 
 
 def _vectorised(parts: Assembly) -> Engine:
-    return open_engine("vectorised", parts.site, clients_a_round=3)
+    return open_engine("vectorised", parts.site, clients_a_round=len(parts.server.sample(0)))
 
 
 def _processes(trial: Trial) -> str:
