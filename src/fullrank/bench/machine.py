@@ -13,6 +13,7 @@ import torch
 from fullrank._version import __version__
 from fullrank.engine import cores
 from fullrank.errors import Refusal, writing
+from fullrank.runs.environment import cpu_name
 
 
 def describe(device: str = "cpu") -> dict[str, Any]:
@@ -22,7 +23,7 @@ def describe(device: str = "cpu") -> dict[str, Any]:
             f'--device {device}: this machine has no CUDA device that torch can use; try "--device cpu --tiny"'
         )
     facts: dict[str, Any] = {
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "cores": cores(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
@@ -52,10 +53,3 @@ def write_json(path: str | Path, result: object) -> None:
         scratch = target.with_name(f".{target.name}.part")
         scratch.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
         scratch.replace(target)
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor() or platform.machine())

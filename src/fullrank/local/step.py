@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,16 +70,6 @@ for _kind, _fields in (
     (State, ("trained", "rest", "buffers", "memory")),
 ):
     torch.utils._pytree.register_dataclass(_kind, field_names=list(_fields), drop_field_names=[])
-
-
-class Backend(Protocol):
-    """How a step reaches the network and its gradient."""
-
-    def call(self, trained: Tensors, rest: Tensors, buffers: Tensors, x: Tensor) -> tuple[Output, Tensors]:
-        """Forward in training mode; returns the output and the moved buffers."""
-
-    def gradient(self, objective: Objective, trained: Tensors, times: Flat | None) -> tuple[Tensors, Any]:
-        """The gradient of an objective's first result at `trained`, multiplied where asked, and its second result."""
 
 
 def multiplied(g: Tensors, times: Flat | None) -> Tensors:

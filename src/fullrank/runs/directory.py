@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import re
-import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-import numpy
 import torch
 from typing_extensions import NotRequired, TypedDict
 
-from fullrank._version import __version__
 from fullrank.errors import Refusal, RunFailed, writing
 from fullrank.federated.client_states import ClientStore
 from fullrank.federated.server import Server
@@ -491,47 +487,6 @@ def _is_whole(path: Path) -> bool:
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The complete rows of a run's metrics."""
     return [*read_lines(path / "metrics.jsonl", _Row)]
-
-
-def environment(threads: int, device: torch.device) -> dict[str, Any]:
-    """What a result depends on beside its experiment."""
-    return {
-        "fullrank": __version__,
-        "git_commit": _git_commit(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "numpy": numpy.__version__,
-        "platform": platform.platform(),
-        "cpu": _cpu(),
-        "cores": os.cpu_count(),
-        "threads": threads,
-        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
-        "command": sys.argv,
-    }
-
-
-def _git_commit() -> str | None:
-    """The commit of the package's own source tree, with a mark if it has changes; None where it is installed."""
-    here = Path(__file__).parent
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    try:
-        tracked = git("ls-files", "--error-unmatch", __file__)
-        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain") else "") if tracked else None
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def _cpu() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.is_file():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _lock(file: IO[str]) -> None:

@@ -33,9 +33,10 @@ from fullrank.metrics.evaluate import DYING, dying
 from fullrank.models.net import Net
 from fullrank.probe import Prober
 from fullrank.runs.assemble import Assembly, assemble, find_device
-from fullrank.runs.directory import RunDirectory, environment, read_json
+from fullrank.runs.directory import RunDirectory, read_json
 from fullrank.runs.display import Plain, Silent, Together, Unwatched, Watcher
 from fullrank.runs.ending import Ending
+from fullrank.runs.environment import environment
 from fullrank.runs.result import Run, load_run, personal_file, threads
 from fullrank.runs.summary import over_stages
 from fullrank.trees import clone

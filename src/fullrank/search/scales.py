@@ -25,8 +25,9 @@ from fullrank.files import write_json
 from fullrank.models.reparam.scales import write_scales
 from fullrank.randomness import generator
 from fullrank.runs.assemble import federate, pipeline
-from fullrank.runs.directory import RunDirectory, environment, read_json
+from fullrank.runs.directory import RunDirectory, read_json
 from fullrank.runs.display import Watcher, counted
+from fullrank.runs.environment import environment
 from fullrank.runs.result import Run
 from fullrank.runs.run import agreed, execute
 
