@@ -233,7 +233,7 @@ def test_two_checkouts_are_raced_in_pairs(tmp_path):
     other = tmp_path / "other"
     (other / "src").mkdir(parents=True)
     shutil.copytree(Path(fullrank_package.__file__).parent, other / "src" / "fullrank")
-    package = other / "src" / "fullrank" / "__init__.py"
+    package = other / "src" / "fullrank" / "_version.py"
     package.write_text(package.read_text().replace('__version__ = "', '__version__ = "other-'))
     kept = tmp_path / "found.json"
     tiny = ("--tiny", "--networks", "linear", "--engines", "serial", "--repeats", 1)

@@ -21,7 +21,7 @@ from torch import nn
 import fullrank as fr
 from commands import fullrank
 from fullrank import Method
-from fullrank.data import memory_limit as room
+from fullrank.data import memory_limit
 from fullrank.errors import CallFailed, ClientFailed, Refusal
 from small import CLASSES, WIDTH, blobs
 
@@ -218,7 +218,7 @@ def test_one_sentence(name, capsys, tmp_path):
 )
 def test_what_unpacks_to_more_than_there_is_memory_for(write, arguments, capsys, monkeypatch):
     write()
-    for module in ("room", "data.idx"):
+    for module in ("data.memory_limit", "data.sources.idx"):
         monkeypatch.setattr(f"fullrank.{module}.memory_limit", lambda: 10_000_000)
     status, _, err = fullrank(*arguments, capsys=capsys)
     assert status == 2
@@ -226,7 +226,7 @@ def test_what_unpacks_to_more_than_there_is_memory_for(write, arguments, capsys,
 
 
 def test_memory_is_limited_by_the_machine():
-    assert 2**20 < room.memory_limit() < 2**60
+    assert 2**20 < memory_limit.memory_limit() < 2**60
 
 
 def test_ten_to_the_five_classes_take_no_time(capsys):
@@ -265,7 +265,7 @@ def test_a_directory_whose_name_is_no_text(encoding, tmp_path, monkeypatch):
             patch.setattr(sys, "stderr", stream)
             patch.setattr(sys, "argv", ["fullrank", *command, os.fsdecode(b"\xff\xfe")])
             with pytest.raises(SystemExit) as stop:
-                fr.cli.main()
+                fr.cli.app.main()
         assert stop.value.code == 2
     stream.flush()
     assert stream.buffer.getvalue().decode().splitlines()[0].startswith('fullrank: the name of the run directory "??"')

@@ -569,7 +569,8 @@ def test_another_process_maps_the_same_file(tmp_path):
     write_cifar("cifar10", tmp_path)
     here = load_dataset("cifar10", tmp_path)
     script = (
-        "from fullrank.data import cache, cifar, load_dataset\n"
+        "from fullrank.data import load_dataset\n"
+        "from fullrank.data.sources import cache, cifar\n"
         "cache.LIMIT, cifar.Cifar.read = 1, None\n"
         f"data = load_dataset('cifar10', {str(tmp_path)!r})\n"
         "print(data.fingerprint(), open('/proc/self/maps').read().count('.safetensors') > 0)\n"

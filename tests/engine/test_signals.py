@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import fullrank
+import stuck
 from fullrank.errors import ClientFailed, RunFailed
 from fullrank.local import interrupt
 from fullrank.runs.directory import RunDirectory
@@ -32,7 +33,7 @@ def started(tmp_path, settings):
     """`fullrank run` in a process of its own, once one of its clients hangs."""
     sets = [part for key, value in {**SETTINGS, **settings}.items() for part in ("--set", f"{key}={value}")]
     note = tmp_path / "stuck"
-    around = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "STUCK": str(note)}
+    around = {**os.environ, "PYTHONPATH": str(Path(stuck.__file__).parent), "STUCK": str(note)}
     command = [sys.executable, "-m", "fullrank", "run", *sets, "--out", str(tmp_path / "run"), "-q"]
     process = subprocess.Popen(command, env=around, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60

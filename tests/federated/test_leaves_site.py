@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 
@@ -94,24 +92,16 @@ def test_every_measurement_of_a_result_is_named(capsys):
 
 
 def test_a_method_that_cannot_run_is_shown_with_the_reason(tmp_path, monkeypatch, capsys):
-    (tmp_path / "stuck.py").write_text(LEAKY.replace("return", 'raise ValueError("no such column")\n        return'))
+    (tmp_path / "unrunnable.py").write_text(
+        LEAKY.replace("return", 'raise ValueError("no such column")\n        return')
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    status, out, _ = fullrank("methods", "show", "stuck:Leaky", capsys=capsys)
+    status, out, _ = fullrank("methods", "show", "unrunnable:Leaky", capsys=capsys)
     assert status == 0
     assert re.search(
         r"cannot run on the small federation .*no such column.* known only from what it declares", said(out)
     )
-
-
-@pytest.mark.slow
-def test_show_takes_less_than_two_seconds():
-    taken = []
-    for _ in range(3):
-        start = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "fullrank", "methods", "show", "fedmr"], check=True, capture_output=True)
-        taken.append(time.perf_counter() - start)
-    assert min(taken) < 2
 
 
 @pytest.mark.parametrize("name", ["fedmr", "fedproto", "fedproc", "ccvr"])

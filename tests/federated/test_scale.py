@@ -29,7 +29,8 @@ from fullrank.probe.prober import Prober
 from fullrank.runs.assemble import assemble
 from fullrank.runs.directory import RunDirectory, save_tensors
 from fullrank.runs.display import Silent
-from fullrank.runs.run import _begin, _one_round
+from fullrank.runs.resume import begin
+from fullrank.runs.run import _one_round
 from stateful import Variates
 
 FEW, MANY, TAKING_PART = 1_000, 100_000, 20
@@ -95,7 +96,7 @@ class Session:
         self.directory = RunDirectory(path)
         self.directory.open()
         self.prober = Prober(self.assembly, path)
-        start = _begin(self.assembly, self.directory, self.prober, {})
+        start = begin(self.assembly, self.directory, self.prober, {})
         start.write()
         self.rows = start.rows
         self.engine = open_engine("serial", self.assembly.site)

@@ -141,7 +141,7 @@ class Points:
 
         os.replace = replace_or_die
         fullrank.files.write_atomically = write_atomically
-        importlib.import_module("fullrank.runs.run").write_atomically = write_atomically
+        importlib.import_module("fullrank.runs.resume").write_atomically = write_atomically
 
 
 def kind(path: Any) -> str:

@@ -19,7 +19,7 @@ from fullrank.files import write_json
 from fullrank.local import interrupt
 from fullrank.runs.directory import RunDirectory
 from fullrank.runs.result import load_run
-from fullrank.runs.run import agreed
+from fullrank.runs.resume import check_resumable
 
 
 def compare(
@@ -163,7 +163,7 @@ def _is_complete(task: Task) -> bool:
     directory = RunDirectory(task.path)
     if not directory.started:
         return False
-    agreed(task.experiment.resolved(), directory)
+    check_resumable(task.experiment.resolved(), directory)
     return directory.has_its_result(task.rounds)
 
 

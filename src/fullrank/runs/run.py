@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fullrank.config.experiment import Experiment, Recorded, merged, same
+from fullrank.config.experiment import Experiment
 from fullrank.engine import Engine, choose, open_engine
 from fullrank.engine.vectorised import suits
 from fullrank.errors import (
@@ -27,17 +27,17 @@ from fullrank.errors import (
 )
 from fullrank.federated.server import Played, Progress, Server
 from fullrank.federated.site import Result
-from fullrank.files import save_tensors, sealed_text, writable, write_atomically, write_json
+from fullrank.files import save_tensors, writable, write_json
 from fullrank.local import interrupt
 from fullrank.metrics.evaluate import DYING, dying
 from fullrank.models.net import Net
 from fullrank.probe import Prober
 from fullrank.runs.assemble import Assembly, assemble, find_device
-from fullrank.runs.directory import RunDirectory, read_json
+from fullrank.runs.directory import RunDirectory
 from fullrank.runs.display import Plain, Silent, Together, Unwatched, Watcher
 from fullrank.runs.ending import Ending
-from fullrank.runs.environment import environment
 from fullrank.runs.result import Run, load_run, personal_file, threads
+from fullrank.runs.resume import Start, begin, check_resumable, with_engine
 from fullrank.runs.summary import over_stages
 from fullrank.trees import clone
 
@@ -45,7 +45,6 @@ WORTH_COMPILING = 200_000
 """Client steps of a run from which on compiling the network pays: minutes, for a third of a millisecond a step."""
 LOSSES = ("loss", "validation_loss")
 """Of the global model, by key of the metrics."""
-FREE_ON_RESUME = ("train.rounds", "data.root", "engine.workers", "run.")
 
 
 def run(
@@ -91,10 +90,10 @@ def execute(
         if directory is not None and directory.started:
             if not resume:
                 raise Refusal(f'"{path}" holds a run already; resume it, or choose another directory')
-            experiment, changes = agreed(experiment, directory, change_engine)
+            experiment, changes = check_resumable(experiment, directory, change_engine)
         with interrupt.guard(), _in_words(directory, experiment.train.rounds), threads(experiment.engine.threads):
             assembly = assemble(experiment, **parts)
-            assembly.experiment = _with_engine(experiment, **decided(assembly))
+            assembly.experiment = with_engine(experiment, **decided(assembly))
             return _play(assembly, directory, Together(_log(directory), watcher or Unwatched()), changes)
     except WriteFailed as failure:
         if directory is None:
@@ -141,15 +140,11 @@ def decided(assembly: Assembly) -> dict[str, str]:
     return found
 
 
-def _with_engine(experiment: Experiment, **values: str) -> Experiment:
-    return Experiment(**merged(experiment.model_dump(), {"engine": values}))
-
-
 def _play(assembly: Assembly, directory: RunDirectory | None, watcher: Watcher, changes: Mapping[str, Any]) -> Run:
     experiment, server = assembly.experiment, assembly.server
     path = directory.path if directory is not None else None
     prober = Prober(assembly, path)
-    start = _begin(assembly, directory, prober, changes) if directory is not None else Start()
+    start = begin(assembly, directory, prober, changes) if directory is not None else Start()
     if directory is not None and start.finished:
         finished = load_run(directory.path, trust=True)  # what it names is what the user's experiment names
         finished._assembly = assembly
@@ -283,93 +278,6 @@ def _dying_features(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-@dataclasses.dataclass
-class Start:
-    """Where a run starts or continues."""
-
-    rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """The metrics of the rounds that are saved."""
-    cautions: list[str] = dataclasses.field(default_factory=list)
-    finished: bool = False
-    """Whether there is nothing left to do."""
-    write: Callable[[], None] = lambda: None
-    """Write what has to be on disk before the next round. Everything that can be rejected comes before it."""
-
-
-def _begin(assembly: Assembly, directory: RunDirectory, prober: Prober, changes: Mapping[str, Any]) -> Start:
-    """Get ready for round 1, or return to the newest checkpoint if everything that was recorded still holds."""
-    around = environment(assembly.experiment.engine.threads, assembly.device) | {"sources": assembly.sources()}
-    if directory.started:
-        return _continue(assembly, directory, prober, changes, around)
-    path = directory.path
-
-    def write() -> None:
-        save_tensors(path / "partition.safetensors", assembly.federation.tensors())
-        write_json(path / "partition.json", assembly.facts())
-        write_json(path / "environment.json", {**around, "files": assembly.files()})
-        _write_experiment(assembly.experiment, path)
-        directory.write_rows([])
-
-    return Start(write=write)
-
-
-def _continue(
-    assembly: Assembly,
-    directory: RunDirectory,
-    prober: Prober,
-    changes: Mapping[str, Any],
-    around: dict[str, Any],
-) -> Start:
-    """Check everything that the run depends on."""
-    experiment, path = assembly.experiment, directory.path
-    directory.reject_if_stripped()
-    assembly.check_data(path)
-    history = read_json(path / "environment.json")
-    assembly.check_files(path, history.get("files", {}))
-    damage = directory.restore(assembly.server, assembly.device, older=True)
-    done = assembly.server.round
-    start = Start(directory.rows_until(done), [damage] if damage else [])
-    prober.check(done)
-    if done == experiment.train.rounds and directory.has_its_result(done):
-        start.finished = True
-        return start
-    start.cautions += _differences({**history, **(history.get("resumed") or [{}])[-1]}, around)
-    entry = {"after_round": done, **around, "changed_engine": dict(changes)}
-    history.setdefault("resumed", []).append(entry)
-
-    def write() -> None:
-        write_json(path / "environment.json", history)
-        _write_experiment(experiment, path)
-        directory.tidy(experiment.run.keep, done)
-        directory.write_rows(start.rows)
-        prober.go_on(done)
-
-    start.write = write
-    return start
-
-
-def _write_experiment(experiment: Experiment, path: Path) -> None:
-    write_atomically(path / "experiment.toml", sealed_text(experiment.as_toml()).encode())
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Warnings about software that is not what it was when the rounds so far were run."""
-    said = [
-        f"the run so far used {name} {before[name]} and continues with {name} {now[name]}, so it may not end as an "
-        "uninterrupted run would"
-        for name in ("fullrank", "torch")
-        if before.get(name) not in (None, now[name])
-    ]
-    known = before.get("sources", {})
-    changed = [name for name, value in now["sources"].items() if known.get(name, value) != value]
-    if changed:
-        said.append(
-            f"the source code of {', '.join(changed)} has changed since the rounds so far were run, so the run may not "
-            "end as an uninterrupted run would"
-        )
-    return said
-
-
 def _end(
     assembly: Assembly,
     engine: Engine,
@@ -479,38 +387,6 @@ def _row(played: Played, scores: Mapping[str, float], training: float, seconds: 
     if played.idle:
         row["idle"] = played.idle
     return row
-
-
-def agreed(
-    experiment: Experiment, directory: RunDirectory, change_engine: bool = False
-) -> tuple[Experiment, dict[str, Any]]:
-    """The experiment to go on with, if it differs from the recorded one in nothing that matters, and engine changes."""
-    path = directory.path
-    recorded = Recorded.by(path).named_by(experiment).resolved()
-    mine, theirs = experiment.engine, recorded.engine
-    open_still = [key for key in ("name", "precision", "compile") if getattr(mine, key) == "auto"]
-    experiment = _with_engine(experiment, **{key: getattr(theirs, key) for key in open_still})
-    before, now = recorded.flat(), experiment.flat()
-    different = [
-        key
-        for key in sorted(before.keys() | now.keys())
-        if not same(before.get(key), now.get(key)) and not key.startswith(FREE_ON_RESUME)
-    ]
-    refused = [key for key in different if not (change_engine and key.startswith("engine."))]
-    if refused:
-        shown = "; ".join(f"{key} was {before.get(key)!r}, is now {now.get(key)!r}" for key in refused)
-        free = all(key.startswith("engine.") for key in refused)
-        hint = " (fullrank run --change-engine allows it)" if free else ""
-        raise Refusal(f'"{path}" holds another experiment: {shown}; choose another --out{hint}')
-    done = directory.last_round()
-    if done and now["train.lr_schedule"] == "cosine" and before["train.rounds"] != now["train.rounds"]:
-        raise Refusal(
-            f"train.rounds was {before['train.rounds']}, is now {now['train.rounds']}: the cosine schedule runs over "
-            "all rounds, so those played already would have been others; choose another --out"
-        )
-    if experiment.train.rounds < done:
-        raise Refusal(f'train.rounds = {experiment.train.rounds}, but "{path}" has {done} rounds behind it already')
-    return experiment, {key: [before.get(key), now.get(key)] for key in different}
 
 
 class _Log(Plain):

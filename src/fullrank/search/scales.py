@@ -29,7 +29,8 @@ from fullrank.runs.directory import RunDirectory, read_json
 from fullrank.runs.display import Watcher, counted
 from fullrank.runs.environment import environment
 from fullrank.runs.result import Run
-from fullrank.runs.run import agreed, execute
+from fullrank.runs.resume import check_resumable
+from fullrank.runs.run import execute
 
 FORMAT = 1
 SIZE = 32
@@ -205,7 +206,7 @@ def _refuse_other_samples(experiment: Experiment, federation: Federation, path: 
     directory = RunDirectory(path)
     if not directory.started:
         return
-    agreed(experiment.resolved(), directory)  # a key that differs says more
+    check_resumable(experiment.resolved(), directory)  # a key that differs says more
     recorded = read_json(path / "partition.json")
     if recorded["data"]["fingerprint"] == federation.data.fingerprint() and recorded["hash"] != federation.hash:
         raise Refusal(

@@ -1,0 +1,142 @@
+"""Starting a run, or continuing one: everything is checked first, and written last."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fullrank.config.experiment import Experiment, Recorded, merged, same
+from fullrank.errors import Refusal
+from fullrank.files import save_tensors, sealed_text, write_atomically, write_json
+from fullrank.probe import Prober
+from fullrank.runs.assemble import Assembly
+from fullrank.runs.directory import RunDirectory, read_json
+from fullrank.runs.environment import environment
+
+FREE_ON_RESUME = ("train.rounds", "data.root", "engine.workers", "run.")
+
+
+@dataclasses.dataclass
+class Start:
+    """Where a run starts or continues."""
+
+    rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    """The metrics of the rounds that are saved."""
+    cautions: list[str] = dataclasses.field(default_factory=list)
+    finished: bool = False
+    """Whether there is nothing left to do."""
+    write: Callable[[], None] = lambda: None
+    """Write what has to be on disk before the next round. Everything that can be rejected comes before it."""
+
+
+def begin(assembly: Assembly, directory: RunDirectory, prober: Prober, changes: Mapping[str, Any]) -> Start:
+    """Get ready for round 1, or return to the newest checkpoint if everything that was recorded still holds."""
+    around = environment(assembly.experiment.engine.threads, assembly.device) | {"sources": assembly.sources()}
+    if directory.started:
+        return _continue(assembly, directory, prober, changes, around)
+    path = directory.path
+
+    def write() -> None:
+        save_tensors(path / "partition.safetensors", assembly.federation.tensors())
+        write_json(path / "partition.json", assembly.facts())
+        write_json(path / "environment.json", {**around, "files": assembly.files()})
+        _write_experiment(assembly.experiment, path)
+        directory.write_rows([])
+
+    return Start(write=write)
+
+
+def _continue(
+    assembly: Assembly,
+    directory: RunDirectory,
+    prober: Prober,
+    changes: Mapping[str, Any],
+    around: dict[str, Any],
+) -> Start:
+    """Check everything that the run depends on."""
+    experiment, path = assembly.experiment, directory.path
+    directory.reject_if_stripped()
+    assembly.check_data(path)
+    history = read_json(path / "environment.json")
+    assembly.check_files(path, history.get("files", {}))
+    damage = directory.restore(assembly.server, assembly.device, older=True)
+    done = assembly.server.round
+    start = Start(directory.rows_until(done), [damage] if damage else [])
+    prober.check(done)
+    if done == experiment.train.rounds and directory.has_its_result(done):
+        start.finished = True
+        return start
+    start.cautions += _differences({**history, **(history.get("resumed") or [{}])[-1]}, around)
+    entry = {"after_round": done, **around, "changed_engine": dict(changes)}
+    history.setdefault("resumed", []).append(entry)
+
+    def write() -> None:
+        write_json(path / "environment.json", history)
+        _write_experiment(experiment, path)
+        directory.tidy(experiment.run.keep, done)
+        directory.write_rows(start.rows)
+        prober.go_on(done)
+
+    start.write = write
+    return start
+
+
+def _write_experiment(experiment: Experiment, path: Path) -> None:
+    write_atomically(path / "experiment.toml", sealed_text(experiment.as_toml()).encode())
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Warnings about software that is not what it was when the rounds so far were run."""
+    said = [
+        f"the run so far used {name} {before[name]} and continues with {name} {now[name]}, so it may not end as an "
+        "uninterrupted run would"
+        for name in ("fullrank", "torch")
+        if before.get(name) not in (None, now[name])
+    ]
+    known = before.get("sources", {})
+    changed = [name for name, value in now["sources"].items() if known.get(name, value) != value]
+    if changed:
+        said.append(
+            f"the source code of {', '.join(changed)} has changed since the rounds so far were run, so the run may not "
+            "end as an uninterrupted run would"
+        )
+    return said
+
+
+def check_resumable(
+    experiment: Experiment, directory: RunDirectory, change_engine: bool = False
+) -> tuple[Experiment, dict[str, Any]]:
+    """The experiment to go on with, if it differs from the recorded one in nothing that matters, and engine changes."""
+    path = directory.path
+    recorded = Recorded.by(path).named_by(experiment).resolved()
+    mine, theirs = experiment.engine, recorded.engine
+    open_still = [key for key in ("name", "precision", "compile") if getattr(mine, key) == "auto"]
+    experiment = with_engine(experiment, **{key: getattr(theirs, key) for key in open_still})
+    before, now = recorded.flat(), experiment.flat()
+    different = [
+        key
+        for key in sorted(before.keys() | now.keys())
+        if not same(before.get(key), now.get(key)) and not key.startswith(FREE_ON_RESUME)
+    ]
+    refused = [key for key in different if not (change_engine and key.startswith("engine."))]
+    if refused:
+        shown = "; ".join(f"{key} was {before.get(key)!r}, is now {now.get(key)!r}" for key in refused)
+        free = all(key.startswith("engine.") for key in refused)
+        hint = " (fullrank run --change-engine allows it)" if free else ""
+        raise Refusal(f'"{path}" holds another experiment: {shown}; choose another --out{hint}')
+    done = directory.last_round()
+    if done and now["train.lr_schedule"] == "cosine" and before["train.rounds"] != now["train.rounds"]:
+        raise Refusal(
+            f"train.rounds was {before['train.rounds']}, is now {now['train.rounds']}: the cosine schedule runs over "
+            "all rounds, so those played already would have been others; choose another --out"
+        )
+    if experiment.train.rounds < done:
+        raise Refusal(f'train.rounds = {experiment.train.rounds}, but "{path}" has {done} rounds behind it already')
+    return experiment, {key: [before.get(key), now.get(key)] for key in different}
+
+
+def with_engine(experiment: Experiment, **values: str) -> Experiment:
+    """The experiment with other values in its `[engine]` table."""
+    return Experiment(**merged(experiment.model_dump(), {"engine": values}))
