@@ -14,7 +14,7 @@ PAGES = ("CONTRIBUTING.md", "docs/architecture.md")
 def quoted(page: str) -> list[str]:
     """Everything between backticks, code blocks left out."""
     text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
-    return re.findall(r"`([^`\n]+)`", text)
+    return re.findall(r"`([^`]+)`", text)
 
 
 def found(path: str) -> Path | None:
