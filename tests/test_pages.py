@@ -1,0 +1,73 @@
+"""The pages for contributors name only what there is."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "fullrank"
+PAGES = ("CONTRIBUTING.md", "docs/architecture.md")
+
+
+def quoted(page: str) -> list[str]:
+    """Everything between backticks, code blocks left out."""
+    text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"`([^`]+)`", text)
+
+
+def found(path: str) -> Path | None:
+    """The file or folder that a page names, in the package or in the repository."""
+    return next((place / path for place in (PACKAGE, ROOT) if (place / path).exists()), None)
+
+
+def defined(file: Path) -> set[str]:
+    """The functions, classes and constants of a module, and `Class.member`."""
+    names: set[str] = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        if isinstance(node, ast.ClassDef):
+            names |= {f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)}
+        if isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return names
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_paths_and_names_exist(page):
+    missing, paths = [], 0
+    for text in quoted(page):
+        if not re.fullmatch(r"[\w./-]*(?:\.(?:py|md|toml)|/)(?:::[\w.]+)?", text):
+            continue
+        path, _, name = text.partition("::")
+        file = found(path)
+        paths += 1
+        if file is None or (name and name not in defined(file)):
+            missing.append(text)
+    assert missing == []
+    assert paths > 5
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_dotted_names_can_be_imported(page):
+    for text in quoted(page):
+        if re.fullmatch(r"fullrank(\.\w+)+", text):
+            path = PACKAGE.joinpath(*text.split(".")[1:])
+            known = path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+            assert known or text.split(".")[-1] in (PACKAGE / "__init__.py").read_text(), text
+
+
+@pytest.mark.parametrize("page", [*PAGES, "README.md"])
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / page).read_text()):
+        assert "://" in target or ((ROOT / page).parent / target).exists(), target
+
+
+def test_the_picture_shows_every_package():
+    picture = (ROOT / "docs/architecture.md").read_text().split("```")[1]
+    for part in PACKAGE.iterdir():
+        if part.is_dir() and (part / "__init__.py").exists():
+            assert re.search(rf"\b{part.name}\b", picture), part.name
