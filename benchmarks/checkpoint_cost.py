@@ -6,6 +6,7 @@ write; files go where Python puts temporary ones (`TMPDIR`), and a file system i
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import tempfile
@@ -17,8 +18,13 @@ import torch
 
 from fullrank.bench.alone.task import Task
 from fullrank.bench.ours import experiment, federation
-from fullrank.runs.directory import RunDirectory
-from fullrank.runs.run import execute
+
+try:
+    from fullrank.runs.directory import RunDirectory
+    from fullrank.runs.run import execute
+except ImportError:  # another checkout may be from before these packages
+    RunDirectory = importlib.import_module("fullrank.rundir").RunDirectory
+    execute = importlib.import_module("fullrank.run").execute
 
 CLIENTS, ROUNDS = 4, 6
 
