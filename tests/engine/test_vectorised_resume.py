@@ -13,7 +13,7 @@ import torch
 import fullrank
 from commands import fullrank as command
 from fullrank import Method, methods
-from fullrank.federated.client_states import ClientStore
+from fullrank.federated.client_states import ClientStates
 from fullrank.testing import check
 from fullrank.trees import norm, pointwise, zeros
 from killing import ANY, Strike, assert_equal_outcomes, attempt, timeless
@@ -122,7 +122,7 @@ def test_every_method_with_state_is_killed_at_drawn_points(point, method, engine
 def test_states_that_left_memory_change_nothing(method, tmp_path, monkeypatch):
     settings = settings_of(method, "vectorised", "mlp")
     fullrank.run(settings, out=tmp_path / "whole")
-    monkeypatch.setattr(ClientStore.__init__, "__defaults__", (1,))
+    monkeypatch.setattr(ClientStates.__init__, "__defaults__", (1,))
     fullrank.run(settings, out=tmp_path / "evicted")
     assert_equal_outcomes(tmp_path / "evicted", tmp_path / "whole")
 

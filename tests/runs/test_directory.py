@@ -22,7 +22,7 @@ from torch import nn
 import fullrank
 import stateful
 from fullrank.errors import CallFailed, ClientFailed, Interrupted, Refusal, RunFailed, WriteFailed
-from fullrank.federated.client_states import ClientStore
+from fullrank.federated.client_states import ClientStates
 from fullrank.files import append_line, save_tensors, write_atomically, write_json
 from fullrank.local.step import Step
 from fullrank.runs.directory import RunDirectory, read_json, read_rows
@@ -990,22 +990,22 @@ def test_states_that_do_not_fit_into_memory_come_from_disk(table, tmp_path, monk
     settings = (STATEFUL, {"train.rounds": 6}, table)
     run(tmp_path / "memory", *settings)
     read = []
-    original = ClientStore._read
+    original = ClientStates._read
 
     def counted(store, client):
         read.append(client)
         assert len(store._saved) <= 1
         return original(store, client)
 
-    monkeypatch.setattr(ClientStore, "_read", counted)
-    monkeypatch.setattr("fullrank.federated.server.ClientStore", functools.partial(ClientStore, limit=1))
+    monkeypatch.setattr(ClientStates, "_read", counted)
+    monkeypatch.setattr("fullrank.federated.server.ClientStates", functools.partial(ClientStates, limit=1))
     run(tmp_path / "disk", *settings)
     assert len(read) > 4
     assert_equal_outcomes(tmp_path / "disk", tmp_path / "memory")
 
 
 def test_the_store_gives_back_what_was_put(tmp_path):
-    store = ClientStore(limit=1)
+    store = ClientStates(limit=1)
     assert store.get(0) is None
     states = {
         client: {"m": {"w": torch.rand(3), "deep": {"n": torch.tensor(client), "nothing": {}}}, "empty": {}}
@@ -1025,14 +1025,14 @@ def test_the_store_gives_back_what_was_put(tmp_path):
     store.put(11, newer)
     assert_same_tree(store.get(11), newer)  # not the file's
     assert list(store.unsaved()) == ["11"]
-    other = ClientStore()
+    other = ClientStates()
     assert other.follow(note, tmp_path) == []
     assert_same_tree(other.get(11), states[11])
     assert other.get(2) is None
 
 
 def test_the_store_tells_which_files_hold_nothing_any_more(tmp_path):
-    store, other = ClientStore(), ClientStore()
+    store, other = ClientStates(), ClientStates()
     left = []
     for number, clients in enumerate([(0, 1), (2, 3), (1, 2), (0,), (0, 3)]):
         for client in clients:
@@ -1048,7 +1048,7 @@ def test_the_store_tells_which_files_hold_nothing_any_more(tmp_path):
 
 
 def test_the_store_keeps_the_states_used_last(tmp_path):
-    store = ClientStore(limit=3 * 40)
+    store = ClientStates(limit=3 * 40)
     for client in range(5):
         store.put(client, {"w": torch.full((10,), float(client))})
     save_tensors(tmp_path / "file", flatten(store.unsaved()))

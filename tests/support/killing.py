@@ -92,7 +92,7 @@ class Points:
         self._around(fullrank.federated.server.Server, "finished", after="the methods' finish")
         self._around(fullrank.runs.directory.RunDirectory, "append_row", after="a row, not yet its checkpoint")
         self._around(fullrank.runs.directory.RunDirectory, "sweep", before="a checkpoint, not yet swept")
-        self._around(fullrank.federated.client_states.ClientStore, "saved_as", before="a note, not yet its checkpoint")
+        self._around(fullrank.federated.client_states.ClientStates, "saved_as", before="a note, not yet its checkpoint")
         self._around(fullrank.runs.directory.RunDirectory, "save", after="a checkpoint")
         self._around(Path, "unlink", before="a deletion")
         self._tear_rows()

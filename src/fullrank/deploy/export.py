@@ -29,7 +29,7 @@ from fullrank.models.reparam.fuse import to_deploy
 from fullrank.models.reparam.operators import operators
 from fullrank.plugins import GIVEN, refuse_untrusted
 from fullrank.randomness import seeded
-from fullrank.runs.assemble import changed, is_given
+from fullrank.runs.assemble import apply_method, is_given
 from fullrank.runs.directory import read_json
 from fullrank.runs.result import Run, chosen_model, refuse_lost_model, run_at, threads
 
@@ -293,7 +293,7 @@ def _rebuilt(facts: Mapping[str, Any]) -> nn.Module:
         module = models.build(model["name"], len(facts["classes"]), facts["input"]["channels"], **model["options"])
         network = Network.of(module, example, len(facts["classes"]), model["head"] or None)
     with seeded(seed, "method"):
-        network = changed(network, Composition(methods.build(tables.pop("name"), **tables)), example)
+        network = apply_method(network, Composition(methods.build(tables.pop("name"), **tables)), example)
     module = to_deploy(network.module) if model["form"] == "plain" else network.module
     return module.eval().requires_grad_(False)
 

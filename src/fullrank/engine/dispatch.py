@@ -1,4 +1,4 @@
-"""Jobs given out in order to whoever is idle, and their results handed on in the same order."""
+"""Ordered dispatch: jobs start in order on idle workers, and their results come in the same order."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Protocol
 from fullrank.federated.site import Job, Result
 
 
-class Hand(Protocol):
-    """Somebody who does one job at a time."""
+class Worker(Protocol):
+    """A worker that runs one job at a time."""
 
     job: Job | None
-    """The job that it has."""
+    """The job that it is running."""
 
     def give(self, number: int, job: Job) -> None:
-        """Hand over a job."""
+        """Start a job."""
 
 
-def in_turn(
-    jobs: Iterable[Job], hands: Callable[[], Sequence[Hand]], some_results: Callable[[], dict[int, Result]]
+def run_in_order(
+    jobs: Iterable[Job], workers: Callable[[], Sequence[Worker]], some_results: Callable[[], dict[int, Result]]
 ) -> Iterator[Result]:
-    """Start jobs in their order; of results, at most twice as many as hands wait for their turn.
+    """Start jobs in order; at most twice as many results as there are workers wait for their turn.
 
     `some_results` waits until there are any, or for a while, and gives them by the number of their job.
     """
@@ -30,7 +30,7 @@ def in_turn(
     given = turn = 0
     more = True
     while True:
-        crew = hands()
+        crew = workers()
         idle = [hand for hand in crew if hand.job is None]
         while more and idle and len(waiting) < 2 * len(crew):
             if (pair := next(numbered, None)) is None:
@@ -48,7 +48,7 @@ def in_turn(
         waiting |= some_results()
 
 
-def _fittest(idle: Sequence[Hand], job: Job) -> int:
+def _fittest(idle: Sequence[Worker], job: Job) -> int:
     """Who had this client before may have something ready for it; else whoever comes last."""
     had = (index for index, hand in enumerate(idle) if job.client in getattr(hand, "met", ()))
     return next(had, len(idle) - 1)

@@ -17,7 +17,7 @@ MEMORY_LIMIT = 2**31
 """Bytes of saved states that stay in memory."""
 
 
-class ClientStore:
+class ClientStates:
     """States of those clients that have ever taken part, and which frozen entries they have.
 
     Nothing here is done for all of them but a start: a checkpoint takes a note of what is new since the one before.

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fullrank.channels import Mean, OtherForm, OtherSize, Reduction, Sum, Traffic, Unusable, Upload, too_large
 from fullrank.data.augment.pipeline import Pipeline
 from fullrank.errors import ClientFailed, Refusal, WroteInPlace, kind_of, said_by
-from fullrank.federated.client_states import ClientStore
+from fullrank.federated.client_states import ClientStates
 from fullrank.federated.site import Job, Kind, Result
 from fullrank.federated.uploads import SYNTHETIC, Rehearsal, described, form_of
 from fullrank.local.client import Client
@@ -44,7 +44,7 @@ CLIENTS_NAMED = 5
 
 
 @dataclass
-class Played:
+class RoundResult:
     """What is known of a round beside its model: who took part, what they measured, what crossed the channels."""
 
     round: int
@@ -106,7 +106,7 @@ class Server:
         self._seen = np.setdiff1d(np.arange(clients), np.asarray(unseen)) if len(unseen) else None
         self.round = 0
         self.taking_part: tuple[int, ...] = ()
-        self.store = ClientStore()
+        self.store = ClientStates()
         self.frozen_version = self._sent_version = 0
         self._composition = composition
         self._entries = entries
@@ -216,7 +216,7 @@ class Server:
         watch: Callable[[Result], None] | None = None,
         judge: bool = False,
         show: Collection[int] = (),
-    ) -> Played:
+    ) -> RoundResult:
         """One round; with `judge`, clients judge the model they received and the one they trained on their hold-outs.
 
         The results of the clients in `show` carry the models that they trained: no traffic, but a look at them.
@@ -224,7 +224,7 @@ class Server:
         """
         self._engine = engine
         self.taking_part = self.sample(self.round)
-        played = Played(self.round)
+        played = RoundResult(self.round)
         reduction = self._reduction()
         expected = {"w": self.w, "buffers": {name: self._model[name] for name in self._entries.buffers}}
         states: dict[int, Tree] = {}
@@ -597,7 +597,7 @@ def _other_kind(new: Tensors, known: Tensors) -> str | None:
     return None
 
 
-def _suspicious(reduction: Reduction, played: Played) -> list[str]:
+def _suspicious(reduction: Reduction, played: RoundResult) -> list[str]:
     """A warning that names clients whose weights are far larger than the model that was sent and than the others'."""
     if not reduction.sizes:
         return []

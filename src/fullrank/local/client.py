@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fullrank.errors import Refusal, WroteInPlace, nearest
-from fullrank.local.entries import Home
+from fullrank.local.entries import ClientEntries
 from fullrank.local.loop import Eager, Fit, Report, Samples, StepperOf, train
 from fullrank.local.optimiser import memory
 from fullrank.local.plan import Plan, make_plan
@@ -65,7 +65,7 @@ class Client:
         self.n = len(samples)
         self.samples = samples
         self.counts = _class_counts(samples, network)
-        self.home = Home(network, received, aside, w0)
+        self.home = ClientEntries(network, received, aside, w0)
         self.entries = entries
         self.reports: list[Report] = []
         self.judge: Callable[[], dict[str, float]] | None = None

@@ -8,7 +8,7 @@ from fullrank.models.network import Network
 from fullrank.trees import Flat, Tensors, clone, copied_together
 
 
-class Home:
+class ClientEntries:
     """Where a client's entries are: in the network, or aside as long as nobody needs them there."""
 
     def __init__(self, network: Network, tensors: Tensors, aside: bool, w0: Tensors):

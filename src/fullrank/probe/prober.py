@@ -11,7 +11,7 @@ import numpy as np
 
 from fullrank import collapse
 from fullrank.errors import Refusal
-from fullrank.federated.server import Played
+from fullrank.federated.server import RoundResult
 from fullrank.files import writable
 from fullrank.probe.classifier import classifier_of
 from fullrank.probe.files import LINES, Probe, cut_probes, read_probes, write_probe
@@ -87,14 +87,14 @@ class Prober:
         assert test is not None
         return Looking(self.assembly, test)
 
-    def note(self, played: Played) -> None:
+    def note(self, played: RoundResult) -> None:
         """Look at what a round made, and keep it."""
         probe = self.look(played)
         self.found.append(probe.joined())
         if self.path is not None:
             write_probe(self.path, probe)
 
-    def look(self, played: Played) -> Probe:
+    def look(self, played: RoundResult) -> Probe:
         """What a round made of the global model and of the clients that were shown."""
         server, experiment = self.assembly.server, self.assembly.experiment
         # in the order of clients, whatever the order of work; who failed or made no step has sent nothing

@@ -322,7 +322,7 @@ def _network(
         example = _example(federation, module)
         network = Network.of(module, example, data.num_classes, head)
     with seeded(seed, "method"):
-        network = changed(network, composition, example)
+        network = apply_method(network, composition, example)
     if experiment.model.start:
         _start_from(network, Path(experiment.model.start))
     network.module.to(device)
@@ -358,7 +358,7 @@ def _example(federation: Federation, module: nn.Module) -> torch.Tensor:
     return federation.pipeline(federation.data.train.x[:2], None, dtype)
 
 
-def changed(network: Network, composition: Composition, example: torch.Tensor) -> Network:
+def apply_method(network: Network, composition: Composition, example: torch.Tensor) -> Network:
     """The network as the methods want it: another body, a fresh head if its width changed, another head."""
     width = network.feature_dim
     for part in composition.defined("model"):

@@ -15,7 +15,7 @@ import torch
 from typing_extensions import NotRequired, TypedDict
 
 from fullrank.errors import Refusal, RunFailed, writing
-from fullrank.federated.client_states import ClientStore
+from fullrank.federated.client_states import ClientStates
 from fullrank.federated.server import Server
 from fullrank.files import (
     Damaged,
@@ -350,7 +350,7 @@ class RunDirectory:
         notes = self._notes_until(last)
         if self._notes.is_file():
             write_lines(self._notes, notes)
-        known = ClientStore()
+        known = ClientStates()
         left = [(note["round"], file) for note in notes for file in known.follow(note, self.checkpoints)]
         self._saved = _kept(saved, keep)
         self._left = deque((round, file) for round, file in left if round > self._saved[0][0])
@@ -424,7 +424,7 @@ class RunDirectory:
         notes = self._notes_until(round)
         if not notes or notes[-1]["round"] != round:
             raise Damaged(f'the checkpoint file "{self._notes}" is damaged (it does not reach to round {round})')
-        known = ClientStore()
+        known = ClientStates()
         for note in notes:
             known.follow(note, self.checkpoints)
         for file in sorted(set(known.files.values())):

@@ -25,7 +25,7 @@ from fullrank.errors import (
     in_words,
     naming_file,
 )
-from fullrank.federated.server import Played, Progress, Server
+from fullrank.federated.server import Progress, RoundResult, Server
 from fullrank.federated.site import Result
 from fullrank.files import save_tensors, writable, write_json
 from fullrank.local import interrupt
@@ -349,7 +349,7 @@ def _keeper(path: Path) -> Callable[[Result], None]:
     return lambda result: save_tensors(personal_file(path, result.client), result.model)
 
 
-def _not_finite(played: Played, scores: Mapping[str, Any]) -> list[str]:
+def _not_finite(played: RoundResult, scores: Mapping[str, Any]) -> list[str]:
     """A warning for each evaluated loss of a round that is not finite."""
     where = {
         f"{name.removesuffix('loss').replace('_', ' ')}loss of the global model": scores.get(name) for name in LOSSES
@@ -376,7 +376,7 @@ def _finished(assembly: Assembly, engine: Engine, watcher: Watcher, done: Ending
     return server, facts
 
 
-def _row(played: Played, scores: Mapping[str, float], training: float, seconds: float) -> dict[str, Any]:
+def _row(played: RoundResult, scores: Mapping[str, float], training: float, seconds: float) -> dict[str, Any]:
     clients = [{"client": result.client, **result.metrics} for result in played.results]
     row: dict[str, Any] = {"round": played.round + 1, **scores, **dataclasses.asdict(played.traffic)}
     row |= {"seconds": seconds, "training_seconds": training, "clients": clients}

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Turns:
+class CaptureLock:
     """Threads work together; one that asks for it works alone, as soon as the others have stepped aside."""
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullrank.engine.cuda.mixed_precision import Shortened
+from fullrank.engine.cuda.mixed_precision import HalfWeights
 from fullrank.models.net import Output
 from fullrank.models.network import Network
 from fullrank.trees import Tensors
@@ -42,7 +42,7 @@ class Forward:
         return Output(*out)
 
 
-class Compiled(Shortened):
+class Compiled(HalfWeights):
     """Steps whose forward is the compiled one."""
 
     def __init__(self, network: Network, trained: Tensors, forward: Forward):

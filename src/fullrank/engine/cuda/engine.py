@@ -19,9 +19,9 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from fullrank.engine.cuda.capture_lock import Turns
+from fullrank.engine.cuda.capture_lock import CaptureLock
 from fullrank.engine.cuda.compiled import Compiled, Forward
-from fullrank.engine.cuda.mixed_precision import Shortened, order_of
+from fullrank.engine.cuda.mixed_precision import HalfWeights, order_of
 from fullrank.engine.cuda.odd_batches import Filled, can_be_filled, count_samples_
 from fullrank.engine.cuda.replay import Recorder
 from fullrank.engine.cuda.slots import Slots
@@ -65,7 +65,7 @@ class Cuda:
         number = slots or (1 if draws_numbers(site) else SLOTS * len(devices))
         self.places = [Place(site, device, record) for device in devices]
         self.hands = [
-            Hand(self.places[index % len(devices)], compile, beside_others=number > 1)
+            StreamWorker(self.places[index % len(devices)], compile, beside_others=number > 1)
             for index in range(min(number, clients))
         ]
         self.slots = Slots([hand.do for hand in self.hands])
@@ -138,7 +138,7 @@ class Place:
         self.away = device != site.device
         """Whether the server is on another device."""
         self.device = device
-        self.turns = Turns()
+        self.turns = CaptureLock()
         self.seconds = 0.0
         self.forwards: dict[str, Forward] = {}
         self._record = record or self._captured
@@ -207,7 +207,7 @@ class Place:
         self._builder.shutdown()
 
 
-class Hand:
+class StreamWorker:
     """One slot's work: a network of its own, a stream, and the steps recorded on them."""
 
     def __init__(self, place: Place, compile: bool, beside_others: bool):
@@ -283,7 +283,7 @@ class Hand:
             return Compiled(self.site.network, state.trained, self.place.forward(step.stats))
         if size < width and self._fillable:
             return Filled(self.site.network, state.trained, width)
-        return Shortened(self.site.network, state.trained)
+        return HalfWeights(self.site.network, state.trained)
 
 
 class RecordedForward:

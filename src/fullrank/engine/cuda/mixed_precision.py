@@ -35,7 +35,7 @@ def shortened_names(network: Network) -> set[str]:
     return {name for name in network.parameter_names if isinstance(network.owner(name), SHORTENED)}
 
 
-class Shortened(Bound):
+class HalfWeights(Bound):
     """Steps that hand weights over in the shorter dtype, and gather their gradients straight into one vector.
 
     Autocast converts each weight by itself, and each gradient back: for entries in one vector one conversion does.

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from fullrank.engine.cuda.mixed_precision import Shortened
+from fullrank.engine.cuda.mixed_precision import HalfWeights
 from fullrank.models.net import Output
 from fullrank.models.network import Network
 from fullrank.trees import Tensors
@@ -87,7 +87,7 @@ def count_samples_(network: Network) -> None:
             part.__class__ = COUNTED[type(part)]
 
 
-class Filled(Shortened):
+class Filled(HalfWeights):
     """Forwards of odd batches, filled up to a width."""
 
     def __init__(self, network: Network, trained: Tensors, width: int):

@@ -31,7 +31,7 @@ BackendOf: TypeAlias = Callable[[Step, State, int], Bound]
 """How steps on batches of a size reach the network."""
 
 
-class Workshop(Protocol):
+class CaptureBackend(Protocol):
     """Where steps are recorded, and how others are kept from disturbing it."""
 
     def record(self, step: Callable[[], None], changed: list[Tree]) -> Callable[[], None]:
@@ -50,10 +50,10 @@ class Workshop(Protocol):
 class Recorder:
     """What one slot has recorded, by kind of fit; what cannot be recorded runs eagerly, and the reason is kept."""
 
-    def __init__(self, workshop: Workshop, backend_of: BackendOf):
+    def __init__(self, workshop: CaptureBackend, backend_of: BackendOf):
         self.workshop = workshop
         self.backend_of = backend_of
-        self.arenas: dict[Hashable, Arena] = {}
+        self.arenas: dict[Hashable, StaticBuffers] = {}
         self.reasons: list[str] = []
         """Why something ran eagerly."""
 
@@ -67,7 +67,7 @@ class Recorder:
         settings = dataclasses.replace(step.settings, lr=0.0, moving=None, epochs=0, steps=0)
         key = (settings, step.side, step.stats, step.space, own, tuple(state.trained), _shape(context), dtype)
         if key not in self.arenas:
-            self.arenas[key] = Arena(self, step, state, context, samples, dtype)
+            self.arenas[key] = StaticBuffers(self, step, state, context, samples, dtype)
         arena = self.arenas[key]
         arena.take(state, context, samples, step.settings.lr)
         return Replayed(arena, state)
@@ -85,7 +85,7 @@ class Recorder:
             self.reasons.append(reason)
 
 
-class Arena:
+class StaticBuffers:
     """The tensors that the steps of one kind of fit work on, and the steps recorded on them by batch size."""
 
     def __init__(
@@ -136,7 +136,7 @@ class Arena:
 class Recording:
     """One step on batches of one size, with the places of its rows and of what it measures."""
 
-    def __init__(self, eager: Eager, size: int, workshop: Workshop):
+    def __init__(self, eager: Eager, size: int, workshop: CaptureBackend):
         self.eager, self.size, self.workshop = eager, size, workshop
         samples = eager.samples
         device = samples.index.device
@@ -186,7 +186,7 @@ class Recording:
 class Replayed:
     """The steps of one fit."""
 
-    def __init__(self, arena: Arena, state: State):
+    def __init__(self, arena: StaticBuffers, state: State):
         self.arena, self.state = arena, state
 
     def __call__(self, rows: Tensor, draws: Tensor | None, sizes: Sequence[int]) -> dict[str, Tensor]:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
-from fullrank.engine.dispatch import in_turn
+from fullrank.engine.dispatch import run_in_order
 from fullrank.errors import Interrupted
 from fullrank.federated.site import Job, Result
 from fullrank.local import interrupt
@@ -61,7 +61,7 @@ class Slots:
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Results in the jobs' order."""
         try:
-            yield from in_turn(jobs, lambda: self.slots, self._some)
+            yield from run_in_order(jobs, lambda: self.slots, self._some)
         finally:
             self._empty()
 

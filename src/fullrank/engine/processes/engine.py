@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from fullrank.data import DataSet, Split
 from fullrank.data.federation import Federation
-from fullrank.engine.dispatch import in_turn
+from fullrank.engine.dispatch import run_in_order
 from fullrank.engine.processes.wire import Wire, pack
 from fullrank.errors import Refusal, RemoteError
 from fullrank.federated.site import Job, Result, Site
@@ -58,7 +58,7 @@ class Processes:
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Start the jobs in their order; of results, at most twice as many as workers wait for their turn."""
-        return in_turn(jobs, self._alive, self._some)
+        return run_in_order(jobs, self._alive, self._some)
 
     def _some(self) -> dict[int, Result]:
         found: dict[int, Result] = {}
