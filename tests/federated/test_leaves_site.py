@@ -100,7 +100,7 @@ def test_a_method_that_cannot_run_is_shown_with_the_reason(tmp_path, monkeypatch
     status, out, _ = fullrank("methods", "show", "stuck:Leaky", capsys=capsys)
     assert status == 0
     assert re.search(
-        r"cannot run on the small federation .*no such column.* known only from what it declares", said(out)
+        r"cannot run on the small federation .*no such column.* known only from its declaration", said(out)
     )
 
 

@@ -176,7 +176,7 @@ def test_any_torch_model_by_the_function_that_makes_it(capsys, name):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nowhere"], ["is not there", "package.module:function"]),
+        (["nowhere"], ["does not exist", "package.module:function"]),
         (["."], ["has no experiment.toml"]),
         (["test_inspect:trainee", "digits"], ['did you mean "trained"?']),
         (["test_inspect:needy", "digits"], ["path"]),

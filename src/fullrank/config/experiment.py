@@ -101,7 +101,7 @@ class Experiment(Table):
 
     @classmethod
     def from_toml(cls, path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
-        """Read an experiment from a TOML file and applies `key=value` overrides."""
+        """Read an experiment from a TOML file and apply `key=value` overrides."""
         return cls(**merged(read_toml(path), parse_overrides(overrides)))
 
     def to_toml(self, path: str | Path) -> None:

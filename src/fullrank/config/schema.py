@@ -74,7 +74,7 @@ class Data(Table):
     seed: Annotated[int, Field(ge=-1)] = -1
     """Seed of the partition. -1 uses the seed of the run."""
     unseen: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Fraction of the clients that never train. Their models are evaluated separately at the end of the run."""
+    """Fraction of the clients that never train. They are evaluated separately at the end of the run."""
     holdout: Share = 0.0
     """Fraction of each client's samples that is held out to evaluate the client's own model."""
     validation: Share = 0.0
@@ -238,7 +238,7 @@ class Evaluate(Table):
     """Number of rounds between two evaluations of the global model. The last round is always evaluated."""
     personal: Literal["never", "end", "every"] = "end"
     """When the clients' own models are evaluated on their held-out samples (`data.holdout`): never, at the end, or in
-    every evaluated round."""
+    every round."""
     metrics: list[
         Literal["accuracy", "loss", "balanced-accuracy", "macro-f1", "auroc", "top5", "calibration", "per-class"]
     ] = ["accuracy", "loss"]
