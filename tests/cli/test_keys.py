@@ -60,7 +60,7 @@ def test_the_list_fits_the_terminal_and_names_every_table(width, capsys, monkeyp
     assert status == 0
     assert [line for line in out.splitlines() if len(line) > width or line != line.rstrip()] == []
     lines = out.splitlines()
-    for table in set(key.partition(".")[0] for key in listed(capsys) if "." in key):
+    for table in {key.partition(".")[0] for key in listed(capsys) if "." in key}:
         sentence = lines[lines.index(f"[{table}]") + 1]
         assert sentence[0].isupper(), table
 

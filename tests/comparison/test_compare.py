@@ -246,7 +246,7 @@ WRONG = {
     "measure": (["-m", "fedavg", "--measure", "acuracy"], 'no measure "acuracy"; did you mean "accuracy"'),
     "personal measure": (["-m", "fedavg", "--measure", "personal.local.maen"], 'did you mean "personal.local.mean"'),
     "misspelt key": (["-m", "fedavg", "--set", "data.alhpa=1"], 'did you mean "alpha"'),
-    "two files": (["-m", "fedavg", "a.toml", "b.toml"], "say --runs"),
+    "two files": (["-m", "fedavg", "a.toml", "b.toml"], "use --runs"),
     "a run as the folder": (["-m", "fedavg", "--out", "run"], '"run" is a run itself'),
     "no run": (["--runs", "empty"], "holds none"),
     "not there": (["--runs", "nothing"], '"nothing" is not a run directory'),
