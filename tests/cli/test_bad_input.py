@@ -451,7 +451,7 @@ def test_a_round_whose_clients_have_no_data_leaves_the_model_as_it_is(capsys):
     data = ["data.variant=plain", "data.alpha=0.01", "data.clients=60", "train.participation=1", "train.rounds=6"]
     status, out, err = fullrank(*[word for word in run_with(*data) if word != "-q"], capsys=capsys)
     assert (status, err) == (0, "")
-    assert "so the model stays as it is" in out
+    assert "so the model does not change" in out
     rows = fr.load_run("out").metrics
     still = [row["round"] for row in rows if row.get("idle")]
     assert 0 < len(still) < 6

@@ -41,7 +41,7 @@ def test_run_prints_a_line_a_round_and_where_the_results_are(capsys, tmp_path):
     assert "complete already" in out
     status, out, _ = fullrank("run", *QUICK, "--set", "train.rounds=3", "--out", "mine", capsys=capsys)
     assert status == 0
-    assert "going on after round 2" in out
+    assert "resuming after round 2" in out
     assert "round 3/3" in out
 
 
@@ -108,7 +108,7 @@ def test_what_comes_to_a_site_is_said_in_words(capsys):
     for name, cls in methods.available().items():
         assert bool(cls.receives) == bool(cls.broadcast), name
     _, out, _ = fullrank("methods", "show", "fedmr", capsys=capsys)
-    comes = " ".join(out[out.index("Comes to a site") :].split())
+    comes = " ".join(out[out.index("A client receives") :].split())
     assert "the mean features of every class over all clients" in comes
     assert "its available" not in comes
 
@@ -145,7 +145,7 @@ LACKING = ["--set", "data.partition=class-disjoint", "--set", "data.clients=3"]
 
 def test_what_a_partition_leaves_out_is_said(capsys):
     said = "571 of 1437 training samples belong to nobody, 4 of 10 classes have no client (6, 7, 8, 9)"
-    assert f"left out             {said}\n" in fullrank("partition", *LACKING, capsys=capsys)[1]
+    assert f"without a client     {said}\n" in fullrank("partition", *LACKING, capsys=capsys)[1]
     facts = json.loads(fullrank("partition", *LACKING, "--json", capsys=capsys)[1])
     assert (facts["unassigned"], facts["classes_without_client"]) == (571, ["6", "7", "8", "9"])
     _, out, _ = fullrank("run", *QUICK, *LACKING, "--set", "train.rounds=1", capsys=capsys)
@@ -179,7 +179,7 @@ WRONG = {
     "not a directory": (["--out", "small.npz/run"], "cannot be written"),
     "a method that does not train": (
         ["--set", "method.fedprox.mu=1"],
-        "the method is fedavg, so this has no effect; name it too, as in --set method.name=fedavg+fedprox",
+        "the method is fedavg, so this has no effect; add the method, as in --set method.name=fedavg+fedprox",
     ),
     "unknown data": (["--set", "data.name=digit"], 'did you mean "digits"'),
     "not key=value": (["--set", "alpha"], "key=value"),
@@ -351,7 +351,7 @@ def test_a_signal_saves_and_says_how_to_go_on(number, capsys, tmp_path):
     done = int(err.split()[4])
     status, out, _ = fullrank("run", *QUICK, "--set", f"train.rounds={done + 1}", "--out", "long", capsys=capsys)
     assert status == 0
-    assert f"going on after round {done}" in out
+    assert f"resuming after round {done}" in out
 
 
 def test_version_and_module_entry():

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from commands import fullrank
 from fullrank.config.experiment import Experiment, dotted
 from fullrank.config.schema import PARTITIONS, VARIANTS
@@ -35,12 +37,41 @@ def test_what_may_be_named_is_named(capsys):
     assert found["train.lr"]["values"] == []
 
 
+def test_types_and_bounds_are_those_of_the_schema(capsys):
+    found = listed(capsys)
+    for key, words in {
+        "train.lr": "float, > 0",
+        "train.rounds": "integer, >= 1",
+        "data.holdout": "float, >= 0, < 1",
+        "train.participation": "integer or float",
+        "data.augment": "auto, none or list of strings",
+        "data.normalise": "auto, none, half or table",
+        "model.freeze": "list of strings",
+        "run.keep_personal": "true or false",
+    }.items():
+        assert found[key]["type"] == words, key
+    assert found["evaluate.metrics"]["type"].startswith("any of accuracy, loss, ")
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_the_list_fits_the_terminal_and_names_every_table(width, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(width))
+    status, out, _ = fullrank("keys", capsys=capsys)
+    assert status == 0
+    assert [line for line in out.splitlines() if len(line) > width or line != line.rstrip()] == []
+    lines = out.splitlines()
+    for table in {key.partition(".")[0] for key in listed(capsys) if "." in key}:
+        sentence = lines[lines.index(f"[{table}]") + 1]
+        assert sentence[0].isupper(), table
+
+
 def test_a_word_chooses(capsys):
     assert set(listed(capsys, "probe")) == {"probe.every", "probe.clients"}
     assert set(listed(capsys, "LR")) == {"train.lr", "train.lr_schedule", "train.lr_schedule_by"}
     status, out, _ = fullrank("keys", "last_batch", capsys=capsys)
     assert status == 0
-    assert out.splitlines()[0] == 'train.last_batch = "keep"  (keep, drop, wrap)'
+    assert out.splitlines()[0] == "[train]"
+    assert '  train.last_batch = "keep"  (keep, drop or wrap)' in out.splitlines()
     for word, hint in {"clientz": 'did you mean "clients"?', "xyz": '"fullrank keys" lists them all'}.items():
         status, _, err = fullrank("keys", word, capsys=capsys)
         assert status == 2

@@ -246,12 +246,12 @@ WRONG = {
     "measure": (["-m", "fedavg", "--measure", "acuracy"], 'no measure "acuracy"; did you mean "accuracy"'),
     "personal measure": (["-m", "fedavg", "--measure", "personal.local.maen"], 'did you mean "personal.local.mean"'),
     "misspelt key": (["-m", "fedavg", "--set", "data.alhpa=1"], 'did you mean "alpha"'),
-    "two files": (["-m", "fedavg", "a.toml", "b.toml"], "say --runs"),
+    "two files": (["-m", "fedavg", "a.toml", "b.toml"], "use --runs"),
     "a run as the folder": (["-m", "fedavg", "--out", "run"], '"run" is a run itself'),
     "no run": (["--runs", "empty"], "holds none"),
     "not there": (["--runs", "nothing"], '"nothing" is not a run directory'),
     "no runs": (["--runs"], "no runs were given"),
-    "runs and methods": (["--runs", "run", "-m", "fedavg"], "nothing is run"),
+    "runs and methods": (["--runs", "run", "-m", "fedavg"], "--runs compares existing runs"),
     "unfinished": (["--runs", "unfinished"], "1 of 1 rounds, no result"),
     "another experiment": (["-m", "fedavg", "-s", "0", "--out", "there"], "holds another experiment: data.alpha"),
 }
@@ -499,7 +499,7 @@ def test_the_title_says_which_value_is_shown(tmp_path, capsys):
     pretend(tmp_path / "a", accuracy=[0.5, 0.6, 0.7], evaluate__every=2)
     assert "mean of the last 2 evaluations:" in command("--runs", "a", capsys=capsys)[1]
     _, out, _ = command("--runs", "a", "--value", "validated", capsys=capsys)
-    assert "at the round that was best in validation:" in out
+    assert "round with the best validation score:" in out
 
 
 @pytest.mark.slow

@@ -922,7 +922,7 @@ def test_get_and_check(name, small_official, tmp_path, capsys):
     folder = root / {"cifar10": "cifar-10-batches-bin"}.get(name, name)
     assert (status, err) == (0, "")
     assert out.splitlines()[-1].endswith(f"is in {folder}")
-    assert out.startswith("fetching http://127.0.0.1")
+    assert out.startswith("downloading http://127.0.0.1")
     assert sorted(path.name for path in root.iterdir()) == [folder.name]  # neither archive nor parts
     requests = len(small_official.asked)
     status, out, _ = fullrank("data", "get", name, "--root", root, capsys=capsys)
@@ -998,7 +998,7 @@ def test_get_without_a_source_or_a_folder_says_what_to_do(small_official, tmp_pa
 def test_digits_and_unknown_names(capsys):
     status, out, _ = fullrank("data", "get", "digits", capsys=capsys)
     assert status == 0
-    assert "comes with the library" in out
+    assert "part of fullrank" in out
     status, out, _ = fullrank("data", "check", "digits", capsys=capsys)
     assert status == 0
     assert "1437" in out
@@ -1016,7 +1016,7 @@ def test_a_bar_in_a_terminal(small_official, tmp_path, monkeypatch, capsys):
     status, out, _ = fullrank("data", "get", "cifar10", "--root", tmp_path / "root", capsys=capsys)
     assert status == 0
     assert "c.tar.gz" in out
-    assert "fetching" not in out
+    assert "downloading" not in out
 
 
 def test_a_run_on_a_named_data_set(tmp_path, capsys):

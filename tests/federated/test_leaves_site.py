@@ -72,11 +72,11 @@ def test_show_says_what_travels_with_a_result_and_who_sees_it(capsys):
     out = said(fullrank("methods", "show", "fedbn", capsys=capsys)[1])
     for words in (
         "samples, steps and skipped batches",
-        "each term of the loss, the gradient's norm and the drift",
-        "recall by class, which shows the classes that a client does not have",
-        "The process of the server receives each client's upload; methods see sums and means.",
-        "secure aggregation, which fullrank does not do",
-        "lies in the checkpoints of the run",
+        "the terms of the loss, the norm of the gradient and the drift",
+        "the recall of each class, which reveals the classes that a client lacks",
+        "The server process receives the upload of each client; methods see sums and means.",
+        "secure aggregation, which fullrank does not implement",
+        "checkpoints contain what a client keeps between rounds",
     ):
         assert words in out
     assert "Never leaves" not in out
@@ -100,7 +100,7 @@ def test_a_method_that_cannot_run_is_shown_with_the_reason(tmp_path, monkeypatch
     status, out, _ = fullrank("methods", "show", "unrunnable:Leaky", capsys=capsys)
     assert status == 0
     assert re.search(
-        r"cannot run on the small federation .*no such column.* known only from what it declares", said(out)
+        r"cannot run on the small federation .*no such column.* known only from its declaration", said(out)
     )
 
 

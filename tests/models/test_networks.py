@@ -228,7 +228,7 @@ def test_the_command_line_counts_at_the_images_a_network_is_meant_for():
         assert facts[name]["parameters"] == parameters_of(shapes_only(name))
     table = CliRunner().invoke(cli.app, ["models"], env={"COLUMNS": "120"}).stdout
     assert "mobilenetv2  2,296,922 parameters at 3×32×32, 1280 features" in table
-    assert "Parameters for 10 classes" in table
+    assert "Numbers of parameters are for 10 classes" in table
 
 
 def maps(net, size, channels=3):

@@ -481,7 +481,7 @@ def test_runs_of_a_folder_without_probes_are_left_out_aloud(tmp_path, probed, wi
     shutil.copytree(without, tmp_path / "all" / "without")
     status, out, err = probes(tmp_path / "all", tmp_path / "all" / "with", capsys=capsys)
     assert (status, len(out.splitlines())) == (0, 3)
-    assert err == "fullrank: left out 1 of 2 runs, without probes\n"
+    assert err == "fullrank: skipped 1 of 2 runs, without probes\n"
 
 
 def test_a_run_without_a_global_model_has_strokes_in_its_place(tmp_path, capsys):

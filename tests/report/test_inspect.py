@@ -131,7 +131,7 @@ def test_a_file_of_weights_with_the_networks_name(tmp_path, run, capsys):
     missing = refused(tmp_path / "none.safetensors", "digits", "--model", "cnn", capsys=capsys)
     assert missing == f'fullrank: there is no file "{tmp_path / "none.safetensors"}"\n'
     assert "--model cnn" in refused(file, "digits", capsys=capsys)
-    assert "on which data set" in refused(file, "--model", "cnn", capsys=capsys)
+    assert "name a data set" in refused(file, "--model", "cnn", capsys=capsys)
     assert 'did you mean "cnn"?' in refused(file, "digits", "--model", "cmn", capsys=capsys)
 
 
@@ -176,12 +176,12 @@ def test_any_torch_model_by_the_function_that_makes_it(capsys, name):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nowhere"], ["is not there", "package.module:function"]),
+        (["nowhere"], ["does not exist", "package.module:function"]),
         (["."], ["has no experiment.toml"]),
         (["test_inspect:trainee", "digits"], ['did you mean "trained"?']),
         (["test_inspect:needy", "digits"], ["path"]),
         (["test_inspect:no_module", "digits"], ["returned a int"]),
-        (["test_inspect:trained"], ["on which data set"]),
+        (["test_inspect:trained"], ["name a data set"]),
         (["test_inspect:trained", "digit"], ['did you mean "digits"?']),
         (["test_inspect:trained", "digits", "--client", "1"], ["--client is for runs"]),
         (["test_inspect:trained", "digits", "--model", "cnn"], ["makes its own network"]),
@@ -194,7 +194,7 @@ def test_what_cannot_be_inspected_is_refused_in_one_sentence(capsys, arguments, 
 
 
 def test_a_run_knows_its_own_model(run, capsys):
-    assert "knows its own model" in refused(run.path, "--set", "model.width=3", capsys=capsys)
+    assert "contains its model" in refused(run.path, "--set", "model.width=3", capsys=capsys)
 
 
 def test_a_run_on_other_data(tmp_path, run, capsys):

@@ -142,8 +142,8 @@ def test_the_second_command_says_that_the_end_is_left(tmp_path, capsys):
     killed_after(METHODS["own head"], tmp_path / "run", 3)
     status, out, err = command("run", tmp_path / "run" / "experiment.toml", "--out", tmp_path / "run", capsys=capsys)
     assert status == 0, err
-    assert "all 2 rounds are behind it, and what follows the last one is left to do" in out
-    assert "clients' own models: 6 clients, 3 of them done already" in out
+    assert "all 2 rounds are complete, the steps after the last round remain" in out
+    assert "clients' own models: 6 clients, 3 of them complete already" in out
     _, out, _ = command("run", tmp_path / "run" / "experiment.toml", "--out", tmp_path / "run", capsys=capsys)
     assert "complete already" in out
 

@@ -108,7 +108,7 @@ def compared(runs, *methods, capsys, measure="personal", as_json=False):
 
 def test_a_comparison_of_clients_models_names_the_stage(runs, capsys):
     same = compared(runs, "fedavg", "fedbn", capsys=capsys)
-    assert "hold-outs in percent, after local training:" in same
+    assert "held-out samples in percent, after local training:" in same
     assert "stage" not in same
     mixed = compared(runs, "fedavg", "fedetf", capsys=capsys)
     assert "each method at its last stage" in mixed

@@ -267,16 +267,16 @@ def test_the_command(tmp_path, capsys):
     arguments = ["search-scales", NAME, "--data", "digits", "--epochs", 1, *sets, "--out", tmp_path / "a"]
     status, out, err = command(*arguments, capsys=capsys)
     assert status == 0, err
-    assert "1 client (iid), 1 a round, 1 round of 1 epoch" in out
+    assert "1 client (iid), 1 per round, 1 round of 1 epoch" in out
     *_, use = out.splitlines()
-    sets += use.removeprefix("use them: ").split()
+    sets += use.removeprefix("to use them: ").split()
     quick = ["--set", "data.clients=1", "--set", "train.rounds=1", "--set", "train.steps=1"]
     status, said, err = command("run", *quick, *sets, "--out", tmp_path / "run", capsys=capsys)
     assert (status, err) == (0, "")
-    assert said.startswith("fedrepopt on digits: 1 client (dirichlet α=0.1), 1 a round, 1 round of 1 step, ")
+    assert said.startswith("fedrepopt on digits: 1 client (dirichlet α=0.1), 1 per round, 1 round of 1 step, ")
     assert "made for the method" not in said
     _, said, _ = command("run", *quick, *sets, "--out", tmp_path / "run", capsys=capsys)
-    assert f"complete already in {tmp_path / 'run'}: its only round is behind it\n" in said
+    assert f"complete already in {tmp_path / 'run'}: its only round is complete\n" in said
     assert (tmp_path / "a.safetensors").is_file()
     arguments[-1] = tmp_path / "named.safetensors"
     status, out, err = command(*arguments, capsys=capsys)

@@ -1,4 +1,4 @@
-"""The command line: thin commands over the public functions."""
+"""The command `fullrank`: its sub-commands are thin layers over the public functions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,19 @@ from fullrank.cli import methods as methodscli
 from fullrank.cli import models as modelscli
 from fullrank.cli import probes as probescli
 from fullrank.cli import search_scales as searchcli
-from fullrank.cli.options import AsJson, File, Overrides, answer, experiment_values, fail, picture, prepare_streams
+from fullrank.cli.options import (
+    AsJson,
+    Command,
+    File,
+    Overrides,
+    Quiet,
+    answer,
+    command_group,
+    experiment_values,
+    fail,
+    picture,
+    prepare_streams,
+)
 from fullrank.config.experiment import Experiment, parse_overrides
 from fullrank.data.heterogeneity import draw_text
 from fullrank.errors import Interrupted, Refusal
@@ -31,16 +43,16 @@ from fullrank.runs import display
 from fullrank.runs.assemble import federate
 from fullrank.runs.run import run as run_experiment
 
-app = typer.Typer(
-    help="Federated learning when clients' data differ: train, compare, and keep the representation from collapsing.",
+app = command_group(
+    "Federated learning when clients' data differ: train models, compare methods, and measure whether the "
+    "representation collapses.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.add_typer(datacli.app, name="data")
-app.add_typer(methodscli.app, name="methods")
-app.add_typer(benchcli.app, name="bench")
+app.add_typer(datacli.app, name="data", rich_help_panel="Data")
+app.add_typer(methodscli.app, name="methods", rich_help_panel="Models and methods")
+app.add_typer(benchcli.app, name="bench", rich_help_panel="Tools")
 
 
 def _version(asked: bool) -> None:
@@ -52,29 +64,30 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Run with --help for the commands."""
+    """Print the commands with --help."""
 
 
-@app.command()
+@app.command(cls=Command, rich_help_panel="Run")
 def run(
     file: File = None,
     overrides: Overrides = None,
     out: Annotated[
-        str | None, typer.Option("--out", metavar="DIR", help="Where to write; else named after the run.")
+        str | None, typer.Option("--out", metavar="DIR", help="Run directory. By default a name in runs/.")
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
     change_engine: Annotated[
-        bool, typer.Option("--change-engine", help="Resume with other engine keys; no longer equal to the bit.")
+        bool,
+        typer.Option("--change-engine", help="Resume with other engine keys; results may differ in the last bits."),
     ] = False,
 ) -> None:
-    """Run an experiment, or go on with it where it stopped.
+    """Run an experiment, or resume it where it stopped.
 
-    The same command again resumes: everything is saved after each round, and a resumed run ends exactly like an
-    uninterrupted one. More rounds on a finished run go on from its end.
+    The state of the run is saved after each round. If a run was interrupted, the same command resumes it, and the
+    result is identical to that of an uninterrupted run. A larger train.rounds continues a finished run.
 
     Example: fullrank run --set method.name=fedavg+feddecorr --set data.alpha=0.05 --set train.rounds=30
     """
@@ -84,7 +97,7 @@ def run(
         with display.choose(quiet, as_json) as watcher:
             finished = run_experiment(experiment, out, change_engine=change_engine, watcher=watcher)
     except Interrupted as stop:
-        fail(str(stop), 130)  # here, because typer would turn it into a mere "Aborted."
+        fail(str(stop), 130)  # here, because typer would print "Aborted." only
     if quiet or as_json:
         return
     console = Console(soft_wrap=True)
@@ -95,7 +108,7 @@ def run(
         print(line)
     for measure, reason in summary["absent"].items():
         if measure == "personal":
-            continue  # said in the summary; most runs have no hold-outs and do not miss them
+            continue  # part of the summary; most runs have no held-out samples
         console.print(f"no {measure}: {reason}", highlight=False)
     traffic = f"{display.size(summary['bytes_up'])} up, {display.size(summary['bytes_down'])} down"
     rounds = display.counted(summary["rounds"], "round")
@@ -104,26 +117,32 @@ def run(
     print(f"{rounds} complete, {traffic}, {summary['seconds']:.1f} s{after}; results in {finished.path}")
 
 
-app.command("compare")(comparecli.compare_command)
-app.command("export")(exportcli.export_command)
-app.command("figure")(figurecli.figure_command)
-app.command("inspect")(inspectcli.inspect_command)
-app.command("keys")(keyscli.list_keys)
-app.command("models")(modelscli.list_models)
-app.command("probes")(probescli.probes_command)
-app.command("search-scales")(searchcli.search_command)
+for name, panel, command in (
+    ("keys", "Run", keyscli.list_keys),
+    ("compare", "Compare", comparecli.compare_command),
+    ("inspect", "Inspect", inspectcli.inspect_command),
+    ("probes", "Inspect", probescli.probes_command),
+    ("figure", "Inspect", figurecli.figure_command),
+    ("models", "Models and methods", modelscli.list_models),
+    ("search-scales", "Models and methods", searchcli.search_command),
+    ("export", "Tools", exportcli.export_command),
+):
+    app.command(name, cls=Command, rich_help_panel=panel)(command)
 
 
-@app.command()
+@app.command(cls=Command, rich_help_panel="Data")
 def partition(
     file: File = None,
     overrides: Overrides = None,
     png: Annotated[
-        str | None, typer.Option("--png", metavar="FILE", help="Draw it as a picture too, with Matplotlib.")
+        str | None, typer.Option("--png", metavar="FILE", help="Also draw the partition in this file, with Matplotlib.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show who has which data under an experiment, and how much clients differ.
+    """Show how an experiment divides its data among clients.
+
+    Prints the classes of each client and how much the clients differ: sizes, label entropy, and the distance between
+    the label distributions of clients and of all samples.
 
     Example: fullrank partition --set data.alpha=0.05 --set data.clients=20
     """
@@ -143,7 +162,7 @@ def partition(
     print(f"clients              {facts['clients']}")
     print(f"training samples     {facts['samples']}" + _apart(facts))
     if left_out := federation.left_out():
-        print(f"left out             {left_out}")
+        print(f"without a client     {left_out}")
     print(f"size                 {size['min']} to {size['max']}, median {size['median']:g}")
     print(f"classes per client   {facts['classes_per_client']:.2f} on average, of {federation.data.num_classes}")
     print(f"label entropy        {entropy['mean']:.3f} nats on average")
@@ -164,13 +183,13 @@ def _apart(facts: dict[str, Any]) -> str:
 
 
 def _refuse_without_effect(experiment: Experiment, overrides: list[str] | None) -> None:
-    """Refuse to set hyper-parameters of a method that does not train; in a file they may wait for a comparison."""
+    """Reject --set of hyper-parameters of a method that is not used; a file may contain them for a comparison."""
     used = {methods.find(piece).name for piece in experiment.method.name.split("+")}
     for name, value in parse_overrides(overrides or []).get("method", {}).items():
         if isinstance(value, dict) and name not in used:
             raise Refusal(
                 f"--set method.{name}.{next(iter(value), '')}: the method is {experiment.method.name}, so this has no "
-                f"effect; name it too, as in --set method.name={experiment.method.name}+{name}"
+                f"effect; add the method, as in --set method.name={experiment.method.name}+{name}"
             )
 
 
@@ -179,10 +198,10 @@ def _experiment(file: str | None, overrides: list[str] | None) -> Experiment:
 
 
 def main() -> None:
-    """The entry point."""
+    """Run the command line of this process."""
     if "" not in sys.path:
-        # A method, model or data set in the current directory can be named. It comes last, so that no file of an
-        # unpacked folder takes the place of an installed package.
+        # An experiment can name a method, model or data set in the current directory. The directory comes last, so
+        # that none of its files replaces an installed package.
         sys.path.append("")
     prepare_streams()
     with interrupt.own_process():

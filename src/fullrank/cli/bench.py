@@ -1,4 +1,4 @@
-"""The command `fullrank bench`: how fast this machine plays rounds, beside what one would write without a library."""
+"""The command `fullrank bench`: the speed of rounds on this machine, compared with plain PyTorch loops."""
 
 from __future__ import annotations
 
@@ -12,32 +12,29 @@ import typer
 from fullrank.bench import cpu as cpu_bench
 from fullrank.bench import gpu as gpu_bench
 from fullrank.bench import overheads, workload
-from fullrank.cli.options import AsJson, Overrides, fail
+from fullrank.cli.options import AsJson, Command, Overrides, command_group, fail
 
-app = typer.Typer(
-    help="Measure how fast rounds are played on this machine.",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = command_group("Measure the speed of rounds on this machine.", no_args_is_help=True)
 
-Repeats = Annotated[int, typer.Option("--repeats", metavar="N", help="Measurements of each, in turns.")]
-Tiny = Annotated[bool, typer.Option("--tiny", help="A few steps, to see that it works; its numbers mean nothing.")]
-Root = Annotated[str, typer.Option("--root", metavar="DIR", help="Where CIFAR-10 lies.")]
-Device = Annotated[str, typer.Option("--device", metavar="NAME", help="cpu or cuda.")]
+Repeats = Annotated[int, typer.Option("--repeats", metavar="N", help="Number of measurements of each variant.")]
+Tiny = Annotated[bool, typer.Option("--tiny", help="Run a few steps as a test; the numbers are meaningless.")]
+Root = Annotated[str, typer.Option("--root", metavar="DIR", help="Folder of CIFAR-10.")]
+Device = Annotated[str, typer.Option("--device", metavar="NAME", help="Device: cpu or cuda.")]
 
 
-@app.command()
+@app.command(cls=Command)
 def cpu(
     networks: Annotated[
-        str, typer.Option("--networks", metavar="A,B", help="cnn (1.63 M parameters), linear.")
+        str, typer.Option("--networks", metavar="A,B", help="Networks: cnn (1.63 M parameters), linear.")
     ] = "cnn,linear",
     repeats: Repeats = 5,
     tiny: Tiny = False,
     as_json: AsJson = False,
 ) -> None:
-    """CPU-seconds of a round beside a bare PyTorch loop: pfl-research's CIFAR-10 workload on synthetic images.
+    """Compare the CPU time of a round with a plain PyTorch loop.
 
-    Every measurement is a fresh process with one thread; its whole process tree counts. Needs Linux.
+    The workload is the CIFAR-10 benchmark of pfl-research on synthetic images. Every measurement is a new process with
+    one thread, and the CPU time of its whole process tree counts. Needs Linux.
 
     Example: fullrank bench cpu --networks linear --repeats 3
     """
@@ -46,19 +43,22 @@ def cpu(
     _show(result, cpu_bench.report, as_json)
 
 
-@app.command()
+@app.command(cls=Command)
 def gpu(
-    rounds: Annotated[int, typer.Option("--rounds", metavar="N", help="Rounds measured after the first.")] = 3,
+    rounds: Annotated[int, typer.Option("--rounds", metavar="N", help="Number of rounds after the first.")] = 3,
     root: Root = "",
     device: Device = "cuda",
     overrides: Overrides = None,
     eager_fraction: Annotated[
-        float, typer.Option("--eager-fraction", metavar="SHARE", help="Of the eager loop's steps, for a quick look.")
+        float,
+        typer.Option("--eager-fraction", metavar="SHARE", help="Fraction of the steps of the eager loop to run."),
     ] = 1.0,
     tiny: Tiny = False,
     as_json: AsJson = False,
 ) -> None:
-    """A round of FedDecorr's CIFAR-10 experiment beside an eager PyTorch loop in the same process.
+    """Compare the time of a round on a GPU with an eager PyTorch loop.
+
+    The workload is the CIFAR-10 experiment of FedDecorr. Both run in the same process.
 
     Example: fullrank bench gpu --root data --rounds 3
     """
@@ -71,10 +71,10 @@ def gpu(
         fail(f"{result['failed'][0]['stage']} failed: {result['failed'][0]['error']}", 1)
 
 
-@app.command("methods")
+@app.command("methods", cls=Command)
 def methods_command(
     names: Annotated[
-        str, typer.Option("--methods", "-m", metavar="A,B,…", help="Which methods; without it, all of them.")
+        str, typer.Option("--methods", "-m", metavar="A,B,…", help="Methods to measure. By default all of them.")
     ] = "",
     repeats: Repeats = 5,
     root: Root = "",
@@ -83,7 +83,9 @@ def methods_command(
     tiny: Tiny = False,
     as_json: AsJson = False,
 ) -> None:
-    """What each method costs beyond FedAvg, its rounds in turns with FedAvg's.
+    """Compare the time of a round of each method with FedAvg.
+
+    Rounds of the method and of FedAvg alternate, so that both see the same load of the machine.
 
     Example: fullrank bench methods --methods fedprox,fedavg+feddecorr --repeats 5
     """

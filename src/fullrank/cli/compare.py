@@ -1,4 +1,4 @@
-"""The command `fullrank compare`: what a person sees of several runs, and the table at the end."""
+"""The command `fullrank compare`: the progress of several runs, and the table at the end."""
 
 from __future__ import annotations
 
@@ -30,49 +30,47 @@ def compare_command(
         list[str] | None,
         typer.Argument(
             metavar="FILE.toml",
-            help="The experiment, without one the defaults (embedded digits); with --runs the run directories.",
+            help="Experiment file. If omitted, all keys have their defaults. With --runs, the run directories.",
         ),
     ] = None,
     methods: Annotated[
-        str, typer.Option("--methods", "-m", metavar="A,B,…", help="The methods; differences are to the first.")
+        str, typer.Option("--methods", "-m", metavar="A,B,…", help="Methods. Differences are to the first one.")
     ] = "",
-    seeds: Annotated[str, typer.Option("--seeds", "-s", metavar="N,N,…", help="The seeds, as 0,1,2 or 0-4.")] = "0,1,2",
+    seeds: Annotated[str, typer.Option("--seeds", "-s", metavar="N,N,…", help="Seeds, as in 0,1,2 or 0-4.")] = "0,1,2",
     overrides: Overrides = None,
     root: Root = "",
     out: Annotated[
         str | None,
-        typer.Option("--out", metavar="DIR", help="Where the runs go; else named after experiment and methods."),
+        typer.Option("--out", metavar="DIR", help="Folder of the runs. By default a name in runs/."),
     ] = None,
     jobs: Annotated[
         int,
-        typer.Option("--jobs", "-j", metavar="N", help="Runs at a time; 0: one per core, or one at a time on a GPU."),
+        typer.Option("--jobs", "-j", metavar="N", help="Number of parallel runs. 0: one per core, or one on a GPU."),
     ] = 0,
     measure: Annotated[
         str,
-        typer.Option("--measure", metavar="NAME", help="What to compare: accuracy, loss, personal, bytes_up …"),
+        typer.Option("--measure", metavar="NAME", help="Measure to compare: accuracy, loss, personal, bytes_up …"),
     ] = "accuracy",
     value: Annotated[
         str,
         typer.Option(
             "--value",
-            metavar="last5|last|best|validated|final",
-            help="Mean of the last five rounds, last round, best over rounds, round that was best in validation, or "
-            "after the method's finish.",
+            metavar="NAME",
+            help="Value of a run: last5 (mean of the last five rounds), last, best (over rounds), validated (round "
+            "with the best validation score) or final (after the last step of the method).",
         ),
     ] = "last5",
-    runs: Annotated[
-        bool, typer.Option("--runs", help="Run nothing: compare the run directories given, or all in a folder.")
-    ] = False,
+    runs: Annotated[bool, typer.Option("--runs", help="Compare existing run directories, or all in a folder.")] = False,
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress, only the table.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the table without progress.")] = False,
 ) -> None:
-    """Compare methods over several seeds, every method on the same splits.
+    """Compare methods over several seeds on the same partitions.
 
-    Each seed draws its own split of the data and every method gets the same one. The table has mean ± standard
+    Each seed draws its own partition of the data, and all methods use the same one. The table has the mean and standard
     deviation over seeds, and the differences to the first method, paired by seed, with a 95 % confidence interval
-    (Student's t). The runs are ordinary run directories: stop the command and give it again, and it goes on; more
-    seeds add to what is there. A run that fails, as one that diverges, is marked in the table and left out of its
-    means; the others continue, and the exit status is 1.
+    (Student's t). Every run has an ordinary run directory: if the comparison was interrupted, the same command resumes
+    it, and more seeds can be added later. A run that fails, for example because it diverges, is marked in the table
+    and excluded from the means; the other runs continue, and the exit status is 1.
 
     Example: fullrank compare examples/demo.toml --methods fedavg,fedprox,fedavg+feddecorr --seeds 0-4
 
@@ -80,7 +78,7 @@ def compare_command(
     """
     if runs:
         if methods or overrides or out or root:
-            raise Refusal("with --runs nothing is run: leave out --methods, --set, --root and --out")
+            raise Refusal("--runs compares existing runs: omit --methods, --set, --root and --out")
         found = compare_runs(inputs or [], measure=measure, value=value)
     else:
         there = [f"data.root={root}"] if root else []
@@ -95,19 +93,21 @@ def compare_command(
         print(f"fullrank: warning: {warning}", file=sys.stderr)
     if found.failed:
         every = len(found.failed) + len(found.runs)
-        fail(f"{len(found.failed)} of {every} runs failed; log.txt in the directory of each says more", 1)
+        fail(f"{len(found.failed)} of {every} runs failed; see log.txt in the directory of each", 1)
 
 
 def _experiment(inputs: Sequence[str], methods: str, overrides: list[str] | None) -> dict[str, Any]:
-    """What is to be run, as far as it is the same for all methods and seeds."""
+    """Return the values of the experiment that all methods and seeds share."""
     if len(inputs) > 1:
-        raise Refusal(f"one experiment at a time, not {len(inputs)}; say --runs to compare run directories")
+        raise Refusal(f"compare takes one experiment, not {len(inputs)}; use --runs to compare run directories")
     if not methods.strip():
-        raise Refusal("say what to compare, as in --methods fedavg,fedavg+feddecorr")
+        raise Refusal("name the methods to compare, as in --methods fedavg,fedavg+feddecorr")
     for text in overrides or []:
         key = text.partition("=")[0].strip()
         if key in ("seed", "method.name"):
-            raise Refusal(f"--set {key} has no say in a comparison; use {'--seeds' if key == 'seed' else '--methods'}")
+            raise Refusal(
+                f"--set {key} has no effect in a comparison; use {'--seeds' if key == 'seed' else '--methods'}"
+            )
     return experiment_values(inputs[0] if inputs else None, overrides)
 
 
@@ -117,14 +117,14 @@ def _run(silent: bool, *what: Any, **how: Any) -> Comparison:
             return compare(*what, **how, onlooker=board)
         except Interrupted as stop:
             sentence = str(stop)
-    fail(sentence, 130)  # here, because typer would turn it into a mere "Aborted."
+    fail(sentence, 130)  # here, because typer would print "Aborted." only
 
 
 MOST_SEEDS = 10_000
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Seeds from a list of numbers and ranges.
+    """Parse seeds from a list of numbers and ranges.
 
     >>> parse_seeds("0-2,7")
     [0, 1, 2, 7]
@@ -133,19 +133,19 @@ def parse_seeds(text: str) -> list[int]:
     for piece in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", piece)
         if match is None or (match[2] and int(match[2]) < int(match[1])):
-            raise Refusal(f'--seeds "{text}" is not a list of seeds, as 0,1,2 or 0-4')
+            raise Refusal(f'--seeds "{text}" is not a list of seeds, as in 0,1,2 or 0-4')
         several = range(int(match[1]), int(match[2] or match[1]) + 1)
         if several.stop - several.start > MOST_SEEDS:
-            raise Refusal(f'--seeds "{text}" are more than {MOST_SEEDS} seeds; each is a run of every method')
+            raise Refusal(f'--seeds "{text}" are more than {MOST_SEEDS} seeds; each seed is a run of every method')
         found += several
     return found
 
 
-# While the runs go on
+# Progress of the runs
 
 
 class PlainBoard(Onlooker):
-    """Lines: when a run begins and ends, and now and then how far it is."""
+    """Prints a line when a run starts or ends, and its progress from time to time."""
 
     def __init__(self, stream: IO[str]):
         self.stream = stream
@@ -155,18 +155,18 @@ class PlainBoard(Onlooker):
         print(text, file=self.stream, flush=True)
 
     def planned(self, tasks: Sequence[Task], pending: Sequence[Task]) -> None:
-        """Say what will be run, and what is complete already."""
+        """Print what will be run, and what is complete already."""
         self.runs, self.complete = len(tasks), len(tasks) - len(pending)
         for line in opening(tasks, pending):
             self._say(line)
 
     def began(self, task: Task) -> None:
-        """Say that a run begins."""
+        """Print that a run starts."""
         self.spoken[task.name] = time.monotonic()
-        self._say(f"{task.name}: " + (f"goes on after round {task.done}" if task.done else "begins"))
+        self._say(f"{task.name}: " + (f"resumes after round {task.done}" if task.done else "starts"))
 
     def round_done(self, task: Task, row: Mapping[str, Any]) -> None:
-        """Say how far a run is, unless that was said just before."""
+        """Print the progress of a run, unless it was printed a moment ago."""
         for warning in (*row.get("cautions", []), *amiss(row)):
             self._say(f"{task.name}: {warning}")
         if row["round"] < task.rounds and time.monotonic() - self.spoken[task.name] > PAUSE:
@@ -174,27 +174,27 @@ class PlainBoard(Onlooker):
             self._say(f"{task.name}: round {row['round']}/{task.rounds}{scores(row)}")
 
     def phase(self, task: Task, name: str, done: int, clients: int) -> None:
-        """Say how far the clients are, unless something was said just before."""
+        """Print the progress of the clients, unless it was printed a moment ago."""
         if time.monotonic() - self.spoken[task.name] > PAUSE:
             self.spoken[task.name] = time.monotonic()
             self._say(f"{task.name}: {name}: {done}/{clients}")
 
     def said(self, task: Task, text: str) -> None:
-        """Pass on what a run's own code printed."""
+        """Print what the code of a run printed."""
         self._say(f"{task.name}: {text}")
 
     def ended(self, task: Task, summary: Mapping[str, Any]) -> None:
-        """Say how a run ended."""
+        """Print the result of a run."""
         self.complete += 1
         self._say(f"{_outcome(task, summary)}  ({self.complete} of {self.runs})")
 
     def failed(self, task: Task, reason: str) -> None:
-        """Say why a run failed."""
+        """Print why a run failed."""
         self._say(f"{task.name}: failed: {reason}")
 
 
 class LiveBoard(Onlooker):
-    """A bar for all runs together and one for each that is going on."""
+    """Shows a progress bar for all runs together and one for each active run."""
 
     def __init__(self, console: Console):
         columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[state]}"))
@@ -205,7 +205,7 @@ class LiveBoard(Onlooker):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the terminal as it was."""
+        """Remove the progress bars."""
         self.progress.stop()
 
     def planned(self, tasks: Sequence[Task], pending: Sequence[Task]) -> None:
@@ -220,12 +220,12 @@ class LiveBoard(Onlooker):
             self.progress.start()
 
     def began(self, task: Task) -> None:
-        """Show one bar more."""
+        """Add the progress bar of a run."""
         state = f"{task.done}/{task.rounds}"
         self.bars[task.name] = self.progress.add_task(task.name, total=task.rounds, completed=task.done, state=state)
 
     def round_done(self, task: Task, row: Mapping[str, Any]) -> None:
-        """Move the run's bar and that of all."""
+        """Advance the progress bar of the run and that of all runs."""
         state = f"{row['round']}/{task.rounds}{scores(row)}"
         self.progress.update(self.bars[task.name], completed=row["round"], state=state)
         self.pace.round_done()
@@ -234,22 +234,22 @@ class LiveBoard(Onlooker):
             self._print(f"{task.name}: {warning}", style="yellow")
 
     def phase(self, task: Task, name: str, done: int, clients: int) -> None:
-        """Show how far the clients are beside the run's bar."""
+        """Show the progress of the clients next to the progress bar of the run."""
         self.progress.update(self.bars[task.name], state=f"{name} {done}/{clients}")
 
     def said(self, task: Task, text: str) -> None:
-        """Pass on what a run's own code printed."""
+        """Print what the code of a run printed."""
         self._print(f"{task.name}: {text}")
 
     def ended(self, task: Task, summary: Mapping[str, Any]) -> None:
-        """Take the run's bar away and keep a line of it."""
+        """Replace the progress bar of the run by a line with its result."""
         self.complete += 1
         self.progress.remove_task(self.bars.pop(task.name))
         self.progress.update(self.all, **self._state())
         self._print(_outcome(task, summary))
 
     def failed(self, task: Task, reason: str) -> None:
-        """Take the run's bar away and say why."""
+        """Replace the progress bar of the run by the reason of its failure."""
         self.pace.remaining -= task.rounds - task.done
         self.progress.remove_task(self.bars.pop(task.name))
         self.progress.update(self.all, **self._state())
@@ -259,7 +259,7 @@ class LiveBoard(Onlooker):
         self.progress.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
     def _state(self) -> dict[str, Any]:
-        left = f"  left {clock(self.pace.left())}" if self.pace.played and self.pace.remaining else ""
+        left = f"  left {clock(self.pace.left())}" if self.pace.finished and self.pace.remaining else ""
         return {
             "completed": self.rounds - self.pace.remaining,
             "state": f"{self.complete}/{self.runs} complete{left}",
@@ -273,7 +273,7 @@ def _board(silent: bool) -> AbstractContextManager[Onlooker]:
 
 
 def opening(tasks: Sequence[Task], pending: Sequence[Task]) -> list[str]:
-    """What stands above a comparison."""
+    """Return the first lines of the output of a comparison."""
     methods = {task.experiment.method.name for task in tasks}
     seeds = {task.experiment.seed for task in tasks}
     lines = [f"{_number_of(methods, 'method')} × {_number_of(seeds, 'seed')} on {setting(tasks[0].experiment)}"]
@@ -299,7 +299,7 @@ def _outcome(task: Task, summary: Mapping[str, Any]) -> str:
 # The table
 
 Show = Callable[[float, bool], str]
-"""How a number of the measure is written, with a sign or without."""
+"""Formats a value of the measure; the second argument says whether the sign is shown."""
 
 
 def _show(found: Comparison) -> None:
@@ -307,7 +307,7 @@ def _show(found: Comparison) -> None:
     console, wide = Console(highlight=False), Console(highlight=False, width=WIDE)
     table = _table(found, show, by_seed=True)
     if not console.is_terminal:
-        console = wide  # a file has lines of any length
+        console = wide  # lines in a file can have any length
     elif wide.measure(table).maximum > console.width:
         table = _table(found, show, by_seed=False)
     print(f"\n{_title(found)}\n")
@@ -322,15 +322,15 @@ def _show(found: Comparison) -> None:
 
 def _title(found: Comparison) -> str:
     experiment, measure = found.experiment, found.measure
-    judged = "round" if experiment.evaluate.every == 1 else "evaluation"
+    evaluated = "round" if experiment.evaluate.every == 1 else "evaluation"
     values = {
-        "last5": f"mean of the last {counted(averaged(experiment), judged)}",
+        "last5": f"mean of the last {counted(averaged(experiment), evaluated)}",
         "last": "last round",
         "best": "best over rounds",
-        "validated": "at the round that was best in validation",
-        "final": "after the method's finish",
+        "validated": "round with the best validation score",
+        "final": "after the last step of the method",
     }
-    words = {"accuracy": "test accuracy", "loss": "test loss", "personal": "accuracy on clients' hold-outs"}
+    words = {"accuracy": "test accuracy", "loss": "test loss", "personal": "accuracy on the clients' held-out samples"}
     words["personal_accuracy"] = f"personal accuracy {STAGES['local']}"
     name = words.get(measure, measure.replace("_", " "))
     unit = " in percent" if _is_share(measure) else ""
@@ -384,9 +384,9 @@ def _is_share(measure: str) -> bool:
 
 
 def _numbers(found: Comparison) -> Show:
-    """Shares in percent; the rest with digits that fit its size."""
+    """Return the format of a measure: fractions in percent, other values with digits that fit their size."""
     if _is_share(found.measure):
-        # + 0.0: what rounds to nothing has no sign
+        # + 0.0: a value that rounds to zero has no sign
         return lambda value, signed: f"{round(100 * value, 2) + 0.0:{'+' if signed else ''}.2f}"
     large = any(abs(value) >= 1000 for row in found.rows() for value in row.values.values())
     digits = 0 if large else 4

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
+from fullrank.cli.options import AsJson, Command, command_group
 from fullrank.data import load_dataset
 from fullrank.data.sources.download import Watch
 from fullrank.data.sources.download import get as get_data
@@ -23,43 +24,42 @@ from fullrank.runs import display
 
 EMBEDDED = "digits"
 
-app = typer.Typer(
-    help="Get data sets, and see what is there.",
-    no_args_is_help=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = command_group("Download data sets and check them.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help=f"The data set: {', '.join((EMBEDDED, *KNOWN))}.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help=f"Data set: {', '.join((EMBEDDED, *KNOWN))}.")]
 Root = Annotated[
-    str, typer.Option("--root", metavar="DIR", help="Where it lies; else $FULLRANK_DATA, then the usual places.")
+    str,
+    typer.Option("--root", metavar="DIR", help="Folder of data sets. By default $FULLRANK_DATA, ./data or the cache."),
 ]
 
 
-@app.command()
+@app.command(cls=Command)
 def get(name: Name, root: Root = "") -> None:
-    """Download a data set from its official source, check it and unpack it.
+    """Download a data set from its official source.
 
-    A download that broke off goes on where it stopped. Files that are there already are checked and used.
+    Files are verified by their checksums and unpacked. An interrupted download continues where it stopped. Existing
+    files are verified and reused.
 
     Example: fullrank data get cifar10 --root data
     """
     if name == EMBEDDED:
-        print(f"{name} comes with the library: there is nothing to get")
+        print(f"{name} is part of fullrank: there is nothing to download")
         return
     with _progress() as watch:
         said = get_data(_known(name), root, watch)
     print(said)
 
 
-@app.command()
+@app.command(cls=Command)
 def check(
     name: Name,
     root: Root = "",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Say where a data set lies, and whether it is whole and the official one.
+    """Check that a data set is complete and official.
 
-    The exit status is not 0 when it is missing or damaged, or when a file of the official size has other content.
+    Prints the folder of the data set and the state of each file. The exit status is not 0 if the data set is missing
+    or damaged, or if a file has the official size but different content.
 
     Example: fullrank data check cifar10
     """
@@ -70,7 +70,7 @@ def check(
         _print(facts)
     altered = [file["name"] for file in facts["files"] if file["state"] == "altered"]
     if altered:
-        print(f"fullrank: {facts['folder']} has {', '.join(altered)} not as in the official copy", file=sys.stderr)
+        print(f"fullrank: in {facts['folder']}, {', '.join(altered)} is not the official file", file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -88,7 +88,7 @@ def _facts(stored: Stored | None, root: str) -> dict[str, Any]:
         "name": data.name,
         "title": stored.title if stored else data.name,
         "folder": str(place.folder) if place else None,
-        "form": place.layout.form if place else "comes with the library",
+        "form": place.layout.form if place else "part of fullrank",
         "files": [_file(fact) for fact in files],
         "official": all(fact.state == "official" for fact in files),
         "train": len(data.train),
@@ -133,7 +133,7 @@ def _shortened(names: list[str], most: int = 10) -> str:
 
 @contextmanager
 def _progress() -> Iterator[Watch]:
-    """A bar per file in a terminal; elsewhere a line per file."""
+    """Show a progress bar per file in a terminal, and print a line per file elsewhere."""
     if not sys.stdout.isatty():
         yield _lines()
         return
@@ -155,6 +155,6 @@ def _lines() -> Watch:
     def watch(url: str, done: int, total: int | None) -> None:
         if url not in seen:
             seen.add(url)
-            print(f"fetching {url}" + (f", {display.size(total)}" if total else ""), flush=True)
+            print(f"downloading {url}" + (f", {display.size(total)}" if total else ""), flush=True)
 
     return watch

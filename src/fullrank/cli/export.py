@@ -15,29 +15,35 @@ from fullrank.runs.display import STAGES, size
 
 
 def export_command(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="The directory of a finished run.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Directory of a finished run.")],
     client: Annotated[
-        int | None, typer.Option("--client", metavar="K", help="The model of client K instead of the global one.")
+        int | None,
+        typer.Option("--client", metavar="K", help="Export the own model of client K."),
     ] = None,
     to: Annotated[
-        str | None, typer.Option("--to", metavar="DIR", help="Where to write; else RUN/export, or RUN/export-client-K.")
+        str | None,
+        typer.Option("--to", metavar="DIR", help="Output folder. By default RUN/export or RUN/export-client-K."),
     ] = None,
     formats: Annotated[
         str,
-        typer.Option("--format", metavar="A,B", help=f"Of {', '.join(FORMATS)}; onnx needs the extra of that name."),
+        typer.Option(
+            "--format", metavar="A,B", help=f"Formats: {', '.join(FORMATS)}. onnx needs the extra of that name."
+        ),
     ] = "safetensors",
     stage: StageName = None,
     root: Root = "",
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a run's model in files for deployment, and check that each predicts as the run's model does.
+    """Export the model of a run for deployment.
 
-    Re-parameterisable networks (repvgg, repghost) become plain convolutions with BatchNorm fused. model.json says what
-    a program needs to use the files: network, classes, input shape, normalisation. A file whose scores differ by more
-    than a ten-thousandth of the largest is removed, and the exit status is not 0. The global model needs no data:
-    without them the files are compared on random inputs. A client's own model needs that client's data, unless the run
-    kept it (run.keep_personal).
+    Re-parameterisable networks (repvgg, repghost) are converted to plain convolutions with fused BatchNorm. The file
+    model.json describes what a program needs to use the model: network, classes, input shape and normalisation.
+
+    Each file is compared with the model of the run. A file whose scores differ by more than 1e-4 of the largest score
+    is removed, and the exit status is not 0. The global model can be exported without the data; it is then compared on
+    random inputs. The own model of a client needs the data of that client, unless the run saved the model
+    (run.keep_personal).
 
     Example: fullrank export runs/demo --format safetensors,onnx --to model
     """
@@ -54,7 +60,7 @@ def export_command(
 
 def _print(done: Exported) -> None:
     model, shape = done.facts["model"], "×".join(map(str, done.facts["input"]["shape"]))
-    form = "in its plain form, BatchNorm fused" if model["form"] == "plain" else "as it was trained"
+    form = "in its plain form, with fused BatchNorm" if model["form"] == "plain" else "as it was trained"
     print(f"{model['name']} {form}: {model['parameters']:,} parameters, input {shape}")
     if done.facts["client"] is not None:
         stage = done.facts["stage"]
@@ -69,4 +75,4 @@ def _print(done: Exported) -> None:
         print(f"note: {remark}")
     if done.facts["note"]:
         print(f"note: {done.facts['note']}")
-    print(f"written to {done.path}, with model.json beside")
+    print(f"written to {done.path}, with model.json")

@@ -14,35 +14,43 @@ from fullrank.runs.result import Run
 
 
 def figure_command(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help=f"What to draw: {', '.join(KINDS)}.")],
-    inputs: Annotated[
-        list[str], typer.Argument(metavar="RUN", help="Run directories; a folder stands for all runs in it.")
-    ],
+    kind: Annotated[str, typer.Argument(metavar="KIND", help=f"Kind of figure: {', '.join(KINDS)}.")],
+    inputs: Annotated[list[str], typer.Argument(metavar="RUN", help="Run directories, or folders of runs.")],
     out: Annotated[
         str | None,
-        typer.Option("--out", metavar="FILE", help="A .pdf or .png; else figures/KIND.pdf in the first run."),
+        typer.Option("--out", metavar="FILE", help="Output file, .pdf or .png. By default RUN/figures/KIND.pdf."),
     ] = None,
     rounds: Annotated[
-        str, typer.Option("--rounds", metavar="N,N,…", help="Which rounds; else the last (losses: first and last).")
+        str,
+        typer.Option("--rounds", metavar="N,N,…", help="Rounds. By default the last; for losses first and last."),
     ] = "",
     clients: Annotated[
-        str, typer.Option("--clients", metavar="K,K,…", help="Which clients; else all that were looked at.")
+        str, typer.Option("--clients", metavar="K,K,…", help="Clients. By default all that were probed.")
     ] = "",
     top: Annotated[
-        int | None, typer.Option("--top", metavar="N", help="Singular values of a spectrum; else the first 100.")
+        int | None, typer.Option("--top", metavar="N", help="Number of singular values of a spectrum. By default 100.")
     ] = None,
     term: Annotated[
-        str, typer.Option("--term", metavar="NAME", help="Which term of the loss; else the method's own, or criterion.")
+        str,
+        typer.Option("--term", metavar="NAME", help="Loss term. By default that of the method, or criterion."),
     ] = "",
 ) -> None:
-    """Draw a figure of one run or several, as wide as a column of a paper.
+    """Draw a figure of one or more runs.
 
-    spectrum: singular values of the representation, clients' dashed beside the global model's. gap: R between them.
-    collapse: NC1 to NC4 over rounds. classifier: norms of its rows, and cosines between clients. tsne: a map of these
-    rows (needs scikit-learn). cka: how alike clients are, layer by layer. losses: a loss term over local epochs.
-    accuracy: over rounds. All but the last two need probes: run with --set probe.every=N. Lines are named after what
-    differs between the runs. Runs that differ in the seed alone are one line, their mean, in a band from the least to
-    the greatest.
+    The figure is as wide as a column of a paper. Kinds:
+
+    - spectrum: singular values of the global representation and of clients (dashed)
+    - gap: the gap R between the spectra of clients and of the global model
+    - collapse: neural collapse, NC1 to NC4, over rounds
+    - classifier: norms of the rows of the classifier, and cosines between clients
+    - tsne: t-SNE of these rows (needs scikit-learn)
+    - cka: similarity of the clients' representations, layer by layer
+    - losses: a term of the loss over local epochs
+    - accuracy: test accuracy over rounds
+
+    All but losses and accuracy need probes: run with --set probe.every=N. The legend shows the keys in which the runs
+    differ. Runs that differ only in the seed are drawn as one line, their mean, with a band from the minimum to the
+    maximum.
 
     Example: fullrank figure spectrum runs/a runs/b --out spectrum.pdf
     """
@@ -63,5 +71,5 @@ def _numbers(option: str, text: str) -> list[int]:
     except ValueError:
         found = [-1]
     if any(number < 0 for number in found):
-        raise Refusal(f"{option} {text}: must be whole numbers, as in 1,5,10")
+        raise Refusal(f"{option} {text}: must be integers, as in 1,5,10")
     return found

@@ -31,14 +31,14 @@ SHOWN = {
     "classifier_bias": "norms against counts",
 }
 WORDS = {
-    "effective_rank": "of {features}: so many equal singular values are as spread out",
-    "singular_variance": "of the covariance's singular values",
-    "nc1": "spread within classes beside that between their means",
+    "effective_rank": "of {features}: exponential of the entropy of the singular values",
+    "singular_variance": "variance of the singular values of the covariance",
+    "nc1": "variation within classes over variation between class means",
     "nc2": "distance of the class means from a simplex ETF (norms {nc2_norm}, angles {nc2_angle})",
     "nc3": "distance of the classifier from the class means, 0 to 2",
-    "nc4": "share of samples not given to the class of the nearest mean",
-    "classifier_cv": "standard deviation of the rows' norms over their mean",
-    "classifier_bias": "correlation of norms and class counts in training",
+    "nc4": "fraction of samples not predicted as the class of the nearest mean",
+    "classifier_cv": "standard deviation over mean of the norms of the rows",
+    "classifier_bias": "correlation of the norms with the class counts in training",
 }
 CLASSES_SHOWN = 20
 
@@ -48,30 +48,30 @@ def inspect_command(
         str,
         typer.Argument(
             metavar="RUN|MODEL",
-            help=f"A run directory, a package.module:function that returns a module, or a {FILE} file with --model.",
+            help=f"Run directory, package.module:function that returns a module, or {FILE} file with --model.",
         ),
     ],
     data: Annotated[
-        str, typer.Argument(metavar="DATA", help="The data set whose test split is used; else the run's own.")
+        str, typer.Argument(metavar="DATA", help="Data set whose test split is used. By default that of the run.")
     ] = "",
-    client: Annotated[int | None, typer.Option("--client", metavar="K", help="Of a run: client K's own model.")] = None,
+    client: Annotated[int | None, typer.Option("--client", metavar="K", help="Own model of client K of a run.")] = None,
     stage: StageName = None,
     model: Annotated[
-        str, typer.Option("--model", metavar="NAME", help=f"The network whose weights a {FILE} file holds.")
+        str, typer.Option("--model", metavar="NAME", help=f"Network whose weights a {FILE} file contains.")
     ] = "",
     root: Root = "",
     trust: Trust = False,
     overrides: Overrides = None,
     png: Annotated[
-        str | None, typer.Option("--png", metavar="FILE", help="Draw the spectrum too, with Matplotlib.")
+        str | None, typer.Option("--png", metavar="FILE", help="Also draw the spectrum in this file, with Matplotlib.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what became of a model's representation: its rank, its classes, its classifier.
+    """Measure the representation of a trained model.
 
-    Measured on a test set, in eval mode: singular values of the features' covariance, neural collapse, norms of the
-    classifier's rows, accuracy by class. --set gives a model's options and how inputs are prepared, as in
-    --set model.norm=batch --set data.normalise=none.
+    Prints the singular values of the covariance of the features, neural collapse, the norms of the rows of the
+    classifier and the accuracy of each class, measured on a test set in eval mode. For a model that is not a run,
+    --set sets options of the model and the normalisation, as in --set model.norm=batch --set data.normalise=none.
 
     Example: fullrank inspect runs/digits-fedavg-12345678 --png spectrum.png
 
@@ -80,11 +80,11 @@ def inspect_command(
     picture(png)
     if is_run(what):
         if model or overrides:
-            raise Refusal(f'"{what}" is a run, which knows its own model: leave out --model and --set')
+            raise Refusal(f'"{what}" is a run, which contains its model; omit --model and --set')
         run = run_at(what, trust, "" if data else root)
         found = inspect_run(run, client, data, root, cast(Stage | None, stage))
     else:
-        found = _look(what, data, client, model, root, overrides)
+        found = _inspect(what, data, client, model, root, overrides)
     if png is not None:
         from fullrank.report.spectra import draw_one_spectrum
 
@@ -97,14 +97,14 @@ def inspect_command(
         print(f"drawn in              {png}")
 
 
-def _look(what: str, data: str, client: int | None, model: str, root: str, overrides: list[str] | None) -> Inspected:
+def _inspect(what: str, data: str, client: int | None, model: str, root: str, overrides: list[str] | None) -> Inspected:
     if not (what.endswith(FILE) or ":" in what):
-        there = "is not a run directory: it has no experiment.toml" if Path(what).exists() else "is not there"
+        there = "is not a run directory: it has no experiment.toml" if Path(what).exists() else "does not exist"
         raise Refusal(f'"{what}" {there}; give a run, a package.module:function, or a {FILE} file')
     if client is not None:
         raise Refusal("--client is for runs: other models have no clients")
     if not data:
-        raise Refusal("say on which data set, as in: fullrank inspect MODEL digits")
+        raise Refusal("name a data set, as in: fullrank inspect MODEL digits")
     return inspect_model(what, data, kind=model, root=root, settings=parse_overrides(overrides or []))
 
 

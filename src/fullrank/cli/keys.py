@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import textwrap
+import types
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
 from rich.console import Console
 from rich.markup import escape
-from rich.padding import Padding
 
 from fullrank.cli.options import AsJson
 from fullrank.config.experiment import Experiment
 from fullrank.config.schema import Table
 from fullrank.errors import Refusal, nearest
 
+TYPES = {bool: "true or false", int: "integer", float: "float", str: "string"}
+BOUNDS = {"ge": ">=", "gt": ">", "lt": "<", "le": "<="}
+LARGE = 10**6
+"""Bounds from here on only catch typing errors and are not shown."""
+
 
 def list_keys(
-    word: Annotated[str, typer.Argument(metavar="[WORD]", help="A table, a key, or a part of one.")] = "",
+    word: Annotated[str, typer.Argument(metavar="WORD", help="Show only a table, a key, or keys with this word.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """List the keys of an experiment: what each means, its default, and what it may be.
+    """List the keys of an experiment, with their defaults.
 
-    Example: fullrank keys lr
+    For each key, the list has its default, its type or choices, and its meaning. Keys are set in an experiment file or
+    with --set KEY=VALUE.
+
+    Example: fullrank keys train
+
+    Example: fullrank keys train.lr
     """
     found = {key: _facts(field) for key, field in _fields(Experiment) if word.lower() in key}
     if not found:
@@ -34,14 +46,47 @@ def list_keys(
     if as_json:
         print(json.dumps(found, indent=1))
         return
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
+    last = ""
     for key, known in found.items():
-        choice = f"  [dim]({', '.join(map(str, known['values']))})[/dim]" if known["values"] else ""
-        console.print(f"[bold]{key}[/bold] = {escape(json.dumps(known['default'], ensure_ascii=False))}{choice}")
-        console.print(Padding(escape(known["what"]), (0, 0, 0, 4), expand=False))
+        table, dot, _ = key.partition(".")
+        if dot and table != last:
+            print("\n" if last or "seed" in found else "", end="")
+            _print_table(table, console)
+            last = table
+        _print_key(key, known, console)
     if not word:
-        print("\nFurther keys of [model] are the network's (fullrank models), tables of [method] its methods'")
-        print("(fullrank methods). In a file or as --set KEY=VALUE.")
+        print()
+        for paragraph in (
+            "Options of a network are further keys of the table model, and hyper-parameters of a method are keys of "
+            "the table method.NAME: see `fullrank models` and `fullrank methods`.",
+            "Set a key in an experiment file or with --set KEY=VALUE.",
+        ):
+            print(_wrapped(paragraph, console.width))
+
+
+def _print_table(name: str, console: Console) -> None:
+    """Print the heading of a table: its name and a sentence about it."""
+    what = inspect.getdoc(type(Experiment.model_fields[name].default)) or ""
+    console.print(f"[bold]{escape(f'[{name}]')}[/bold]")
+    console.print(escape(_wrapped(what, console.width)))
+
+
+def _print_key(key: str, known: dict[str, Any], console: Console) -> None:
+    """Print the key with its default and type, in one line if they fit, and its description."""
+    default, kind = json.dumps(known["default"], ensure_ascii=False), f"({known['type']})"
+    first = f"  [bold]{key}[/bold] = {escape(default)}"
+    if len(f"  {key} = {default}  {kind}") <= console.width:
+        console.print(f"{first}  [dim]{escape(kind)}[/dim]")
+    else:
+        console.print(first)
+        console.print(f"[dim]{escape(_wrapped(kind, console.width, 6))}[/dim]")
+    console.print(escape(_wrapped(known["what"], console.width, 6)))
+
+
+def _wrapped(text: str, width: int, indent: int = 0) -> str:
+    lines = textwrap.wrap(" ".join(text.split()), width - indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.indent("\n".join(lines), " " * indent)
 
 
 def _fields(table: type[Table], before: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -58,13 +103,45 @@ def _facts(field: FieldInfo) -> dict[str, Any]:
         "what": " ".join((field.description or "").split()),
         "default": field.default,
         "values": list(_choices(field.annotation)),
+        "type": ", ".join([_type(field.annotation), *_bounds(field)]),
     }
 
 
 def _choices(annotation: Any) -> Iterator[Any]:
-    """The words (or numbers) that a type allows, wherever they stand in it."""
+    """Yield the values that a type allows, at any depth."""
     if get_origin(annotation) is Literal:
         yield from get_args(annotation)
         return
     for part in get_args(annotation):
         yield from _choices(part)
+
+
+def _type(annotation: Any) -> str:
+    """Describe a type in the words of TOML.
+
+    >>> _type(Literal["auto", "none"] | list[str])
+    'auto, none or list of strings'
+    """
+    if get_origin(annotation) is Literal:
+        return _listed([str(value) for value in get_args(annotation)])
+    if get_origin(annotation) in (Union, types.UnionType):
+        choices = [str(value) for one in get_args(annotation) if get_origin(one) is Literal for value in get_args(one)]
+        others = [_type(one) for one in get_args(annotation) if get_origin(one) is not Literal]
+        return _listed([*choices, *others])
+    if get_origin(annotation) is list:
+        (item,) = get_args(annotation)
+        return f"list of {TYPES[item]}s" if item in TYPES else f"any of {', '.join(map(str, _choices(item)))}"
+    return TYPES.get(annotation, "table")
+
+
+def _listed(words: list[str]) -> str:
+    return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
+
+
+def _bounds(field: FieldInfo) -> Iterator[str]:
+    """Yield the bounds of a number."""
+    for name, sign in BOUNDS.items():
+        for limits in field.metadata:
+            bound = getattr(limits, name, None)
+            if bound is not None and abs(bound) < LARGE:
+                yield f"{sign} {bound}"

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.padding import Padding
 
 from fullrank import methods
-from fullrank.cli.options import AsJson
+from fullrank.cli.options import AsJson, Command, command_group
 from fullrank.config.experiment import Experiment
 from fullrank.data import DataSet, Pipeline, Split
 from fullrank.data.federation import given
@@ -25,34 +25,32 @@ from fullrank.runs.assemble import Assembly, assemble
 from fullrank.runs.fit import method_table
 
 CLASSES, SAMPLES, INPUT = 7, 29, (1, 8, 8)
-"""Of the small federation: numbers that no layer has, so that a shape says where it comes from."""
+"""Sizes of the small federation. No layer has them, so that a shape shows its origin."""
 NETWORK = {"name": "cnn", "norm": "batch", "width": 4, "features": 19}
 MEASUREMENTS = (
-    "With every result travel: the numbers of samples, steps and skipped batches and, by local epoch, each term of the "
-    "loss, the gradient's norm and the drift. They are written to metrics.jsonl by client.",
-    "With a hold-out (data.holdout), so do its metrics; with per-class in evaluate.metrics these are recall by class, "
-    "which shows the classes that a client does not have.",
-    "The process of the server receives each client's upload; methods see sums and means. Hiding single uploads from "
-    "the server is secure aggregation, which fullrank does not do.",
+    "Every result also contains the numbers of samples, steps and skipped batches and, for each local epoch, the terms "
+    "of the loss, the norm of the gradient and the drift. They are written to metrics.jsonl for each client.",
+    "With held-out samples (data.holdout), results also contain their metrics; with per-class in evaluate.metrics "
+    "these include the recall of each class, which reveals the classes that a client lacks.",
+    "The server process receives the upload of each client; methods see sums and means. Hiding single uploads from "
+    "the server is secure aggregation, which fullrank does not implement.",
 )
-"""What travels apart from uploads, and who sees what."""
-SIMULATION = (
-    "fullrank simulates clients on one machine: what a client keeps between rounds lies in the checkpoints of the run."
-)
+"""What a result contains in addition to uploads, and who sees it."""
+SIMULATION = "fullrank simulates clients on one machine: checkpoints contain what a client keeps between rounds."
 
-app = typer.Typer(
-    help="List the methods, or explain one of them: `fullrank methods show NAME`.",
+app = command_group(
+    """List the federated methods, or explain one of them.
+
+    For each method, the list has what it does, what leaves a site, what a client keeps, its hyper-parameters and its
+    paper. Methods are combined with +, as in fedprox+feddecorr.
+    """,
     invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
 @app.callback()
 def list_methods(context: typer.Context, as_json: AsJson = False) -> None:
-    """List the methods: what each does, what leaves a site, what a client keeps, its hyper-parameters, its paper.
-
-    Compose them with +, as in fedprox+feddecorr; `fullrank methods show NAME` explains one.
-    """
+    """List the methods."""
     if context.invoked_subcommand is not None:
         return
     found = methods.available()
@@ -67,20 +65,18 @@ def list_methods(context: typer.Context, as_json: AsJson = False) -> None:
         lines = {"": known["what"], "leaves a site: ": known["sends"], "a client keeps: ": known["keeps"]}
         for label, text in {**lines, "hyper-parameters: ": fields}.items():
             console.print(Padding(f"[dim]{label}[/dim]{escape(text)}", (0, 0, 0, 4)))
-    print("\nExplain one: fullrank methods show NAME.")
-    print('Yours: --set method.name="package.module:Class", a subclass of fullrank.Method.')
+    print("\nTo explain a method: fullrank methods show NAME.")
+    print('To use your own: --set method.name="package.module:Class", a subclass of fullrank.Method.')
 
 
-@app.command()
+@app.command(cls=Command)
 def show(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="A method, several as fedprox+feddecorr, or package.module:Class.")
-    ],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Method, several joined by +, or package.module:Class.")],
     as_json: AsJson = False,
 ) -> None:
-    """Explain a method: its equation, its hyper-parameters, and in plain words what leaves a site.
+    """Explain a method: equation, hyper-parameters, communication.
 
-    Of several, joined by +, one is explained after the other; JSON is then a list.
+    Methods joined by + are explained one after the other; with --json, the output is then a list.
 
     Example: fullrank methods show scaffold
     """
@@ -101,16 +97,16 @@ def show(
 def _explain(known: dict[str, Any], console: Console) -> None:
     console.print(f"{known['name']}  {known['paper']}\n", style="bold", markup=False)
     console.print(known["explanation"], markup=False)
-    console.print(f"\nIt declares that a client sends: {known['sends']}.", markup=False)
+    console.print(f"\nA client sends (as declared): {known['sends']}.", markup=False)
     down = [
         "the shared weights and statistics",
-        "what is frozen at its first contact and when it changes",
+        "frozen entries, at the first contact and when they change",
         *([known["receives"]] if known["receives"] else (f"its {entry}" for entry in known["broadcast"])),
     ]
-    console.print(f"Comes to a site: {', '.join(down)}.", markup=False)
+    console.print(f"A client receives: {', '.join(down)}.", markup=False)
     console.print(f"A client keeps between rounds: {known['keeps']}.", markup=False)
     if known["personal"]:
-        console.print(f"Stays with the client: {', '.join(known['personal'])}.", markup=False)
+        console.print(f"Entries that never leave the client: {', '.join(known['personal'])}.", markup=False)
     if known["hyper_parameters"]:
         console.print(f"\nHyper-parameters, with their defaults ([method.{known['name']}] in a file):", markup=False)
         for line in _fields(known).splitlines():
@@ -118,18 +114,18 @@ def _explain(known: dict[str, Any], console: Console) -> None:
 
 
 def _say_what_leaves(leaves: dict[str, Any], console: Console) -> None:
-    """What was sent on the small federation, and what travels with every result."""
+    """Print what was sent on the small federation, and what every result contains."""
     console.print()
     if leaves["problem"]:
         console.print(
-            f"It cannot run on the small federation of this command ({leaves['problem']}), so what leaves a site is "
-            "known only from what it declares.",
+            f"The method cannot run on the small federation of this command ({leaves['problem']}), so what leaves a "
+            "site is known only from its declaration.",
             markup=False,
         )
     else:
         console.print(
-            "Leaves a site, as a run on a small federation shows (C classes, d features, n samples of the client; a "
-            "Mean carries its weight, which is n unless the method says otherwise):",
+            "What leaves a site, measured in a run on a small federation (C classes, d features, n samples of the "
+            "client; a Mean includes its weight, which is n unless the method sets another):",
             markup=False,
         )
         for when, uploads in (("after each round", leaves["round"]), ("after the last round", leaves["end"])):
@@ -140,7 +136,7 @@ def _say_what_leaves(leaves: dict[str, Any], console: Console) -> None:
 
 
 def leaving(method: Method) -> dict[str, Any]:
-    """What a method's clients send, from a run on a small federation: by name the kind and the shapes, in words."""
+    """Run a method on a small federation and describe the kinds and shapes of what its clients send, by name."""
     found: dict[str, dict[str, str]] = {"round": {}, "end": {}}
     try:
         parts = small_federation(method)
@@ -156,7 +152,7 @@ def leaving(method: Method) -> dict[str, Any]:
 
 
 def small_federation(method: Method) -> Assembly:
-    """Two clients with random images and a small network with BatchNorm, or the one that the method needs."""
+    """Assemble two clients with random images and a small network with BatchNorm, or the network the method needs."""
     rng = generator(0, "small federation")
     y = torch.arange(2 * SAMPLES) % CLASSES
     x = torch.from_numpy(rng.standard_normal((2 * SAMPLES, *INPUT))).float()
@@ -168,7 +164,7 @@ def small_federation(method: Method) -> Assembly:
 
 
 def _worded(seen: dict[str, dict[str, Any]], parts: Assembly) -> dict[str, str]:
-    """By upload, a Sum or Mean and the shapes of its entries, with symbols for what depends on data and model."""
+    """Describe each upload: Sum or Mean, and the shapes of its entries, with symbols for sizes of data and model."""
     names = {
         frozenset(parts.entries.shared): "shared weights",
         frozenset(parts.entries.buffers): "BatchNorm statistics",
@@ -194,7 +190,7 @@ def _symbols(shape: list[int], parts: Assembly) -> str:
 
 
 def facts(cls: type[Method]) -> dict[str, Any]:
-    """What is known of a method from its class."""
+    """Return what the class of a method says about it."""
     text = inspect.getdoc(cls) or ""
     return {
         "name": cls.name,

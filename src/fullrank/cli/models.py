@@ -15,7 +15,7 @@ from fullrank import models
 from fullrank.cli.options import AsJson
 
 _CIFAR, _DIGITS = (3, 32, 32), (1, 8, 8)
-_COUNTED_AT = {  # the inputs at which networks are counted; all others at CIFAR's
+_COUNTED_AT = {  # input shapes for which parameters are counted; all other networks use that of CIFAR
     "cnn": _DIGITS,
     "mlp": _DIGITS,
     "alexnet-bn": (3, 256, 256),
@@ -24,7 +24,7 @@ _COUNTED_AT = {  # the inputs at which networks are counted; all others at CIFAR
 
 
 def list_models(as_json: AsJson = False) -> None:
-    """List the networks, their sizes and their options."""
+    """List the networks, with their sizes and options."""
     found = {name: _facts(name) for name in models.available()}
     if as_json:
         print(json.dumps(found, indent=1))
@@ -38,13 +38,14 @@ def list_models(as_json: AsJson = False) -> None:
         for label, text in {"": known["what"], "options: ": options}.items():
             if text:
                 console.print(Padding(f"[dim]{label}[/dim]{escape(text)}", (0, 0, 0, 4)))
-    print('\nParameters for 10 classes. Yours: --set model.name="package.module:function".')
+    print("\nNumbers of parameters are for 10 classes.")
+    print('To use your own network: --set model.name="package.module:function".')
 
 
 def _facts(name: str) -> dict[str, Any]:
     builder = models.available()[name]
     shape = _COUNTED_AT.get(name, _CIFAR)
-    with torch.device("meta"):  # sizes only: nothing is drawn or computed
+    with torch.device("meta"):  # shapes only, no memory and no computation
         net = models.build(name, num_classes=10, in_channels=shape[0]).eval()
         net(torch.empty(2, *shape))
     options = {

@@ -1,54 +1,104 @@
-"""What the commands have in common: options, how an experiment is read, and how a failure ends."""
+"""What the commands share: their help pages, common options, reading an experiment, and reporting errors."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import inspect
 import io
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Annotated, Any, NoReturn
 
 import torch
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from fullrank.config.experiment import merged, parse_overrides, read_toml
 from fullrank.errors import ClientFailed, Refusal, RunFailed, WriteFailed, in_words
 
 File = Annotated[
     str | None,
-    typer.Argument(metavar="[FILE.toml]", help="The experiment; without one, the defaults (embedded digits)."),
+    typer.Argument(metavar="FILE.toml", help="Experiment file. If omitted, all keys have their defaults."),
 ]
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Another value for a key, as in --set data.alpha=0.05. Repeatable."
+        "--set", metavar="KEY=VALUE", help="Set a key, as in --set data.alpha=0.05. Can be given several times."
     ),
 ]
-Root = Annotated[
-    str, typer.Option("--root", metavar="DIR", help="Where the data lie, if not where the experiment says.")
-]
+Root = Annotated[str, typer.Option("--root", metavar="DIR", help="Folder of the data set, instead of data.root.")]
 Trust = Annotated[
     bool,
-    typer.Option("--trust", help="Import the code outside fullrank that the run directory names, which runs it."),
+    typer.Option("--trust", help="Allow the run directory to import code outside fullrank that it names."),
 ]
 StageName = Annotated[
     str | None,
     typer.Option(
         "--stage",
-        metavar="received|local|personalised",
-        help="With --client: the model as received, after local training, or as the method personalises it; else the "
-        "last of these that the method has.",
+        metavar="STAGE",
+        help="With --client: received (the model before local training), local (after it) or personalised (by the "
+        "method). By default the last stage that the method has.",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""What the system says where a disk, or one's share of it, is full."""
+"""Error numbers of the system for a full disk or an exceeded quota."""
+PANELS = ("Run", "Compare", "Inspect", "Data", "Models and methods", "Reproduce", "Tools")
+"""Groups of commands in `fullrank --help`, in this order."""
+
+
+class _Readable:
+    """Help pages that fit the terminal: paragraphs are re-flowed, and flags are shown without a type."""
+
+    def __init__(self, *args: Any, help: str | None = None, **options: Any):
+        super().__init__(*args, help=reflowed(help) if help else None, **options)  # type: ignore[call-arg]
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters of a command."""
+        found: list[Any] = super().get_params(ctx)  # type: ignore[misc]
+        for parameter in found:
+            if getattr(parameter, "is_flag", False):
+                parameter.metavar = ""
+        return found
+
+
+class Command(_Readable, TyperCommand):
+    """A command with a readable help page."""
+
+
+class Group(_Readable, TyperGroup):
+    """A group of commands with a readable help page."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands in the order of their panels."""
+        panels = {name: getattr(command, "rich_help_panel", None) for name, command in self.commands.items()}
+        return sorted(
+            super().list_commands(ctx),
+            key=lambda name: PANELS.index(panels[name]) if panels[name] in PANELS else len(PANELS),
+        )
+
+
+def command_group(help: str, **options: Any) -> typer.Typer:
+    """Return an empty group of commands."""
+    return typer.Typer(help=help, cls=Group, context_settings={"help_option_names": ["-h", "--help"]}, **options)
+
+
+def reflowed(text: str) -> str:
+    """Join the lines of each paragraph, so that the terminal wraps them; items of a list keep their own lines.
+
+    >>> reflowed("One\\nline.\\n\\n- an\\n  item\\n- another")
+    'One line.\\n\\n- an item\\n- another'
+    """
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(re.sub(r"\n(?!- )\s*", " ", paragraph) for paragraph in paragraphs)
 
 
 def picture(png: str | None) -> None:
-    """Refuse a file that no picture could be drawn in, before the work for it is done in vain."""
+    """Check that a picture can be written to this file, before the work for it is done."""
     if png is not None:
         from fullrank.report.style import figure_file
 
@@ -56,13 +106,13 @@ def picture(png: str | None) -> None:
 
 
 def experiment_values(file: str | None, overrides: list[str] | None) -> dict[str, Any]:
-    """A file's values, if there is one, with the overrides on top; not yet checked."""
+    """Return the values of a file, if there is one, with the overrides applied; they are not validated yet."""
     values = read_toml(file) if file is not None else {}
     return merged(values, parse_overrides(overrides or []))
 
 
 def answer(command: Callable[[], Any]) -> None:
-    """Run a command line: one clear sentence and a non-zero status for everything that a user can get wrong."""
+    """Run a command line. Errors that a user can cause end in one sentence and a non-zero exit status."""
     try:
         _run_and_flush(command)
     except Refusal as problem:
@@ -74,7 +124,7 @@ def answer(command: Callable[[], Any]) -> None:
     except WriteFailed as failure:
         fail(str(failure), 1)
     except BrokenPipeError:
-        sys.stderr.close()  # whoever read us has read enough
+        sys.stderr.close()  # the reader of the pipe has closed it
         sys.exit(1)
     except OSError as error:
         if error.errno in NO_ROOM:
@@ -85,8 +135,8 @@ def answer(command: Callable[[], Any]) -> None:
             raise
         fail(f'"{_shortened(error.filename)}" cannot be used: {error.strerror}', 2)
     except (MemoryError, torch.OutOfMemoryError) as error:
-        why = str(error).strip().splitlines()[0] if str(error).strip() else "the system gives no more"
-        fail(f"there is not enough memory ({why}); take smaller data, a smaller model or smaller batches", 1)
+        why = str(error).strip().splitlines()[0] if str(error).strip() else "out of memory"
+        fail(f"there is not enough memory ({why}); use smaller data, a smaller model or smaller batches", 1)
 
 
 def _shortened(name: object) -> str:
@@ -95,9 +145,9 @@ def _shortened(name: object) -> str:
 
 
 def prepare_streams() -> None:
-    """Let nothing that is printed fail: characters that the terminal has no code for are replaced by question marks.
+    """Make printing safe: characters that the terminal cannot encode are replaced by question marks.
 
-    A process that was started without an output gets one that leads nowhere.
+    A process that was started without an output stream gets one that discards everything.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -111,20 +161,20 @@ def _run_and_flush(command: Callable[[], Any]) -> None:
     try:
         command()
     finally:
-        if sys.stdout is not None:  # as in a process that was started without one
-            sys.stdout.flush()  # at the interpreter's own end nobody could say any more what went wrong
+        if sys.stdout is not None:  # a process can be started without one
+            sys.stdout.flush()  # an error at the end of the interpreter could no longer be reported
 
 
 def _give_up_output() -> None:
-    """Forget what was printed and cannot be written: the interpreter would try it again at its end, and complain."""
+    """Discard output that cannot be written: the interpreter would try again at its end and fail."""
     try:
         sys.stdout.flush()
     except OSError:
-        with contextlib.suppress(OSError):  # closing tries it too
+        with contextlib.suppress(OSError):  # closing tries to write too
             sys.stdout.close()
 
 
 def fail(sentence: str, status: int) -> NoReturn:
-    """End the process with one sentence and a status."""
+    """End the process with one sentence and an exit status."""
     print(f"fullrank: {sentence}", file=sys.stderr)
     sys.exit(status)

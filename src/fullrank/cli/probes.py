@@ -19,30 +19,29 @@ from fullrank.report.labels import titles_of
 from fullrank.report.probed import Probe, mean, probe_at, probes_of
 
 CLIENTS_TOO = ("accuracy", "significant", "effective_rank")
-"""What is shown of the global model and, as a mean, of the clients that were looked at."""
+"""Measures that are shown for the global model and, as a mean, for the probed clients."""
 COLUMNS = ("run", "round", "accuracy, %", "λ > e⁻²", "eff. rank", "R")
 
 
 def probes_command(
-    inputs: Annotated[
-        list[str], typer.Argument(metavar="RUN", help="Run directories; a folder stands for all runs in it.")
-    ],
-    every: Annotated[bool, typer.Option("--every", help="Every probe of a run, not its last alone.")] = False,
+    inputs: Annotated[list[str], typer.Argument(metavar="RUN", help="Run directories, or folders of runs.")],
+    every: Annotated[bool, typer.Option("--every", help="Print every probe of a run instead of the last one.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Print what probes found in one run or several: how far the representation has collapsed.
+    """Print the probes of one or more runs.
 
-    Accuracy on the test set, the number of significant singular values (λ > e⁻²) and the effective rank of the
-    representation, of the global model and, after the stroke, as a mean over the clients that were looked at; R between
-    their spectra. --json has NC1 too. Run with --set probe.every=N to have probes.
+    Probes show how far the representation has collapsed. The table has the accuracy on the test set, the number of
+    significant singular values (λ > e⁻²) and the effective rank of the representation, each for the global model and,
+    after the slash, as a mean over the probed clients; R is the gap between their spectra. --json adds NC1. To record
+    probes, run with --set probe.every=N.
 
     Example: fullrank probes runs/collapse --every
     """
     found = all_runs(inputs)
-    # of a folder, those that can be shown; of what was named itself, nothing is passed over
+    # runs without probes are skipped in a folder, but not if they were named themselves
     runs = [run for run in found if run.probes or str(run.path) in inputs] or found
     if len(runs) < len(found):
-        print(f"fullrank: left out {len(found) - len(runs)} of {len(found)} runs, without probes", file=sys.stderr)
+        print(f"fullrank: skipped {len(found) - len(runs)} of {len(found)} runs, without probes", file=sys.stderr)
     rows = [
         {"run": name, **_facts(probe)}
         for name, run in zip(titles_of(runs), runs, strict=True)
@@ -57,7 +56,7 @@ def probes_command(
     for row in rows:
         table.add_row(*_cells(row))
     Console(soft_wrap=True).print(table)
-    print("global model / mean of the clients that were looked at")
+    print("global model / mean of the probed clients")
 
 
 def _facts(probe: Probe) -> dict[str, Any]:

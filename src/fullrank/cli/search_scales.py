@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fullrank.cli.options import AsJson, Overrides, fail
+from fullrank.cli.options import AsJson, Overrides, Quiet, fail
 from fullrank.config.experiment import merged, nested, parse_overrides
 from fullrank.errors import Interrupted, Refusal
 from fullrank.runs import display
@@ -15,33 +15,34 @@ from fullrank.search.scales import search_scales, searched
 
 
 def search_command(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A network with scales: repvgg-a0, repghost-0.5 …")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Network with scales: repvgg-a0, repghost-0.5 …")],
     data: Annotated[
-        str, typer.Option("--data", metavar="NAME", help="The public or server-side data set to search on.")
+        str, typer.Option("--data", metavar="NAME", help="Public or server-side data set to search on.")
     ] = "cifar100",
-    root: Annotated[str, typer.Option("--root", metavar="DIR", help="Where it lies.")] = "",
+    root: Annotated[str, typer.Option("--root", metavar="DIR", help="Folder of the data set.")] = "",
     epochs: Annotated[
         int | None,
-        typer.Option("--epochs", metavar="N", help="Instead of the authors' 240 (RepVGG) or 600 (RepGhost)."),
+        typer.Option("--epochs", metavar="N", help="Number of epochs. By default 240 (RepVGG) or 600 (RepGhost)."),
     ] = None,
     per_class: Annotated[
-        int, typer.Option("--per-class", metavar="N", help="Learn only so many random samples of each class.")
+        int, typer.Option("--per-class", metavar="N", help="Train on N random samples per class; 0 for all.")
     ] = 0,
     client: Annotated[
         int | None,
-        typer.Option("--client", metavar="K", help="Learn only this client's part of the partition that --set says."),
+        typer.Option("--client", metavar="K", help="Train on the samples of client K of the partition given by --set."),
     ] = None,
     overrides: Overrides = None,
     out: Annotated[
-        str, typer.Option("--out", metavar="NAME", help="Writes NAME.safetensors and NAME.json; the run is NAME.run.")
+        str, typer.Option("--out", metavar="NAME", help="Write NAME.safetensors, NAME.json and the run NAME.run.")
     ] = "",
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors.")] = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Search the scales of a re-parameterisable network, for an experiment to name in model.scales.
+    """Search the scales of a re-parameterisable network.
 
-    Trains the network with its scales (mode "hs") on one data set and keeps the scales. Stop the command and give it
-    again, and it goes on. Grey or larger images are brought to three channels and 32 pixels.
+    Trains the network with its scales (mode "hs") on one data set and saves the scales, for use in model.scales of an
+    experiment. If the search was interrupted, the same command resumes it. Images are converted to three channels and
+    32 pixels.
 
     Example: fullrank search-scales repvgg-a0 --root data --set engine.device=cuda --out scales/a0
 
@@ -63,6 +64,6 @@ def search_command(
     if as_json:
         print(json.dumps({"scales": str(found.scales), "facts": str(found.facts)}))
     elif not quiet:
-        print(f"scales in {found.scales}, where they come from in {found.facts}")
+        print(f"scales written to {found.scales}, their origin to {found.facts}")
         keys = {"method.name": "fedrepopt", "model.name": model, "model.mode": "repopt", "model.scales": found.scales}
-        print("use them:", *(f"--set {key}={value}" for key, value in keys.items()))
+        print("to use them:", *(f"--set {key}={value}" for key, value in keys.items()))

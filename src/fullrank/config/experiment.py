@@ -1,4 +1,4 @@
-"""An experiment: a validated description of one run. TOML in, TOML out; unknown keys are refused by name."""
+"""An experiment: the validated description of one run, read from and written to TOML. Unknown keys are errors."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ else:
 
 
 DEEPEST = 20
-"""Levels of tables that a key may name."""
+"""Maximum number of nested tables in a key."""
 
 
 class Experiment(Table):
-    """One run, described. Every key has a default, so `Experiment()` is a run on the embedded digits.
+    """Description of one run. Every key has a default: `Experiment()` is a run on the embedded digits.
 
     >>> Experiment.of({"data.alpha": 0.05, "method": {"name": "fedavg+feddecorr"}}).data.alpha
     0.05
     """
 
     seed: Annotated[int, Field(ge=0)] = 0
-    """Of everything that is drawn."""
+    """Seed of all random numbers of the run: initial weights, sampled clients, batches and augmentation."""
     data: Data = Data()
     model: Model = Model()
     method: MethodTable = MethodTable()
@@ -68,7 +68,7 @@ class Experiment(Table):
 
     @model_validator(mode="after")
     def _resolvable(self) -> Experiment:
-        """The method and the model exist and take these options."""
+        """Check that the method and the model exist and accept these options."""
         try:
             if self._looks_up(self.model.name):
                 models.check_options(self.model.name, models.builder(self.model.name), self.model.options)
@@ -79,18 +79,18 @@ class Experiment(Table):
         return self
 
     def _looks_up(self, name: str) -> bool:
-        """Whether a model's or method's name must lead to what it names."""
+        """Whether the name of a model or method must be resolved."""
         return name != GIVEN and not name.startswith(f"{GIVEN}:")
 
     def __eq__(self, other: object) -> bool:
-        # Not by class: a run read back is of the experiment that was run.
+        # Classes are not compared: the experiment of a loaded run equals the one that was run.
         return isinstance(other, Experiment) and self.model_dump() == other.model_dump()
 
     # Reading and writing
 
     @classmethod
     def of(cls, source: Experiment | str | Path | Mapping[str, Any]) -> Experiment:
-        """From an experiment, the path of a TOML file, or a dict with nested or dotted keys."""
+        """Return an experiment from an experiment, the path of a TOML file, or a dict with nested or dotted keys."""
         if isinstance(source, Recorded):
             return source.opened()
         if isinstance(source, Experiment):
@@ -101,30 +101,30 @@ class Experiment(Table):
 
     @classmethod
     def from_toml(cls, path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
-        """From a TOML file, with `key=value` overrides on top."""
+        """Read an experiment from a TOML file and apply `key=value` overrides."""
         return cls(**merged(read_toml(path), parse_overrides(overrides)))
 
     def to_toml(self, path: str | Path) -> None:
-        """Write every key, defaults included."""
+        """Write all keys to a TOML file, including those at their defaults."""
         Path(path).write_text(self.as_toml(), encoding="utf-8")
 
     def as_toml(self) -> str:
-        """The text of the TOML file. TOML has no None: such a key is left out, and its default is None again."""
+        """Return the text of the TOML file. Keys whose value is None are omitted, since TOML has no None."""
         return tomli_w.dumps(_without_none(self.model_dump()))
 
     def but(self, **dotted: Any) -> Experiment:
-        """A copy with other values, keys dotted with `__` or given as a nested dict."""
+        """Return a copy with other values; `data__alpha=0.1` and `data={"alpha": 0.1}` both set `data.alpha`."""
         return type(self)(**merged(self.model_dump(), nested({k.replace("__", "."): v for k, v in dotted.items()})))
 
     # Names and differences
 
     def import_paths(self) -> dict[str, str]:
-        """The names of data, model and method, by key, that lead to code outside the library."""
+        """Return the names of data, model and method that refer to code outside the library, by key."""
         named = {"data.name": self.data.name, "model.name": self.model.name, "method.name": self.method.name}
         return {key: name for key, name in named.items() if is_foreign(key, name)}
 
     def flat(self) -> dict[str, Any]:
-        """Every key that matters to this run, dotted; tables of methods that the name does not mention left out."""
+        """Return the dotted keys and values of this run, without hyper-parameters of methods that it does not use."""
         values = dotted(self.model_dump())
         if not self._method_names():
             return values
@@ -139,7 +139,7 @@ class Experiment(Table):
         return self.method.name.split("+") if self._looks_up(self.method.name) else []
 
     def resolved(self) -> Experiment:
-        """With every hyper-parameter of its methods written out."""
+        """Return a copy that contains every hyper-parameter of its methods."""
         tables = dict(self.method.tables)
         for piece in self._method_names():
             cls = methods.find(piece)
@@ -147,7 +147,11 @@ class Experiment(Table):
         return type(self)(**merged(self.model_dump(), {"method": tables}))
 
     def hash(self) -> str:
-        """Of what decides the result: keys at their defaults, where data lie, engine, run and rounds left out."""
+        """Return a hash of the keys that determine the result.
+
+        Keys at their defaults, the folder of the data, the number of rounds and the tables `engine` and `run` do not
+        count.
+        """
         defaults = Experiment(method={"name": self.method.name}).resolved().flat()
         chosen = {
             key: value
@@ -159,21 +163,21 @@ class Experiment(Table):
         return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 
     def directory(self) -> Path:
-        """Where a run goes that is not told where: the same experiment finds its own directory again."""
+        """Return the default directory of the run, which is the same for equal experiments."""
         method = "+".join(methods.find(piece).name for piece in self._method_names())
         return Path("runs") / f"{self.data_label}-{method}-{self.hash()[:8]}"
 
     @property
     def data_label(self) -> str:
-        """The data's name as part of a directory's name."""
+        """The name of the data set in a form that can be part of a file name."""
         name = self.data.name
         return (Path(name).stem if name.endswith(".npz") else name).replace(":", ".").replace("/", "-")
 
 
 class Recorded(Experiment):
-    """The experiment of a run as its directory has it: reading it imports no module that it names.
+    """The experiment that a run directory contains. Reading it imports none of the modules that it names.
 
-    `opened` gives the experiment that can be run, which imports what it names if the reader trusts the directory.
+    `opened` returns an experiment that can be run; it imports these modules if the user trusts the directory.
     """
 
     _path: Path = PrivateAttr(default=Path())
@@ -181,7 +185,7 @@ class Recorded(Experiment):
 
     @classmethod
     def by(cls, path: Path, trust: bool = False) -> Recorded:
-        """What the run in a directory recorded."""
+        """Read the experiment of the run in a directory."""
         file = path / "experiment.toml"
         values = read_toml(file)
         try:
@@ -201,22 +205,25 @@ class Recorded(Experiment):
         return found
 
     def opened(self, *, data: bool = True) -> Experiment:
-        """The experiment that was run; rejected where it names code that the reader has not said to trust.
+        """Return the experiment that was run.
 
         Args:
-            data: Whether the data are going to be loaded too, so that their name is imported.
+            data: Whether the data will be loaded too, so that the module of `data.name` is imported.
+
+        Raises:
+            Refusal: If the experiment names code outside the library and the directory is not trusted.
         """
         if not self._trusted:
             refuse_untrusted(self._path, {k: v for k, v in self.import_paths().items() if data or k != "data.name"})
         return Experiment(**self.model_dump())
 
     def named_by(self, experiment: Experiment) -> Experiment:
-        """The experiment that was run, where the user's own names the same code; else as it was recorded."""
+        """Return the experiment that was run if `experiment` names the same code, otherwise the recorded one."""
         known = experiment.import_paths().items() >= self.import_paths().items()
         return Experiment(**self.model_dump()) if known else self
 
     def but(self, **dotted: Any) -> Experiment:
-        """A copy with other values, as untrusted as this one."""
+        """Return a copy with other values that is trusted only if this one is."""
         changed = super().but(**dotted)
         assert isinstance(changed, Recorded)
         changed._path, changed._trusted = self._path, self._trusted
@@ -226,16 +233,16 @@ class Recorded(Experiment):
         return super()._looks_up(name) and ":" not in name
 
     def hash(self) -> str:
-        """That of the experiment that was run, for which its methods must be there."""
+        """Return the hash of the experiment that was run, which imports its methods."""
         return self.opened(data=False).hash()
 
     def directory(self) -> Path:
-        """Where the experiment that was run goes, for which its methods must be there."""
+        """Return the default directory of the experiment that was run, which imports its methods."""
         return self.opened(data=False).directory()
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """A TOML file as nested dicts."""
+    """Read a TOML file as nested dicts."""
     try:
         with Path(path).open("rb") as file:
             return tomllib.load(file)
@@ -250,7 +257,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """`key=value` texts as nested dicts; the last of a repeated key wins."""
+    """Parse `key=value` texts into nested dicts; the last value of a repeated key wins."""
     values: dict[str, Any] = {}
     for text in overrides:
         key, sign, value = text.partition("=")
@@ -261,7 +268,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _read_value(key: str, text: str) -> Any:
-    """A value as TOML, else as text; always as text where the key takes text, and `.5` and `1.` as numbers."""
+    """Parse a value as TOML, or as a string if the key takes strings or it is not TOML; `.5` and `1.` are numbers."""
     if _takes_text(key) or (key.startswith("model.") and text == "inf"):  # a mode of networks, in TOML a number
         return text.strip("\"'")
     try:
@@ -283,7 +290,7 @@ def _takes_text(key: str) -> bool:
 
 
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys as nested dicts.
+    """Convert dotted keys to nested dicts.
 
     >>> nested({"data.alpha": 0.1, "data": {"clients": 5}})
     {'data': {'alpha': 0.1, 'clients': 5}}
@@ -305,7 +312,7 @@ def _text(value: Any) -> Any:
 
 
 def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested dicts as dotted keys."""
+    """Convert nested dicts to dotted keys."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -316,14 +323,19 @@ def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values of a key mean the same; a participation of 1 is one client, of 1.0 all of them."""
+    """Whether two values of a key mean the same. Types count: a participation of 1 is one client, 1.0 is all."""
     return type(a) is type(b) and a == b
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Two nested dicts, the second on top of the first; `where` is the dotted name of both, followed by a dot.
+    """Merge two nested dicts; values of the second replace those of the first.
 
-    What is no table although it must be one (as `[[data]]` or `data = 5` in a file) is rejected, not replaced.
+    A value that must be a table but is not (such as `[[data]]` or `data = 5` in a file) is an error.
+
+    Args:
+        below: The first dict.
+        above: The second dict.
+        where: The dotted name of both in the experiment, followed by a dot.
     """
     result = dict(below)
     for key, value in above.items():
@@ -335,7 +347,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any], where: str = "") 
 
 
 def _is_a_table(key: str) -> bool:
-    """Whether a dotted key always names a table: one of the experiment's own, or the hyper-parameters of a method."""
+    """Whether a dotted key always names a table of the experiment or the hyper-parameters of a method."""
     field = Experiment.model_fields.get(key)
     own = field is not None and isinstance(field.default, Table)
     return own or (key.startswith("method.") and key.count(".") == 1)
@@ -346,8 +358,11 @@ def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sentences(error: ValidationError) -> str:
-    """Each problem once, in one sentence. Of a union's alternatives the first is the usual one, unless a table was
-    given and the problem lies inside."""
+    """Describe each problem once, in one sentence.
+
+    For a union, the problem of the first alternative is reported, unless a table was given and the problem is inside
+    the table.
+    """
     problems: dict[str, str] = {}
     for detail in error.errors():
         keys, table = _place(detail)
@@ -358,9 +373,9 @@ def _sentences(error: ValidationError) -> str:
 
 
 def _place(detail: ErrorDetails) -> tuple[list[str], type[BaseModel]]:
-    """The keys that lead to a finding, and the last table on the way.
+    """Return the keys that lead to a problem, and the innermost table.
 
-    Other steps are indices in lists and pydantic's names for the alternatives of a union.
+    The remaining steps of pydantic's path are indices of lists and names of the alternatives of a union.
     """
     keys: list[str] = []
     table: type[BaseModel] = Experiment

@@ -1,4 +1,4 @@
-"""The tables of an experiment: their keys, what each means, its default and what it may be."""
+"""The tables of an experiment: the keys of each, with their meanings, defaults and allowed values."""
 
 from __future__ import annotations
 
@@ -19,66 +19,75 @@ VARIANTS = {
     "pathological": ("balanced", "shards", "niid-bench"),
 }
 LARGEST = 2**53
-"""The whole numbers up to here are exact as floating-point numbers too."""
+"""Integers up to this one are exact as floating-point numbers as well."""
 
 
 class Table(BaseModel):
-    """One table of the file."""
+    """Base class of the tables of an experiment file.
+
+    The docstring under an attribute is the description that `fullrank keys` prints.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)
 
     @field_validator("*")
     @classmethod
     def _of_a_size_to_compute_with(cls, value: Any) -> Any:
-        """Whole numbers that a float cannot count to fail somewhere in the middle of a run."""
+        """Reject integers that a float cannot represent exactly: they would fail in the middle of a run."""
         if isinstance(value, int) and abs(value) > LARGEST:
             raise PydanticCustomError("too_large", "must lie within ±2**53")
         return value
 
 
 class Statistics(Table):
-    """Normalisation given as numbers, one per channel."""
+    """Mean and standard deviation for normalising inputs, one number per channel."""
 
     mean: list[float]
     std: list[float]
 
 
 class Data(Table):
-    """Which data, and who has which of them."""
+    """The data set, and how its samples are divided among clients."""
 
     name: str = "digits"
-    """One of digits, mnist, fashion-mnist, cifar10, cifar100, an .npz file, or "package.module:function"."""
+    """Data set: digits, mnist, fashion-mnist, cifar10, cifar100, the path of an .npz file, or
+    "package.module:function"."""
     root: str = ""
-    """Where it lies; empty: $FULLRANK_DATA, then the usual places."""
+    """Folder of the data set. If empty, fullrank searches $FULLRANK_DATA, ./data and its own cache."""
     partition: str = "dirichlet"
-    """Who has which samples: iid, dirichlet, pathological, class-disjoint, domain, or a saved partition.safetensors."""
+    """How samples are divided among clients: iid, dirichlet, pathological, class-disjoint, domain, or the path of a
+    saved partition.safetensors."""
     alpha: Annotated[float, Field(gt=0)] = 0.1
-    """Of dirichlet: the smaller, the more clients differ; inf: not at all."""
+    """Concentration of the Dirichlet partition. Smaller values make clients differ more; inf gives an IID split."""
     variant: str = "balanced"
-    """Of dirichlet (balanced, plain, fedetf, fedrepopt) and of pathological (balanced, shards, niid-bench)."""
+    """Variant of the partition: balanced, plain, fedetf or fedrepopt for dirichlet; balanced, shards or niid-bench for
+    pathological."""
     classes: Annotated[int, Field(ge=1)] = 2
-    """Of a client, for pathological and class-disjoint."""
+    """Classes per client in the pathological and class-disjoint partitions."""
     passes: Literal[1, 2] = 1
-    """Of class-disjoint: 2 deals samples out twice over, as FedMR's authors' code does."""
+    """How often the class-disjoint partition deals out each sample. 2 reproduces the code released with FedMR."""
     equal: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Of domain: every client gets this share of the smallest domain's number of samples; 0: all that it has."""
+    """Samples per client in the domain partition, as a fraction of the size of the smallest domain. 0 gives each
+    client all samples of its domain."""
     clients: Annotated[int, Field(ge=1)] = 10
-    """How many there are; with domains, as many as there are of these."""
+    """Number of clients. The domain partition needs as many as there are domains."""
     seed: Annotated[int, Field(ge=-1)] = -1
-    """Of the partition; -1: the run's."""
+    """Seed of the partition. -1 uses the seed of the run."""
     unseen: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the clients that never train and are judged apart at the end."""
+    """Fraction of the clients that never train. They are evaluated separately at the end of the run."""
     holdout: Share = 0.0
-    """Share of each client's samples on which its own model is judged."""
+    """Fraction of each client's samples that is held out to evaluate the client's own model."""
     validation: Share = 0.0
-    """Share of the training set that is kept back to choose settings and rounds by."""
+    """Fraction of the training set that is held out as a validation set, to choose settings or the best round."""
     size: Annotated[int, Field(ge=0)] = 0
-    """Short side of images, resized once when they are loaded; 0: as stored."""
+    """Length of the short side of images in pixels; images are resized once, on loading. 0 keeps the stored size."""
     normalise: Literal["auto", "none", "half"] | Statistics = "auto"
-    """By the data set's statistics, not at all, to ±1 (half), or { mean = [...], std = [...] }, one per channel."""
+    """Normalisation of inputs: with the statistics of the data set (auto), none, to the range -1 to 1 (half), or with
+    { mean = [...], std = [...] }, one number per channel."""
     augment: Literal["auto", "none"] | list[str] = "auto"
-    """What is usual for the data set, nothing, or a list of crop:4, crop-reflect:4, flip, rotate:15, resized-crop,
-    autoaugment, autoaugment:bins (as in FedDecorr's code), randaugment:2,9 and raug:15 (as in FedRepOpt's)."""
+    """Augmentation of training images: the usual one for the data set (auto), none, or a list of crop:4,
+    crop-reflect:4, flip, rotate:15, resized-crop, autoaugment, autoaugment:bins (as in the code of FedDecorr),
+    randaugment:2,9 and raug:15 (as in the code of FedRepOpt)."""
 
     @model_validator(mode="after")
     def _names(self) -> Data:
@@ -94,32 +103,34 @@ class Data(Table):
 
 
 class Model(Table):
-    """Which network; further keys go to it."""
+    """The network. Further keys of this table are options of the network."""
 
     model_config = ConfigDict(extra="allow")
 
     name: str = "cnn"
-    """A network (`fullrank models` lists them, with the keys that each takes), or "package.module:function"."""
+    """Network, or "package.module:function". `fullrank models` lists the networks and the options of each."""
     head: str = ""
-    """The classifier of a network of your own, by its name in it; empty: the last nn.Linear that a forward calls."""
+    """Name of the classifier layer in your own network. If empty, the last nn.Linear that the forward pass calls."""
     start: str = ""
-    """A safetensors file to start from."""
+    """Path of a safetensors file with initial weights. If empty, weights are initialised at random."""
     freeze: list[str] = []
-    """Entries that do not train, by patterns of their names; a norm layer named whole keeps its statistics as well."""
+    """Patterns of the names of parameters and buffers that are not trained. A normalisation layer whose parameters are
+    all frozen keeps its statistics too."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keys that go to the network."""
+        """The options of the network."""
         return dict(self.model_extra or {})
 
 
 class MethodTable(Table):
-    """Which method; one table of hyper-parameters per method."""
+    """The federated method. Each method has a table of hyper-parameters, such as [method.fedprox]."""
 
     model_config = ConfigDict(extra="allow")
 
     name: str = "fedavg"
-    """A method or several, as in "fedprox+feddecorr" (`fullrank methods` lists them); or "package.module:Class"."""
+    """Method, several methods joined by +, as in "fedprox+feddecorr", or "package.module:Class". `fullrank methods`
+    lists the methods."""
 
     @field_validator("name")
     @classmethod
@@ -128,55 +139,58 @@ class MethodTable(Table):
 
     @property
     def tables(self) -> dict[str, Any]:
-        """Hyper-parameters by method."""
+        """The hyper-parameters of each method."""
         return dict(self.model_extra or {})
 
 
 class Train(Table):
-    """Rounds, participation, and how a client trains."""
+    """Communication rounds, participation of clients, and local training."""
 
     rounds: Annotated[int, Field(ge=1, le=10**9)] = 10
-    """How many are played."""
+    """Number of communication rounds."""
     participation: int | float = 1.0
-    """In each round: a share of the clients, as in 0.5, or a number of them, as in 5."""
+    """Clients per round: a float is a fraction of all clients (0.5), an integer is a number of clients (5)."""
     epochs: Annotated[int, Field(ge=1, le=10**6)] = 1
-    """Of a client in a round."""
+    """Local epochs per client and round."""
     steps: Annotated[int, Field(ge=0, le=10**6)] = 0
-    """Of a client in a round, in place of epochs; 0: by epochs."""
+    """Local steps per client and round, instead of epochs. 0 trains for `epochs`."""
     batch_size: Annotated[int, Field(ge=1)] = 64
-    """Of a client's steps."""
+    """Samples per local step."""
     last_batch: Literal["keep", "drop", "wrap"] = "keep"
-    """If it is smaller: keep it, drop it, or fill it up from the start."""
+    """What to do with an incomplete last batch of an epoch: keep it, drop it, or fill it with samples from the start
+    of the epoch (wrap)."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    """Of a client."""
+    """Optimizer of local training."""
     lr: Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)] = 0.01
-    """The learning rate of a client, before any schedule."""
+    """Initial learning rate of local training."""
     lr_schedule: Literal["constant", "cosine", "step", "exponential"] = "constant"
-    """How it goes on after the warm-up."""
+    """Schedule of the learning rate over rounds, after the warm-up."""
     lr_schedule_by: Literal["round", "step"] = "round"
-    """Whether it changes from round to round only, or from step to step too."""
+    """Whether the schedule changes the learning rate once per round or at every local step."""
     warmup: Annotated[int, Field(ge=0)] = 0
-    """Rounds in which the learning rate grows to its full size."""
+    """Number of rounds over which the learning rate increases linearly to `lr`."""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """The factor of step, every `decay_every` rounds, and of exponential, every round."""
+    """Factor by which the learning rate is multiplied: every `decay_every` rounds by the step schedule, every round
+    by the exponential schedule."""
     decay_every: Annotated[int, Field(ge=0)] = 0
-    """Rounds of the schedule step."""
+    """Number of rounds between two decays of the step schedule."""
     momentum: Share = 0.9
-    """Of sgd."""
+    """Momentum of SGD."""
     nesterov: bool = False
-    """Momentum in Nesterov's form."""
+    """Whether SGD uses Nesterov momentum."""
     weight_decay: NotNegative = 0.0
-    """Times an entry, added to its gradient (adamw: apart from it)."""
+    """Weight decay: an L2 penalty for sgd and adam, decoupled from the gradient for adamw."""
     decay_on: str | list[str] = "all"
-    """What decays: all, matrices (entries of two dimensions or more), or patterns of names."""
+    """Parameters to which weight decay applies: all, matrices (parameters with two or more dimensions), or patterns of
+    their names."""
     clip_norm: NotNegative = 0.0
-    """The most that a gradient's norm may be; 0: no limit."""
+    """Maximum norm of the gradient; larger gradients are clipped. 0 disables clipping."""
     label_smoothing: Share = 0.0
-    """Share of the target that all classes have in common."""
+    """Label smoothing of the cross-entropy, as in torch.nn.CrossEntropyLoss."""
     optimizer_state: Literal["fresh", "keep"] = "fresh"
-    """Whether a client's optimizer starts anew in each round or goes on."""
+    """Whether the optimizer state of a client is reset at the start of each round (fresh) or kept between rounds."""
     buffers: Literal["average", "local"] = "average"
-    """Statistics of BatchNorm: averaged like weights, or each client's own."""
+    """Running statistics of BatchNorm: averaged over clients like weights, or kept by each client (local)."""
 
     @model_validator(mode="after")
     def _goes_together(self) -> Train:
@@ -198,55 +212,57 @@ class Train(Table):
 
 
 class EngineTable(Table):
-    """Where clients train."""
+    """Where and how clients are trained: engine, processes, device and precision."""
 
     name: Literal["auto", "serial", "processes", "vectorised", "cuda"] = "auto"
-    """How clients are trained: one by one, several processes, groups at once, or captured graphs on a GPU."""
+    """How clients are trained: one after the other (serial), in several processes, in groups with one vectorised step,
+    or with CUDA graphs on a GPU. auto chooses for the experiment and the machine."""
     workers: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Processes or GPUs; 0: one per core or GPU."""
+    """Number of worker processes or GPUs. 0 uses one process per core, or all GPUs."""
     threads: Annotated[int, Field(ge=1, le=4096)] = 1
-    """Of each process."""
+    """Number of threads per worker process."""
     device: str = ""
-    """cpu, cuda or cuda:1; empty: cpu."""
+    """Device: cpu, cuda or cuda:1. If empty, cpu."""
     precision: Literal["auto", "float32", "float64", "bfloat16"] = "auto"
-    """Of training; auto: bfloat16 for float32 networks on the cuda engine, else float32."""
+    """Precision of training. auto is bfloat16 for float32 networks on the cuda engine, otherwise float32."""
     slots: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Clients at a time on a GPU; 0: as many as pay."""
+    """Number of clients that train at the same time on one GPU. 0 chooses the number."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """The network's forward on a GPU; auto: where a run is long enough for it to pay."""
+    """Whether torch.compile compiles the forward pass on a GPU. auto compiles if the run is long enough to profit."""
 
 
 class Evaluate(Table):
-    """When the model is judged."""
+    """When models are evaluated, and with which metrics."""
 
     every: Annotated[int, Field(ge=1)] = 1
-    """Rounds between two tests of the global model; the last is always tested."""
+    """Number of rounds between two evaluations of the global model. The last round is always evaluated."""
     personal: Literal["never", "end", "every"] = "end"
-    """When clients' own models are judged, on their hold-outs."""
+    """When the clients' own models are evaluated on their held-out samples (`data.holdout`): never, at the end, or in
+    every round."""
     metrics: list[
         Literal["accuracy", "loss", "balanced-accuracy", "macro-f1", "auroc", "top5", "calibration", "per-class"]
     ] = ["accuracy", "loss"]
-    """What is measured."""
+    """Metrics of every evaluation."""
 
 
 class ProbeTable(Table):
-    """When the representation is looked at, and of how many clients beside the global model."""
+    """Probes, which measure the representation (spectra, effective rank, neural collapse) during a run."""
 
     every: Annotated[int, Field(ge=0)] = 0
-    """Rounds between two looks, the last round always among them; 0: never."""
+    """Number of rounds between two probes. The last round is always probed. 0 disables probes."""
     clients: Annotated[int, Field(ge=0)] = 2
-    """Beside the global model."""
+    """Number of clients whose local models are probed as well."""
 
 
 class RunTable(Table):
-    """What is kept on disk, and what happens when a client fails."""
+    """Checkpoints, saved models, and what happens when a client fails."""
 
     checkpoint_every: Annotated[int, Field(ge=1)] = 1
-    """Rounds between two checkpoints."""
+    """Number of rounds between two checkpoints."""
     keep: Annotated[int, Field(ge=1)] = 1
-    """Checkpoints, the newest."""
+    """Number of checkpoints to keep; older ones are deleted."""
     keep_personal: bool = False
-    """Whether each client's own model is written at the end (`personal/000003.safetensors`), so that reading it needs
-    no data."""
+    """Whether the own model of each client is saved at the end, for example as personal/000003.safetensors. It can
+    then be loaded without the data."""
     on_client_error: Literal["stop", "skip"] = "stop"
-    """Whether a client that fails ends the run or is left out of the round."""
+    """Whether the failure of a client stops the run, or the round continues without that client (skip)."""

@@ -44,12 +44,12 @@ def draw(rng: np.random.Generator, samples: int, n: float, z: Array, zz: Array) 
 
 @dataclass(frozen=True)
 class CCVR(Method):
-    """FedAvg, and after the last round a classifier trained anew on features drawn from the classes' distributions.
+    """FedAvg; after the last round, the classifier is retrained on features drawn from a Gaussian per class.
 
     Once, all clients send per class n, Σz and Σzzᵀ under the final model. A client sends nothing of a class of which it
     has fewer than `min_count` samples: with 0 or 1, the sum of a single sample is that sample's own feature. With μ_c
-    and Σ_c of all of them together, `samples` virtual features a class come from N(μ_c, Σ_c + 1e-6·I), and the head
-    alone is trained on them (SGD, momentum 0.9).
+    and Σ_c of all of them together, `samples` virtual features a class come from N(μ_c, Σ_c + 1e-6·I), and only
+    the head is trained on them (SGD, momentum 0.9).
     """
 
     paper = "Luo et al., NeurIPS 2021"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ditto(Method):
-    """FedAvg, and beside it at each client a model v of its own: min f_k(v) + (λ/2)‖v − w‖², w as received.
+    """FedAvg, and in addition a personal model v at each client: min f_k(v) + (λ/2)‖v − w‖², w as received.
 
     v starts at the model of the first contact, is trained after the global one in every round in which the client
     takes part, for `epochs` (0: as many as the global one), and never leaves the site.

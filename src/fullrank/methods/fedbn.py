@@ -10,7 +10,7 @@ class FedBN(Method):
     """Every normalisation layer stays at its client, affine weights and statistics alike; all else is averaged.
 
     Layers are found by their type, so those in shortcuts count too. There is no complete global model: a client's is
-    judged on its own data. Norm layers stay with their client.
+    evaluated on its own data. Norm layers stay with their client.
     """
 
     paper = "Li et al., ICLR 2021"

@@ -21,7 +21,7 @@ class FedDC(FedDyn):
     """FedDyn's drift h_k with SCAFFOLD's variates g_k: the gradient g becomes g + α(h_k + w_k − w) + (ḡ − g_k).
 
     g_k ← g_k − ḡ + (w − w_k)/travel estimates the client's gradient, ḡ is the mean of all clients' g_k; h_k and the new
-    model as in FedDyn. Adam has no travel. Beside the weights, the change of g_k leaves the site: as much again.
+    model as in FedDyn. Adam has no travel. The change of g_k leaves the site as well: as much again.
     """
 
     paper = "Gao et al., CVPR 2022"

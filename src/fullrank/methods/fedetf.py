@@ -50,7 +50,7 @@ class FedETF(Method):
     training minimises the balanced loss, the cross-entropy of logits + γ·log n_c with n_c the client's class counts (a
     missing class counts as 1). To personalise, a client adapts the features for one local training, then `repeats`
     times fine-tunes its own copy of the frame and the projection: by plain cross-entropy, {body, β}, {frame, β},
-    {projection, β} (`paper`); or all by the balanced loss first, then frame and projection alone with β fixed, and
+    {projection, β} (`paper`); or all by the balanced loss first, then only frame and projection with β fixed, and
     statistics of norm layers moving (`repo`, as the authors' code does).
     """
 

@@ -20,7 +20,7 @@ class FedExP(Method):
     """The server goes further than the mean w̄ where clients disagree: w ← w + s(w̄ − w).
 
     s = max(1, Σ p_k‖Δ_k‖² / (2(‖w̄ − w‖² + ε))), with Δ_k = w_k − w and p_k the share of samples. Buffers are averaged.
-    Beside the weights, ‖Δ_k‖² leaves the site.
+    ‖Δ_k‖² leaves the site as well as the weights.
     """
 
     paper = "Jhunjhunwala et al., ICLR 2023"

@@ -29,7 +29,7 @@ class FedMR(WithPrototypes):
     L_intra is (Σ_c (N_c−1)²·mean_{i≠j} r_ij²) / Σ_c N_c with r the correlations inside class c of the batch (`scale`
     "paper": Eq. 3). L_inter is the mean over classes, samples and other classes j of max(‖z−g_y‖ − ‖z−g_j‖ + margin,
     0), g the class prototypes of the round before, and 0 in the first. `reading`: other classes only among the client's
-    own (`local`), Eq. 4 as printed (`literal`), or ‖z−g_y‖ alone (`pull`). `lite` takes the first so many samples of a
+    own (`local`), Eq. 4 as printed (`literal`), or only ‖z−g_y‖ (`pull`). `lite` takes the first so many samples of a
     batch for L_inter (0: all); `share` lets only a fixed share of the clients ever send prototypes; `onehot` prototypes
     are unit vectors, and as with μ2 = 0 none are sent. A client sends nothing of a class of which it has fewer than
     `min_count` samples: with 0 or 1, the sum of a single sample is that sample's own feature.

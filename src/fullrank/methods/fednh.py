@@ -43,9 +43,9 @@ class Hypersphere(nn.Module):
 class FedNH(Method):
     """Class prototypes W on the unit sphere in place of a classifier: logits s·ẑWᵀ, with ẑ = z/‖z‖ and s trained.
 
-    Clients hold W still and send, beside weights, for each class the direction of its mean ẑ times its count. The
-    server turns W slowly towards them: W ← normalise(ρW + (1−ρ)·normalise(Σ directions·counts / Σ counts)). A row whose
-    class nobody has stays.
+    Clients keep W fixed and send, in addition to weights, for each class the direction of its mean ẑ times its count.
+    The server turns W slowly towards them: W ← normalise(ρW + (1−ρ)·normalise(Σ directions·counts / Σ counts)). The row
+    of a class that no client has does not change.
     """
 
     paper = "Dai et al., AAAI 2023"

@@ -20,7 +20,7 @@ class FedNova(Method):
     """Clients that made more steps do not count for more: w ← w − (Σ p_k a_k) · Σ p_k (w − w_k)/a_k.
 
     p_k is the share of samples, a_k how far a constant unit gradient would have moved a weight under the client's
-    learning rates and momentum. Beside the weights, a_k and 1/a_k leave the site. Adam has no such a_k.
+    learning rates and momentum. In addition to the weights, a_k and 1/a_k leave the site. Adam has no such a_k.
     """
 
     paper = "Wang et al., NeurIPS 2020"

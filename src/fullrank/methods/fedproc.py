@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class FedProc(WithPrototypes):
     """Pulls representations to their class's global prototype first, and turns to cross-entropy as rounds go by.
 
-    The loss of round t is a·CE + (1−a)·ℓ with a = min(t/rounds, 1), and CE alone in round 0; ℓ is the cross-entropy of
+    The loss of round t is a·CE + (1−a)·ℓ with a = min(t/rounds, 1), and only CE in round 0; ℓ is the cross-entropy of
     the cosines of z with the prototypes of all classes that have one, over samples whose own class has. A prototype is
     the mean of z over all samples of a class, under the clients' trained models; a class that nobody has keeps its last
     one. A client sends nothing of a class of which it has fewer than `min_count` samples: with 0 or 1, the sum of a
@@ -36,7 +36,7 @@ class FedProc(WithPrototypes):
     rounds: Annotated[int, Field(ge=0)] = 100
 
     def server_state(self, server: "Server") -> Tree:
-        """No prototypes yet, and so cross-entropy alone."""
+        """There are no prototypes yet, so the loss is the cross-entropy."""
         state = super().server_state(server)
         return {**state, "a": state["prototypes"].new_ones(())}
 

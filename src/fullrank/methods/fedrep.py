@@ -17,7 +17,7 @@ class FedRep(Method):
 
     Each client runs `head_epochs` (0: as many as train.epochs) on its head with the rest still, then the round's epochs
     on the rest with the head still; the rest is averaged. Statistics of norm layers move in both fits. The head never
-    leaves a site, so there is no global model to judge.
+    leaves a site, so there is no global model to evaluate.
     """
 
     paper = "Collins et al., ICML 2021"

@@ -22,7 +22,7 @@ class Scaffold(Method):
 
     c_k ← c_k − c + (w − w_k)/travel estimates the client's gradient (option II), c is the mean of all clients' c_k.
     Travel is how far a constant unit gradient would have moved a weight, which Adam does not have. `uniform` weighs
-    clients alike, as the paper does. Beside the weights, the change of c_k leaves the site: as much again.
+    clients alike, as the paper does. The change of c_k leaves the site as well: as much again.
     """
 
     paper = "Karimireddy et al., ICML 2020, option II"

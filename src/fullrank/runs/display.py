@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live display in a terminal, plain lines elsewhere, JSON for programs."""
+"""The output of a run: progress bars in a terminal, plain lines elsewhere, or JSON for programs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from fullrank.runs.result import Run
 
 PAUSE = 10.0
-"""Seconds between two lines about how far something is, where there is no live display."""
+"""Seconds between two lines about progress where there are no progress bars."""
 STAGES = {
     "received": "of the model as received",
     "local": "after local training",
@@ -32,64 +32,64 @@ STAGES = {
 
 
 class Watcher(Protocol):
-    """Somebody who looks on while a run goes on."""
+    """An object that is notified of the progress of a run."""
 
     def started(self, experiment: Experiment, done: int, clients: int, out: Path | None) -> None:
-        """The run begins, or goes on after `done` rounds, with so many clients a round."""
+        """The run starts, or resumes after `done` rounds, with `clients` clients per round."""
 
     def cautioned(self, text: str) -> None:
-        """The run is not what a method or the network promises; said before the first round that is played."""
+        """The run has a problem that does not stop it; called before the first round."""
 
     def client_done(self, result: Result) -> None:
         """A client has finished its part of the round."""
 
     def round_done(self, row: Mapping[str, Any]) -> None:
-        """A round is over; this is its row of the metrics."""
+        """A round is complete; `row` is its row of the metrics."""
 
     def phase(self, name: str, done: int, clients: int) -> None:
-        """After the last round so many clients have something to do, of whom some have done it before."""
+        """A phase after the last round starts, in which `done` of `clients` clients have finished already."""
 
     def ended(self, run: Run) -> None:
         """The run is complete."""
 
 
 class Silent:
-    """Shows nothing; the others start from it."""
+    """Shows nothing; the base class of the other displays."""
 
     def __enter__(self) -> Watcher:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
 
     def started(self, experiment: Experiment, done: int, clients: int, out: Path | None) -> None:
-        """The run begins or goes on."""
+        """Start to count rounds and clients."""
         self.experiment, self.rounds, self.clients = experiment, experiment.train.rounds, clients
         self.done, self.clients_done = done, 0
         self.pace = Pace(self.rounds - done)
         self.phase_name = ""
 
     def cautioned(self, text: str) -> None:
-        """Shown by others; the first row of the metrics has it too."""
+        """Do nothing; the first row of the metrics contains the text."""
 
     def client_done(self, result: Result) -> None:
-        """One more client has finished."""
+        """Count a client."""
         self.clients_done += 1
         if self.phase_name:
             self.pace.round_done()
 
     def phase(self, name: str, done: int, clients: int) -> None:
-        """Count the clients from here on."""
+        """Start to count the clients of a phase."""
         self.phase_name, self.clients, self.clients_done = name, clients, done
         self.pace = Pace(clients - done)
 
     def so_far(self) -> str:
-        """How many clients of the phase are done, and how long the others will take."""
-        left = f"  left {clock(self.pace.left())}" if self.clients_done < self.clients and self.pace.played else ""
+        """Return how many clients of the phase have finished, and the estimated time for the others."""
+        left = f"  left {clock(self.pace.left())}" if self.clients_done < self.clients and self.pace.finished else ""
         return f"{self.clients_done}/{self.clients}{left}"
 
     def round_done(self, row: Mapping[str, Any]) -> None:
-        """One more round is over."""
+        """Count a round."""
         self.done, self.clients_done = row["round"], 0
         self.pace.round_done()
 
@@ -98,15 +98,15 @@ class Silent:
 
 
 class Unwatched(Silent):
-    """Nobody looks on, as when a program runs an experiment: cautions become Python's warnings."""
+    """For runs that a program starts: shows nothing, and turns problems into Python warnings."""
 
     def cautioned(self, text: str) -> None:
-        """Warn."""
+        """Issue a warning."""
         warnings.warn(text, stacklevel=2)
 
 
 class Plain(Silent):
-    """One line a round."""
+    """Prints one line per round."""
 
     def __init__(self, stream: IO[str]):
         self.stream = stream
@@ -115,17 +115,17 @@ class Plain(Silent):
         print(text, file=self.stream, flush=True)
 
     def started(self, experiment: Experiment, done: int, clients: int, out: Path | None) -> None:
-        """Say what runs, and where it writes."""
+        """Print what is run, and where it is written."""
         super().started(experiment, done, clients, out)
         for line in opening(experiment, done, clients, out):
             self._say(line)
 
     def cautioned(self, text: str) -> None:
-        """Say it."""
+        """Print the problem."""
         self._say(text)
 
     def round_done(self, row: Mapping[str, Any]) -> None:
-        """Say how the round ended."""
+        """Print the metrics of the round."""
         super().round_done(row)
         left = f"  left {clock(self.pace.left())}" if self.done < self.rounds else ""
         self._say(f"round {row['round']}/{self.rounds}{scores(row)}  {row['seconds']:.1f} s{left}")
@@ -133,13 +133,13 @@ class Plain(Silent):
             self._say(warning)
 
     def phase(self, name: str, done: int, clients: int) -> None:
-        """Say what begins, or continues."""
+        """Print which phase starts or resumes."""
         super().phase(name, done, clients)
         self.spoken = time.monotonic()
-        self._say(f"{name}: {counted(clients, 'client')}" + (f", {done} of them done already" if done else ""))
+        self._say(f"{name}: {counted(clients, 'client')}" + (f", {done} of them complete already" if done else ""))
 
     def client_done(self, result: Result) -> None:
-        """Say now and then how far the clients of a phase are."""
+        """Print the progress of the clients of a phase from time to time."""
         super().client_done(result)
         over = self.clients_done == self.clients
         if self.phase_name and (over or time.monotonic() - self.spoken > PAUSE):
@@ -148,7 +148,7 @@ class Plain(Silent):
 
 
 class Live(Silent):
-    """A live display: round, accuracy, clients done, time left."""
+    """Shows progress bars with the round, the accuracy, the clients that have finished and the time left."""
 
     def __init__(self, console: Console):
         self.console = console
@@ -163,11 +163,11 @@ class Live(Silent):
         self.clients_bar = TaskID(0)
 
     def __exit__(self, *_: object) -> None:
-        """Stop the display."""
+        """Remove the progress bars."""
         self.progress.stop()
 
     def started(self, experiment: Experiment, done: int, clients: int, out: Path | None) -> None:
-        """Say what runs and show the bars."""
+        """Print what is run and show the progress bars."""
         super().started(experiment, done, clients, out)
         for line in opening(experiment, done, clients, out):
             self.console.print(line, highlight=False, soft_wrap=True)
@@ -179,16 +179,16 @@ class Live(Silent):
             self.progress.start()
 
     def cautioned(self, text: str) -> None:
-        """Say it in yellow."""
+        """Print the problem in yellow."""
         self._warn(text)
 
     def client_done(self, result: Result) -> None:
-        """Move the clients' bar."""
+        """Advance the progress bar of the clients."""
         super().client_done(result)
         self.progress.update(self.clients_bar, completed=self.clients_done, state=self.so_far())
 
     def phase(self, name: str, done: int, clients: int) -> None:
-        """Show a bar of the phase alone."""
+        """Replace the progress bars by one for the phase."""
         super().phase(name, done, clients)
         for bar in self.progress.task_ids:
             self.progress.remove_task(bar)
@@ -196,7 +196,7 @@ class Live(Silent):
         self.progress.start()
 
     def round_done(self, row: Mapping[str, Any]) -> None:
-        """Move the rounds' bar and show the scores."""
+        """Advance the progress bar of the rounds and show the metrics."""
         super().round_done(row)
         self.progress.update(self.rounds_bar, completed=self.done, state=self._state(row))
         self.progress.update(self.clients_bar, completed=0, state=f"0/{self.clients}")
@@ -204,7 +204,7 @@ class Live(Silent):
             self._warn(warning)
 
     def ended(self, run: Run) -> None:
-        """Show the result."""
+        """Remove the progress bars."""
         self.progress.stop()
 
     def _warn(self, text: str) -> None:
@@ -216,23 +216,23 @@ class Live(Silent):
 
 
 class Json(Silent):
-    """One JSON object a line: each round's row, and the summary at the end."""
+    """Prints one JSON object per line: the metrics of each round, and the summary at the end."""
 
     def __init__(self, stream: IO[str]):
         self.stream = stream
 
     def round_done(self, row: Mapping[str, Any]) -> None:
-        """Print the row."""
+        """Print the metrics of the round."""
         super().round_done(row)
         print(json.dumps({"event": "round", **row}), file=self.stream, flush=True)
 
     def phase(self, name: str, done: int, clients: int) -> None:
-        """Print what begins."""
+        """Print which phase starts."""
         super().phase(name, done, clients)
         self._print_phase()
 
     def client_done(self, result: Result) -> None:
-        """Print how far the clients of a phase are."""
+        """Print the progress of the clients of a phase."""
         super().client_done(result)
         if self.phase_name:
             self._print_phase()
@@ -248,62 +248,62 @@ class Json(Silent):
 
 
 class Together:
-    """Several watchers as one."""
+    """Notifies several watchers."""
 
     def __init__(self, *watchers: Watcher):
         self.watchers = watchers
 
     def started(self, experiment: Experiment, done: int, clients: int, out: Path | None) -> None:
-        """Tell all."""
+        """Notify all watchers."""
         for watcher in self.watchers:
             watcher.started(experiment, done, clients, out)
 
     def cautioned(self, text: str) -> None:
-        """Tell all."""
+        """Notify all watchers."""
         for watcher in self.watchers:
             watcher.cautioned(text)
 
     def client_done(self, result: Result) -> None:
-        """Tell all."""
+        """Notify all watchers."""
         for watcher in self.watchers:
             watcher.client_done(result)
 
     def round_done(self, row: Mapping[str, Any]) -> None:
-        """Tell all."""
+        """Notify all watchers."""
         for watcher in self.watchers:
             watcher.round_done(row)
 
     def phase(self, name: str, done: int, clients: int) -> None:
-        """Tell all."""
+        """Notify all watchers."""
         for watcher in self.watchers:
             watcher.phase(name, done, clients)
 
     def ended(self, run: Run) -> None:
-        """Tell all."""
+        """Notify all watchers."""
         for watcher in self.watchers:
             watcher.ended(run)
 
 
 class Pace:
-    """How long the remaining rounds will take, from those played in this process."""
+    """Estimates the time of the remaining rounds from the rounds of this process."""
 
     def __init__(self, rounds: int):
         self.remaining = rounds
-        self.played = 0
+        self.finished = 0
         self.start = time.monotonic()
 
     def round_done(self) -> None:
         """Count a round."""
-        self.played += 1
+        self.finished += 1
         self.remaining -= 1
 
     def left(self) -> float:
-        """Seconds left."""
-        return (time.monotonic() - self.start) / max(1, self.played) * self.remaining
+        """Return the estimated number of seconds left."""
+        return (time.monotonic() - self.start) / max(1, self.finished) * self.remaining
 
 
 def choose(quiet: bool, as_json: bool) -> Silent:
-    """The display for this terminal and these options."""
+    """Return the display for this terminal and these options."""
     if as_json:
         return Json(sys.stdout)
     if quiet:
@@ -312,32 +312,32 @@ def choose(quiet: bool, as_json: bool) -> Silent:
 
 
 def opening(experiment: Experiment, done: int, clients: int, out: Path | None) -> list[str]:
-    """What stands above a run."""
+    """Return the first lines of the output of a run."""
     train = experiment.train
     lines = [f"{experiment.method.name} on {setting(experiment, clients)}, seed {experiment.seed}"]
     if out is not None and done >= train.rounds:
-        behind = "its only round is" if done == 1 else f"all {done} rounds are"
+        complete = "its only round is" if done == 1 else f"all {done} rounds are"
         if clients:
-            lines.append(f"writing to {out}: {behind} behind it, and what follows the last one is left to do")
+            lines.append(f"writing to {out}: {complete} complete, the steps after the last round remain")
         else:
-            lines.append(f"complete already in {out}: {behind} behind it")
+            lines.append(f"complete already in {out}: {complete} complete")
     elif out is not None:
-        lines.append(f"writing to {out}" + (f", going on after round {done}" if done else ""))
+        lines.append(f"writing to {out}" + (f", resuming after round {done}" if done else ""))
     return lines
 
 
 def setting(experiment: Experiment, clients: int = 0) -> str:
-    """The data, their division and the training in a few words; with the number of clients a round, where known."""
+    """Describe data, partition, training and network in a few words, with the number of clients per round if known."""
     data, train = experiment.data, experiment.train
     how = {"dirichlet": f"dirichlet α={data.alpha:g}"}.get(data.partition, data.partition)
     amount = counted(train.steps, "step") if train.steps else counted(train.epochs, "epoch")
-    part = f"{clients} a round, " if clients else ""
+    part = f"{clients} per round, " if clients else ""
     rounds = f"{counted(train.rounds, 'round')} of {amount}"
     return f"{data.name}: {counted(data.clients, 'client')} ({how}), {part}{rounds}, {experiment.model.name}"
 
 
 def counted(number: int, noun: str) -> str:
-    """So many of something.
+    """Return a number with its noun.
 
     >>> counted(1, "round"), counted(2, "round")
     ('1 round', '2 rounds')
@@ -346,21 +346,21 @@ def counted(number: int, noun: str) -> str:
 
 
 def amiss(row: Mapping[str, Any]) -> list[str]:
-    """What went wrong in a round without stopping it."""
+    """Describe the problems of a round that did not stop it."""
     lines = [f"round {row['round']}: client {k} was left out: {why}" for k, why in row.get("skipped", {}).items()]
     if row.get("idle"):
         names = ", ".join(map(str, row["idle"]))
         nobody = len(row["idle"]) == len(row["clients"]) and not row.get("skipped")
-        stays = ", so the model stays as it is" if nobody else ""
-        lines.append(f"round {row['round']}: no batch to train on and so nothing sent by client {names}{stays}")
+        stays = ", so the model does not change" if nobody else ""
+        lines.append(f"round {row['round']}: client {names} had no batch to train on and sent nothing{stays}")
     if row["round"] == 1:
-        lines += [f"steps run one by one, not from a recording: {reason}" for reason in row.get("not_recorded", [])]
-        lines += [f"clients train one by one, not in groups: {reason}" for reason in row.get("one_by_one", [])]
+        lines += [f"steps run eagerly, not as CUDA graphs: {reason}" for reason in row.get("not_recorded", [])]
+        lines += [f"clients train one after the other, not in groups: {reason}" for reason in row.get("one_by_one", [])]
     return lines
 
 
 def scores(row: Mapping[str, Any]) -> str:
-    """Accuracy and loss of a row, as far as they were measured."""
+    """Format accuracy and loss of a row, if they were measured."""
     found = [("accuracy", 4), ("loss", 4), ("validation_accuracy", 4)]
     return "".join(
         f"  {name.replace('_', ' ')} {row[name]:.{digits}f}" for name, digits in found if row.get(name) is not None
@@ -368,13 +368,13 @@ def scores(row: Mapping[str, Any]) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as h:mm:ss."""
+    """Format seconds as h:mm:ss."""
     whole = round(seconds)
     return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
 def size(number: float) -> str:
-    """Bytes for people."""
+    """Format a number of bytes."""
     for unit in ("B", "kB", "MB", "GB"):
         if number < 1000:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
@@ -383,17 +383,17 @@ def size(number: float) -> str:
 
 
 def averaged(experiment: Experiment) -> int:
-    """How many evaluations a mean of the last five is over: a short run has fewer."""
+    """Return the number of evaluations in the mean of the last five; a short run has fewer."""
     return min(5, math.ceil(experiment.train.rounds / experiment.evaluate.every))
 
 
 def summary_table(run: Run) -> Table:
-    """The result of a run; without rows where there is no global model that could be judged."""
+    """Return the table of the result of a run; it has no rows if the global model could not be evaluated."""
     summary = run.summary()
     table = Table(title=None, box=None, pad_edge=False)
     columns = {"last": "last", "best": "best over rounds", "last5": f"mean of last {averaged(run.experiment)}"}
     if "validated_round" in summary:
-        columns["validated"] = f"at round {summary['validated_round']}, best in validation"
+        columns["validated"] = f"at round {summary['validated_round']}, best validation"
     for column in ("", *columns.values()):
         table.add_column(column, justify="left" if not column else "right")
     for measure in (*MEASURED, *(f"validation_{name}" for name in MEASURED)):
@@ -407,7 +407,7 @@ def summary_table(run: Run) -> Table:
 
 
 def personal_lines(summary: Mapping[str, Any]) -> list[str]:
-    """How clients' own models did: their accuracy, and all that was measured where nothing else was judged."""
+    """Describe the accuracy of the clients' own models, and all their metrics if there is no global model."""
     measures = MEASURED[:1] if any(measure in summary for measure in MEASURED) else MEASURED
     return [
         f"personal {measure.replace('_', ' ')}, {STAGES[stage]}: {_over_clients(values)} {who}"
