@@ -47,7 +47,7 @@ def milliseconds(values: dict[str, Any], repeats: int) -> tuple[int, int, list[f
     try:
         for _ in range(repeats + 2):
             start = time.process_time()
-            parts.server.play(engine)
+            parts.server.run_round(engine)
             found.append(1000 * (time.process_time() - start) / SIZE.clients)
     finally:
         engine.close()

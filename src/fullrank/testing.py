@@ -165,7 +165,7 @@ class Trial:
         engine = engine_of(parts)
         try:
             for _ in range(ROUNDS):
-                parts.server.play(engine)
+                parts.server.run_round(engine)
         finally:
             engine.close()
         return parts
@@ -191,7 +191,7 @@ def _writes(trial: Trial) -> str:
     engine = Watching(parts.site)
     try:
         for _ in range(ROUNDS):
-            parts.server.play(engine)
+            parts.server.run_round(engine)
         parts.server.finished(engine)
     except Refusal:
         if not found:
@@ -206,7 +206,7 @@ def _uploads(trial: Trial) -> str:
     parts = trial.assembled()
     engine = Recording(parts.site)
     for _ in range(ROUNDS):
-        parts.server.play(engine)
+        parts.server.run_round(engine)
     parts.server.finished(engine)
     declared = {f"{part.name}/{name}" for part in trial.method.parts for name in part.uploads}
     if missing := sorted(what for what in engine.seen.keys() - declared if "/" in what):
@@ -330,7 +330,7 @@ def _saved(path: Path) -> dict[str, bytes]:
 def _trace(trial: Trial) -> str:
     """Every kind of fit has a step that is a pure function of tensors: it can be traced and mapped."""
     parts = trial.assembled()
-    parts.server.play(_serial(parts))  # from the second round on all state exists
+    parts.server.run_round(_serial(parts))  # from the second round on all state exists
     problems: list[str] = []
 
     def looked_at(step: Step, state: State, context: Context, samples: Samples, dtype: torch.dtype) -> Eager:
@@ -339,7 +339,7 @@ def _trace(trial: Trial) -> str:
         return Eager(step, state, context, samples, dtype)
 
     parts.site.stepper_of = looked_at
-    parts.server.play(_serial(parts))
+    parts.server.run_round(_serial(parts))
     if problems:
         raise CheckFailed(
             f'the step of "{trial.method.name}" cannot be traced ({problems[0]}); in criterion, loss and grad write '
@@ -404,7 +404,7 @@ def _exchange(trial: Trial) -> str:
 
     engine = Watching(parts.site)
     for _ in range(ROUNDS + 1):
-        server.play(engine)
+        server.run_round(engine)
     if len(ups) != 1 or any(len(found) > 1 for found in downs.values()):
         raise CheckFailed(f'"{name}" does not exchange the same amount with every client: up {ups}, down {downs}')
     _, ending, _ = server.finished(Serial(parts.site))

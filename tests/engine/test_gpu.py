@@ -135,7 +135,7 @@ def played(values):
 
     parts = assemble(Experiment.of(values))
     engine = open_engine("cuda", parts.site, slots=parts.experiment.engine.slots, clients_a_round=2)
-    parts.server.play(engine)
+    parts.server.run_round(engine)
     arenas = [arena for hand in engine.hands for arena in hand.recorder.arenas.values()]
     found = [recording for arena in arenas for recording in arena.recordings.values()]
     engine.close()

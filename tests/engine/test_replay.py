@@ -45,7 +45,7 @@ def play(values, engine_of, rounds=2):
     parts = assemble(Experiment.of(values))
     engine = engine_of(parts.site)
     try:
-        played = [parts.server.play(engine) for _ in range(rounds)]
+        played = [parts.server.run_round(engine) for _ in range(rounds)]
         if isinstance(engine, Cuda):
             engine.recorded_then = recordings(engine)
     finally:
@@ -209,9 +209,9 @@ def test_client_failure_stops_the_others_and_leaves_the_engine_usable():
     values = {**BASE, "method.name": "stateful:AllFail"}
     parts = assemble(Experiment.of(values))
     engine = Cuda(parts.site, (CPU,), 3, record=rerun)
-    parts.server.play(engine)
+    parts.server.run_round(engine)
     with pytest.raises(fullrank.errors.ClientFailed):
-        parts.server.play(engine)
+        parts.server.run_round(engine)
     assert all(slot.job is None for slot in engine.slots.slots)
     engine.close()
 
@@ -220,7 +220,7 @@ def test_a_model_that_draws_numbers_is_refused_side_by_side():
     parts = assemble(Experiment.of({**BASE, "model": {**BASE["model"], "dropout": 0.5}}))
     engine = Cuda(parts.site, (CPU,), 3, record=rerun)
     with pytest.raises(fullrank.errors.Refusal, match=r"engine\.slots = 1"):
-        parts.server.play(engine)
+        parts.server.run_round(engine)
     engine.close()
     assert len(Cuda(parts.site, (CPU,), 0, record=rerun).hands) == 1
 
@@ -291,7 +291,7 @@ class Noisy(torch.nn.Module):
 def test_a_users_model_that_draws_numbers_trains_alone(noise):
     parts = assemble(Experiment.of({**BASE, "model": {"name": "given"}}), module=Noisy(noise))
     engine = Cuda(parts.site, (CPU,), record=rerun)
-    parts.server.play(engine)
+    parts.server.run_round(engine)
     engine.close()
     assert (len(engine.hands) == 1) == noise
     assert engine.notes()["setup_seconds"] > 0

@@ -55,7 +55,7 @@ def alike(one, other, tolerance=1e-9):
 
 def play(parts, engine_of, rounds, judge=False):
     engine = engine_of(parts.site)
-    played = [parts.server.play(engine, judge=judge) for _ in range(rounds)]
+    played = [parts.server.run_round(engine, judge=judge) for _ in range(rounds)]
     return played, engine
 
 
@@ -202,7 +202,7 @@ def test_a_failure_is_one_clients_own(place):
     assert not engine.reasons
     parts = put_together(normed(), blobs((12,) * 6), Here(), {"train.batch_size": 4})
     with pytest.raises(ClientFailed, match=r"client 3.*no power"):
-        parts.server.play(Vectorised(parts.site, 6))
+        parts.server.run_round(Vectorised(parts.site, 6))
 
 
 @dataclass(frozen=True)
@@ -288,7 +288,7 @@ def test_dropout_and_loose_buffers_are_left_to_the_ordinary_way():
 def test_questions_and_personal_models_are_asked_for_one_by_one():
     parts = assemble(Experiment.of({**DENSE, "data.clients": 5, "method.name": "hook_methods:Calibrated"}))
     engine = Vectorised(parts.site, 5)
-    parts.server.play(engine)
+    parts.server.run_round(engine)
     parts.server.finished(engine)
     jobs = [parts.server.job("personal", client) for client in range(5)]
     results = list(engine.run(jobs))
@@ -331,7 +331,7 @@ def test_an_interruption_stops_between_steps(monkeypatch):
     monkeypatch.setattr(Group, "_gradient", counted)
     monkeypatch.setattr(interrupt, "check", check)
     with pytest.raises(Interrupted):
-        parts.server.play(Vectorised(parts.site, 6))
+        parts.server.run_round(Vectorised(parts.site, 6))
     assert len(made) == 2
 
 

@@ -148,7 +148,7 @@ def test_no_method_of_the_library_is_rejected_and_an_odd_first_client_is(changin
 
     parts = federation()
     for _ in range(2):
-        played = parts.server.play(Serial(parts.site))
+        played = parts.server.run_round(Serial(parts.site))
         assert not played.skipped
         assert not played.cautions
     assert not parts.server.finished(Serial(parts.site))[2]
@@ -160,7 +160,7 @@ def test_no_method_of_the_library_is_rejected_and_an_odd_first_client_is(changin
     for change in (put("odd", "extra", Sum({"x": torch.zeros(2)})), drop):
         changing(change)
         parts = federation()
-        played = parts.server.play(Serial(parts.site))
+        played = parts.server.run_round(Serial(parts.site))
         assert set(played.skipped) == {0}
         assert [result.client for result in played.results] == [1]
 

@@ -85,7 +85,7 @@ def test_recorded_steps_leave_frozen_statistics_alone(compile, monkeypatch):
     start = {name: tensor.clone() for name, tensor in parts.server.model.items()}
     engine = Cuda(parts.site, (torch.device("cpu"),), 1, record=lambda step, pool: step, compile=compile)
     try:
-        parts.server.play(engine)
+        parts.server.run_round(engine)
     finally:
         engine.close()
     stayed = {name for name, tensor in parts.server.model.items() if torch.equal(tensor, start[name])}

@@ -441,7 +441,7 @@ def situation(request):
     """Three clients in their second round: a step, and each client's state, context and two batches."""
     clients = blobs((12, 11, 10))
     assembly = put_together(normed(), clients, METHODS[request.param], {"train.lr": 0.1, "train.batch_size": 4})
-    assembly.server.play(Serial(assembly.site))
+    assembly.server.run_round(Serial(assembly.site))
     network, cases = assembly.network, []
     for k, (x, y) in enumerate(clients):
         client, _ = assembly.site._client(assembly.server.job("train", k))

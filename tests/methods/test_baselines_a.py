@@ -430,7 +430,7 @@ def test_rounds_against_numpy(name, start):
     for _ in range(4):
         drawn = server.sample(server.round)
         met |= set(drawn)
-        server.play(engine)
+        server.run_round(engine)
         reference.round(drawn)
         check_tree(numpy_tree(server.model), {**reference.w, **reference.stats}, name)
         if hasattr(reference, "state"):
@@ -459,7 +459,7 @@ def test_the_reference_is_fedavg():
     for start in (plain, normed):
         server, engine = started(start(), split_labels(), FedAvg())
         for _ in range(4):
-            server.play(engine)
+            server.run_round(engine)
         check_tree(numpy_tree(server.model), averaging(start, split_labels()))
 
 
@@ -486,7 +486,7 @@ def on_a_line(method, a, rho=0.0, rounds=2, sizes=(30, 10), **settings):
     server, engine = started(Line(), parabolas(a, sizes), Quadratic() + method, **settings)
     rows = []
     for _ in range(rounds):
-        server.play(engine)
+        server.run_round(engine)
         own = {n: v["head.weight"].item() for n, v in server.state()["own"][method.name].items()}
         kept = [server.store.get(k)[method.name] for k in range(len(a))]
         kept = [{n: v["head.weight"].item() for n, v in state.items()} for state in kept]
@@ -831,7 +831,7 @@ def test_the_servers_is_the_mean_of_all_clients(method, name, fails):
     skipped = []
     for _ in range(6):
         before = {k: server.store.get(k) for k in range(5)}
-        played = server.play(engine)
+        played = server.run_round(engine)
         skipped += played.skipped
         mean = server.state()["own"][method.name][name]
         kept = [server.store.get(k)[method.name][name] for k in range(5) if server.store.get(k)]
@@ -846,10 +846,10 @@ def test_the_servers_is_the_mean_of_all_clients(method, name, fails):
 def test_variates_are_written_back_and_applied():
     """Client variates that stay zero, or corrections that never reach the gradient, would pass for FedAvg."""
     server, engine = started(normed(), split_labels(), Scaffold(), **{"train.participation": 1.0})
-    server.play(engine)
+    server.run_round(engine)
     first = [server.store.get(k)["scaffold"]["c"] for k in range(5)]
     assert all(value.any() for tree in first for value in tree.values())
-    server.play(engine)
+    server.run_round(engine)
     for k, before in enumerate(first):
         assert not torch.equal(server.store.get(k)["scaffold"]["c"]["0.weight"], before["0.weight"])
 
@@ -859,7 +859,7 @@ def test_buffers_are_averaged_and_nothing_else(name):
     """After one round from one start they are FedAvg's, but where the weights moved them otherwise on the way."""
     own, base = trained(name, rounds=1), trained("fedavg", rounds=1)
     server, engine = started(normed(), split_labels(), build(name))
-    server.play(engine)
+    server.run_round(engine)
     assert not any("running" in path for path in paths(server.state()["own"]))
     if name in ("scaffold", "fednova", "fedexp", "moon", "fedproc"):
         for entry in ("1.running_mean", "1.running_var", "1.num_batches_tracked"):
@@ -878,7 +878,7 @@ def paths(tree) -> Iterable[str]:
 def test_moon_keeps_the_clients_own_model():
     server, engine = started(normed(), split_labels(), Moon() + FedProx(), **{"train.participation": 1})
     drawn = server.sample(0)[0]
-    server.play(engine)
+    server.run_round(engine)
     kept = server.store.get(drawn)["moon"]
     assert kept["has"] == 1
     assert_close({n: kept["model"][n] for n in server.model}, server.model, 1e-14)  # the mean of one
@@ -890,7 +890,7 @@ def test_fedproc_schedules_and_masks():
     states, drawn = [server.state()["own"]["fedproc"]], []
     for _ in range(5):
         drawn.append(server.sample(server.round)[0])
-        server.play(engine)
+        server.run_round(engine)
         states.append(server.state()["own"]["fedproc"])
     assert [state["a"].item() for state in states] == [1.0, near(1 / 3), near(2 / 3), 1.0, 1.0, 1.0]
     had: set[int] = set()
@@ -908,9 +908,9 @@ def test_fedproc_withholds_small_classes():
     clients = [(x, torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2]))]
     for least, sent in ((0, [True, True, True]), (3, [True, True, False]), (5, [False, False, False])):
         server, engine = started(plain(), clients, FedProc(min_count=least), **{"train.participation": 1})
-        server.play(engine)
+        server.run_round(engine)
         assert server.state()["own"]["fedproc"]["available"].tolist() == sent
-        server.play(engine)
+        server.run_round(engine)
         assert all(value.isfinite().all() for value in server.w.values())
 
 
@@ -977,7 +977,7 @@ def test_elements_exchanged(name):
     parts = put_together(normed(dtype=torch.float32), clients, build(name), {"train.participation": 2})
     engine, longer = Serial(parts.site), {"fednova": 2}.get(name, 0)
     for _ in range(5):
-        traffic = parts.server.play(engine).traffic
+        traffic = parts.server.run_round(engine).traffic
         assert (traffic.elements_down, traffic.elements_up) == (2 * down, 2 * up)
         assert traffic.bytes_up == 2 * (4 * up + 4 + 4 * longer)  # counters and FedNova's scalars take 8
         mask = 3 * CLASSES if name == "fedproc" else 0  # and a mask's elements 1

@@ -956,7 +956,7 @@ def test_personal_entries_of_a_built_network_never_travel(name):
     extra = 10 * 12 + 10 if name == "fedproto" else 0
     engine = Serial(parts.site)
     for _ in range(2):
-        traffic = parts.server.play(engine).traffic
+        traffic = parts.server.run_round(engine).traffic
         assert (traffic.elements_down, traffic.elements_up) == (3 * (shared + extra),) * 2
     assert (shared == 0) == (name == "fedproto")
 

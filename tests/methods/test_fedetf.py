@@ -497,7 +497,7 @@ def test_exchange_of_a_resnet20():
     parts = put_together(net, pictures(12, 11), FedETF())
     assert sum(parts.network.parameters()[n].numel() for n in parts.entries.shared) == 272_475
     engine = Serial(parts.site)
-    first, later = (parts.server.play(engine).traffic for _ in range(2))
+    first, later = (parts.server.run_round(engine).traffic for _ in range(2))
     assert (first.elements_down, first.elements_up) == (2 * 274_164, 2 * 274_064)
     assert (later.elements_down, later.elements_up) == (2 * 274_064, 2 * 274_064)
 
@@ -552,7 +552,7 @@ def test_a_site_takes_the_frame_that_it_is_sent():
         for kind in ("train", "personal"):
             client, _ = ours.site._client(ours.server.job(kind, 0))
             assert torch.equal(client.model["3.frame"], frame)
-        ours.server.play(Serial(ours.site))
+        ours.server.run_round(Serial(ours.site))
     assert torch.equal(ours.server.model["3.frame"], frame)
 
 
@@ -768,7 +768,7 @@ def test_the_librarys_networks(name, dim, shape):
     assert parts.server.model["head.frame"].shape == shape
     assert parts.entries.frozen == ("head.frame",)
     before = parts.server.model
-    parts.server.play(Serial(parts.site))
+    parts.server.run_round(Serial(parts.site))
     after = parts.server.model
     moved = {n for n in before if not torch.equal(before[n], after[n])}
     assert {"head.beta", "head.projection.weight", "head.projection.bias"} < moved

@@ -643,7 +643,7 @@ def played_beside(method, rounds=4, seed=0, participation=2, norm=True, submit=l
     course = []
     for t in range(rounds):
         drawn = server.sample(t)
-        server.play(engine)
+        server.run_round(engine)
         hand.round(t, drawn)
         check(server.model, hand.state, 1e-8)
         own = server.state()["own"].get("fedmr")
@@ -719,7 +719,7 @@ def watched(method, clients, rounds=3, **settings):
     parts = put_together(network(), clients, method, {f"train.{n}": v for n, v in {**TRAIN, **settings}.items()})
     engine = Watching(parts.site)
     for _ in range(rounds):
-        parts.server.play(engine)
+        parts.server.run_round(engine)
     return parts, engine
 
 
@@ -755,7 +755,7 @@ def test_who_sends_does_not_depend_on_who_takes_part_and_differs_by_seed():
             )
             engine = Watching(parts.site)
             for _ in range(4):
-                parts.server.play(engine)
+                parts.server.run_round(engine)
             met = {k for _, k, _ in engine.seen}
             senders.append((met, {k for _, k, up in engine.seen if up["fedmr"]["classes"].tree["counts"].any()}))
         (_, everybody), (met, some) = senders

@@ -779,7 +779,7 @@ def test_an_aggregation_that_does_not_fit_is_refused_and_leaves_no_trace(broken,
     assembly = put_together(normed(), clients, Breaks())
     before = assembly.server.model
     with pytest.raises(Refusal, match=f"the aggregated model does not fit: {sentence}"):
-        assembly.server.play(Serial(assembly.site))
+        assembly.server.run_round(Serial(assembly.site))
     assert assembly.server.round == 0
     assert_same_bits(assembly.server.model, before)
     assert assembly.server.store.get(0) is None

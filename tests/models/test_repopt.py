@@ -680,7 +680,7 @@ def test_scales_come_once_and_never_train_decay_or_leave(family):
     engine, met = Watching(parts.site), set()
     for number in range(4):
         taking_part = set(parts.server.sample(number))
-        traffic = parts.server.play(engine).traffic
+        traffic = parts.server.run_round(engine).traffic
         downs.append((traffic.elements_down - traffic.elements_up, len(taking_part - met)))
         met |= taking_part
     assert not any(frozen.keys() & upload for upload in uploads)

@@ -16,7 +16,8 @@ from fullrank import collapse
 from fullrank.config.experiment import Experiment
 from fullrank.engine import open_engine
 from fullrank.errors import Refusal
-from fullrank.probe import Prober, look, prober
+from fullrank.probe import Prober, prober
+from fullrank.probe import model_probe as look
 from fullrank.probe.layers import layers_of
 from fullrank.runs.assemble import assemble
 from fullrank.testing import _recorded
@@ -107,7 +108,7 @@ def test_recorded_steps_are_those_without_probes():
         try:
             for number in range(2):
                 shown = prober.shown(parts.server.sample(number)) if looks else ()
-                played = parts.server.play(engine, show=shown)
+                played = parts.server.run_round(engine, show=shown)
                 if looks:
                     assert prober.look(played).row["clients"] == shown
         finally:
@@ -178,8 +179,8 @@ def test_every_engine_shows_the_models_that_clients_sent(engine):
     parts = assemble(Experiment.of({**table, "engine.precision": "float64"}))
     opened = _recorded(parts) if engine == "recorded" else open_engine(engine, parts.site, workers=2, clients_a_round=4)
     try:
-        played = parts.server.play(opened, show=(0, 1, 2, 3))
-        again = parts.server.play(opened, show=(1,))
+        played = parts.server.run_round(opened, show=(0, 1, 2, 3))
+        again = parts.server.run_round(opened, show=(1,))
     finally:
         opened.close()
     if engine == "vectorised":
@@ -190,7 +191,7 @@ def test_every_engine_shows_the_models_that_clients_sent(engine):
             mean[name] = mean.get(name, 0) + value.double() * result.samples / 1437
     assert {result.client for result in again.results if result.model} == {1}
     fresh = assemble(Experiment.of({**table, "engine.precision": "float64"}))
-    fresh.server.play(open_engine("serial", fresh.site))
+    fresh.server.run_round(open_engine("serial", fresh.site))
     for name in fresh.entries.shared:
         torch.testing.assert_close(mean[name], fresh.server.model[name], rtol=1e-9, atol=1e-12)
 

@@ -88,7 +88,7 @@ class Points:
         """Put the points into the library's functions, in this process, for good."""
         self._around(fullrank.local.step.Step, "advance_", before="a local step")
         self._around(fullrank.channels.Reduction, "add", before="an upload, not yet summed", after="a sum")
-        self._around(fullrank.federated.server.Server, "play", after="a round, not yet written")
+        self._around(fullrank.federated.server.Server, "run_round", after="a round, not yet written")
         self._around(fullrank.federated.server.Server, "finished", after="the methods' finish")
         self._around(fullrank.runs.directory.RunDirectory, "append_row", after="a row, not yet its checkpoint")
         self._around(fullrank.runs.directory.RunDirectory, "sweep", before="a checkpoint, not yet swept")

@@ -138,7 +138,7 @@ class _Contestant:
         """The seconds of one round's training."""
         synchronise(self.device)
         start = time.perf_counter()
-        self.assembly.server.play(self.engine)
+        self.assembly.server.run_round(self.engine)
         synchronise(self.device)
         return time.perf_counter() - start
 

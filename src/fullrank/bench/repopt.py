@@ -254,7 +254,7 @@ class _Player:
         """The seconds of one round's training."""
         synchronise(self.device)
         start = self.clock()
-        self.assembly.server.play(self.engine)
+        self.assembly.server.run_round(self.engine)
         synchronise(self.device)
         return self.clock() - start
 

@@ -141,7 +141,7 @@ def leaving(method: Method) -> dict[str, Any]:
     try:
         parts = small_federation(method)
         engine = Recording(parts.site)
-        parts.server.play(engine)
+        parts.server.run_round(engine)
         found["round"] = _worded(engine.seen, parts)
         engine.seen.clear()
         parts.server.finished(engine)

@@ -210,7 +210,7 @@ class Server:
 
     # A round
 
-    def play(
+    def run_round(
         self,
         engine: Engine,
         watch: Callable[[Result], None] | None = None,

@@ -4,7 +4,7 @@ A probe changes nothing that the run computes. Its numbers lie in a file of thei
 """
 
 from fullrank.probe.files import read_probes
-from fullrank.probe.look import Looking
+from fullrank.probe.model_probe import ModelProbe
 from fullrank.probe.prober import Prober
 
-__all__ = ["Looking", "Prober", "read_probes"]
+__all__ = ["ModelProbe", "Prober", "read_probes"]

@@ -16,7 +16,7 @@ from fullrank.files import writable
 from fullrank.probe.classifier import classifier_of
 from fullrank.probe.files import LINES, Probe, cut_probes, read_probes, write_probe
 from fullrank.probe.layers import layers_of
-from fullrank.probe.look import Arrays, Looking, Numbers
+from fullrank.probe.model_probe import Arrays, ModelProbe, Numbers
 from fullrank.randomness import generator, seeded
 from fullrank.trees import Tensors
 
@@ -82,10 +82,10 @@ class Prober:
         return order
 
     @cached_property
-    def _looking(self) -> Looking:
+    def _looking(self) -> ModelProbe:
         test = self.assembly.federation.data.test
         assert test is not None
-        return Looking(self.assembly, test)
+        return ModelProbe(self.assembly, test)
 
     def note(self, played: RoundResult) -> None:
         """Look at what a round made, and keep it."""

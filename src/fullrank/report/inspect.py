@@ -17,7 +17,7 @@ from fullrank.errors import CallFailed, Refusal
 from fullrank.federated.site import Stage
 from fullrank.models.network import Network
 from fullrank.plugins import GIVEN, import_object
-from fullrank.probe import Looking
+from fullrank.probe import ModelProbe
 from fullrank.randomness import seeded
 from fullrank.runs.assemble import Assembly, assemble
 from fullrank.runs.directory import RunDirectory
@@ -70,7 +70,7 @@ def inspect_run(
     seen = counts[assembly.federation.seen].sum(0) if client is None else counts[client]
     chosen = run.stage_of(stage) if client is not None else ""
     whose = f"client {client}'s model" if client is not None else "global model"
-    looking = Looking(assembly, _test_of(given))
+    looking = ModelProbe(assembly, _test_of(given))
     _check_fit(assembly, given)
     looking.put({name: tensor for name, tensor in module.state_dict().items() if name in assembly.network.names})
     with threads(run.experiment.engine.threads):
@@ -105,7 +105,7 @@ def inspect_model(name: str, data: str, *, kind: str = "", root: str = "", setti
         with seeded(0, "model"):  # a network that is not trained is the same every time
             module = _made(name, loaded)
         assembly = assemble(Experiment(**merged(values, {"model": {"name": GIVEN}})), module=module)
-    looking = Looking(assembly, _test_of(assembly.federation.data))
+    looking = ModelProbe(assembly, _test_of(assembly.federation.data))
     with threads(assembly.experiment.engine.threads):
         found = looking.measure()  # on what it was trained nobody knows
     return _inspected(f"{name} ({kind})" if kind else name, assembly.federation.data, looking, found)
@@ -163,7 +163,7 @@ def _check_fit(assembly: Assembly, data: DataSet) -> None:
 
 
 def _inspected(
-    model: str, data: DataSet, looking: Looking, found: tuple[dict[str, Any], dict[str, Any]], stage: str = ""
+    model: str, data: DataSet, looking: ModelProbe, found: tuple[dict[str, Any], dict[str, Any]], stage: str = ""
 ) -> Inspected:
     return Inspected(
         model, f"{data.name}, test", data.classes, len(looking.y), looking.network.feature_dim, *found, stage

@@ -237,7 +237,7 @@ def _one_round(
     judge = experiment.evaluate.personal == "every" and assembly.federation.has_holdouts
     due = prober.is_due(server.round + 1)
     shown = prober.shown(server.sample(server.round)) if due else ()
-    played = server.play(engine, watcher.client_done, judge, shown)
+    played = server.run_round(engine, watcher.client_done, judge, shown)
     trained = time.perf_counter()
     last = server.round == experiment.train.rounds
     scores = assembly.judge(server.model) if server.round % experiment.evaluate.every == 0 else {}

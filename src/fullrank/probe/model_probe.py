@@ -55,7 +55,7 @@ def _without_tf32() -> Iterator[None]:
         cudnn.allow_tf32, matmul.allow_tf32 = before
 
 
-class Looking:
+class ModelProbe:
     """Looks at models through a run's network: in eval mode, unrounded, not augmented, on the run's device."""
 
     def __init__(self, assembly: Assembly, split: Split):
