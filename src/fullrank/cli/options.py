@@ -32,7 +32,7 @@ Overrides = Annotated[
 Root = Annotated[str, typer.Option("--root", metavar="DIR", help="Folder of the data set, instead of data.root.")]
 Trust = Annotated[
     bool,
-    typer.Option("--trust", help="Allow the run directory to import code outside fullrank that it names."),
+    typer.Option("--trust", help="Import and execute code outside fullrank that the run directory names."),
 ]
 StageName = Annotated[
     str | None,
