@@ -130,3 +130,31 @@ def test_damaged_states_are_noticed(name, monkeypatch):
     monkeypatch.setattr("fullrank.files.verify_tensors", lambda path: None)
     with pytest.raises(CheckFailed, match=r"continued a run although .*\.safetensors is damaged"):
         check(name, only=["checksums"])
+
+
+@dataclass(frozen=True)
+class NoTree(Method):
+    """Sends something that is no tree of tensors."""
+
+    uploads = {"x": "a number"}
+
+    def after(self, client):
+        return {"x": Sum(3)}
+
+
+def test_an_upload_that_is_no_tree_fails_the_check_in_a_sentence():
+    with pytest.raises(CheckFailed, match=r'"notree" cannot run on the small federation: client \d: its upload is rej'):
+        check(NoTree(), only=["uploads"])
+
+
+def test_an_undeclared_upload_is_told_with_the_line_to_write():
+    with pytest.raises(CheckFailed, match=r'write uploads = \{"x": "what it is, in plain words"\} in its class'):
+        check(Silent(), only=["uploads"])
+
+
+@dataclass(frozen=True)
+class Silent(Method):
+    """Sends what it does not declare."""
+
+    def after(self, client):
+        return {"x": Sum({"counts": client.counts})}

@@ -126,7 +126,7 @@ class Reduction:
         self.sizes.append(size)
 
     def _check_form(self, upload: Upload, model: Tree) -> None:
-        if problem := _malformed(upload):
+        if problem := malformed(upload):
             raise OtherForm(problem)
         expected = self.likeness or self._sent or upload
         if misnamed := _names(upload) ^ _names(expected):
@@ -232,7 +232,7 @@ def _names(upload: Upload) -> set[str]:
     return {f"{space}/{name}" for space, parts in upload.items() for name in parts}
 
 
-def _malformed(upload: Any) -> str:
+def malformed(upload: Any) -> str:
     """What keeps an upload from being a tree of tensors with values, or nothing."""
     if not isinstance(upload, Mapping):
         return f"it is a {type(upload).__name__}, not a table of uploads by method"

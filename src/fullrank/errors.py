@@ -98,7 +98,7 @@ def said_by(error: BaseException) -> str:
 def in_words(error: BaseException) -> tuple[str, str]:
     """Why a run failed, in one sentence, and the traceback that tells more, if there is one."""
     if isinstance(error, ClientFailed):
-        return f"{error}; nothing of this round was kept", error.traceback()
+        return str(error), error.traceback()
     if isinstance(error, RunFailed):
         return str(error), error.traceback
     if isinstance(error, (Refusal, WriteFailed, KeyboardInterrupt)):

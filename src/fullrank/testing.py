@@ -24,7 +24,7 @@ from fullrank.engine import Engine, open_engine
 from fullrank.engine.cuda.engine import Cuda
 from fullrank.engine.recording import Recording
 from fullrank.engine.serial import Serial
-from fullrank.errors import Refusal, WroteInPlace
+from fullrank.errors import ClientFailed, Refusal, WroteInPlace
 from fullrank.local.loop import Eager, Samples
 from fullrank.local.step import Context, Functional, State, Step
 from fullrank.methods import Method
@@ -123,7 +123,10 @@ def check(
     done = Checked(built.name)
     with threads(1):
         for name in only:
-            done.results[name] = checks[name](trial)
+            try:
+                done.results[name] = checks[name](trial)
+            except ClientFailed as failure:
+                raise CheckFailed(f'"{built.name}" cannot run on the small federation: {failure}') from failure
     done.exchange = trial.exchange
     return done
 
@@ -213,7 +216,7 @@ def _uploads(trial: Trial) -> str:
         part, name = missing[0].split("/", 1)
         raise CheckFailed(
             f'"{part}" sends {name}, which it does not declare; write uploads = {{"{name}": "what it is, in plain '
-            'words"}} in its class'
+            'words"} in its class'
         )
     return "holds"
 

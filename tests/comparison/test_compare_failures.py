@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 import fullrank
@@ -119,3 +120,16 @@ def test_the_log_of_a_single_run_says_why_it_failed(tmp_path):
     with pytest.raises(fullrank.errors.ClientFailed):
         fullrank.run({**QUICK, "method.name": NAME, "seed": 1}, out=tmp_path / "run")
     assert "stopped: client " in (tmp_path / "run" / "log.txt").read_text().splitlines()[-1]
+
+
+@pytest.mark.parametrize("existing", [False, True])
+def test_a_rejected_comparison_leaves_nothing_behind(existing, tmp_path):
+    if existing:
+        (tmp_path / "out").mkdir()
+    x, y = np.zeros((40, 4), np.float32), np.arange(40) % 4
+    np.savez(tmp_path / "groups.npz", x_train=x, y_train=y, x_test=x, y_test=y, group_train=np.arange(40) // 4)
+    table = {"data.name": str(tmp_path / "groups.npz"), "model.name": "mlp", "data.clients": 2, "train.rounds": 1}
+    with pytest.raises(Refusal, match="group"):
+        fullrank.compare(table, ["fedavg", "fedprox"], seeds=[0, 1], jobs=2, out=tmp_path / "out")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["groups.npz"] + ["out"] * existing
+    assert not existing or not list((tmp_path / "out").iterdir())

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import fullrank
+from engines import check_same, distance, play, recordings
 from fullrank.config.experiment import Experiment
 from fullrank.engine.cuda.compiled import Forward
 from fullrank.engine.cuda.engine import Cuda, nothing_collected
@@ -41,39 +42,8 @@ def rerun(step, pool):
     return step
 
 
-def play(values, engine_of, rounds=2):
-    parts = assemble(Experiment.of(values))
-    engine = engine_of(parts.site)
-    try:
-        played = [parts.server.run_round(engine) for _ in range(rounds)]
-        if isinstance(engine, Cuda):
-            engine.recorded_then = recordings(engine)
-    finally:
-        engine.close()
-    return parts, played, engine
-
-
 def cuda(slots=3, devices=(CPU,), **options):
     return lambda site: Cuda(site, devices, slots, record=rerun, **options)
-
-
-def distance(one, other):
-    return sum(float((one[n].double() - other[n].double()).norm() ** 2) for n in one) ** 0.5
-
-
-def check_same(values, engine_of, tolerance=1e-9, rounds=2):
-    start = assemble(Experiment.of(values)).server.model
-    want, rows, _ = play(values, Serial, rounds)
-    got, same, engine = play(values, engine_of, rounds)
-    one, other = want.server.model, got.server.model
-    assert distance(one, other) <= tolerance * distance(one, start)
-    for a, b in zip(rows, same, strict=True):
-        assert [r.client for r in a.results] == [r.client for r in b.results]
-        for left, right in zip(a.results, b.results, strict=True):
-            assert left.metrics["steps"] == right.metrics["steps"]
-            for epoch, again in zip(left.metrics["epochs"], right.metrics["epochs"], strict=True):
-                assert again == pytest.approx(epoch, rel=1e-6)
-    return engine
 
 
 OWN = """
@@ -83,11 +53,6 @@ Calibrated
 """
 METHODS = [*fullrank.methods.available(), "fedprox+feddecorr", "stateful:Variates+fedprox", "stateful:OwnNorms"]
 METHODS += [f"hook_methods:{name}" for name in OWN.split()]
-
-
-def recordings(engine):
-    arenas = [arena for hand in engine.hands for arena in hand.recorder.arenas.values()]
-    return [recording for arena in arenas for recording in arena.recordings.values()]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -11,10 +11,10 @@ import doctest
 import numpy as np
 import pytest
 import torch
-from test_replay import check_same
 from torch import nn
 
 import fullrank
+from engines import check_same
 from fullrank import Conflict, fit
 from fullrank.config.experiment import Experiment
 from fullrank.engine import Serial

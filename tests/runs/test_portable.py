@@ -335,3 +335,20 @@ def test_a_model_whose_code_changed_is_not_exported_under_the_recorded_accuracy(
     assert (status, err.count("\n")) == (2, 1)
     assert f"but the run recorded {recorded:.4f}" in err
     assert not (run.path / "export").exists()
+
+
+@pytest.mark.parametrize("damage", ["flipped", "lost", "never kept"])
+def test_a_personal_model_that_is_not_whole_is_written_again(damage, tmp_path):
+    table = {"data.clients": 3, "data.holdout": 0.2, "model.width": 2, "train.rounds": 1, "train.steps": 1}
+    keeping = {**table, "engine.name": "serial", "run.keep_personal": True}
+    fullrank.run({**keeping, "run.keep_personal": damage != "never kept"}, tmp_path / "run")
+    fullrank.run(keeping, tmp_path / "whole")
+    file = tmp_path / "run" / "personal" / "000001.safetensors"
+    if damage == "flipped":
+        file.write_bytes(file.read_bytes()[:-1] + b"\x7f")
+    elif damage == "lost":
+        file.unlink()
+    fullrank.run(keeping, tmp_path / "run")
+    for name in ("000000.safetensors", "000001.safetensors", "000002.safetensors"):
+        want = (tmp_path / "whole" / "personal" / name).read_bytes()
+        assert (tmp_path / "run" / "personal" / name).read_bytes() == want

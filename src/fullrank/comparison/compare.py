@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fullrank import methods as known
-from fullrank.comparison.parallel import Failure, Onlooker, Task, run_all
+from fullrank.comparison.parallel import Failure, Onlooker, Task, experiment_file, run_all
 from fullrank.comparison.table import Comparison, check_comparable, check_measure, check_value
 from fullrank.config.experiment import Experiment, merged, nested, read_toml
 from fullrank.engine import cores
@@ -59,7 +60,12 @@ def compare(
     if RunDirectory(folder).started:
         raise Refusal(f'"{folder}" is a run itself; a comparison holds several, so choose another directory')
     tasks = {pair: Task(f"{pair[0]} seed {pair[1]}", e, folder / _directory(*pair)) for pair, e in planned.items()}
-    failures = _complete(list(tasks.values()), jobs, onlooker or Onlooker(), folder)
+    existed = folder.exists()
+    try:
+        failures = _complete(list(tasks.values()), jobs, onlooker or Onlooker(), folder)
+    except Refusal:
+        _remove_traces(tasks.values(), folder, existed)
+        raise
     failed = {pair: failures[task.path].reason for pair, task in tasks.items() if task.path in failures}
     if len(failed) == len(tasks):
         task = next(iter(tasks.values()))
@@ -71,6 +77,17 @@ def compare(
     found = Comparison(runs, measure, value, folder, failed, names)
     write_json(folder / "comparison.json", found.facts())
     return found
+
+
+def _remove_traces(tasks: Iterable[Task], folder: Path, existed: bool) -> None:
+    """After a rejected comparison: remove the experiments of runs that did not start, and folders that are empty."""
+    for task in tasks:
+        if not RunDirectory(task.path).started:
+            experiment_file(task).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # something is in them
+        (folder / "experiments").rmdir()
+        if not existed:
+            folder.rmdir()
 
 
 # What is to be run

@@ -248,9 +248,13 @@ def pass_on(task: Task, line: str, onlooker: Onlooker) -> None:
         onlooker.ended(task, event["summary"])
 
 
-def _written(task: Task) -> Path:
+def experiment_file(task: Task) -> Path:
     """The file from which a child reads its experiment."""
-    file = task.path.parent / "experiments" / f"{task.path.name}.toml"
+    return task.path.parent / "experiments" / f"{task.path.name}.toml"
+
+
+def _written(task: Task) -> Path:
+    file = experiment_file(task)
     with writing(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, task.experiment.as_toml().encode())

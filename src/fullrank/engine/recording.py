@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from fullrank.channels import malformed
 from fullrank.engine.serial import Serial
 from fullrank.federated.site import Job, Result, Site
 from fullrank.federated.uploads import described
@@ -20,5 +21,6 @@ class Recording(Serial):
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Results in the jobs' order."""
         for result in super().run(jobs):
-            self.seen |= described(result.upload)
+            if not malformed(result.upload):  # which the server rejects in a sentence
+                self.seen |= described(result.upload)
             yield result

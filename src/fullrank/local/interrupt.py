@@ -96,9 +96,11 @@ def guard() -> Iterator[None]:
         with _watchdog() if _owned and os.name == "posix" else contextlib.nullcontext():
             yield
     finally:
+        # A process that stops on request must not be killed by a further signal while it ends its workers and exits.
+        ending = _requested and _owned
         _requested, _guarded = False, False
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if ending else handler)
 
 
 @contextlib.contextmanager

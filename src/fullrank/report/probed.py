@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fullrank.errors import Refusal
+from fullrank.probe.files import FOLDER, LINES
 from fullrank.probe.prober import MOST_KEPT
 from fullrank.runs.result import Run
 
@@ -19,6 +20,8 @@ FEWER = "give fewer runs, or draw several figures"
 def probes_of(run: Run) -> list[Probe]:
     """All probes of a run."""
     if not run.probes:
+        if run.path is not None and any((run.path / FOLDER).glob("*.safetensors")):
+            raise Refusal(f'"{run.path / LINES}" is empty or missing, although there are probes; put the file back')
         raise Refusal(
             f"{_name(run)} has no probes; run the experiment with --set probe.every=1, or with another number"
         )

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -259,9 +259,19 @@ class RunDirectory:
         """Whether a run of so many rounds is complete here: its rows, and its result."""
         return self.result_round() == rounds and [row["round"] for row in self.rows()] == [*range(1, rounds + 1)]
 
-    def has_its_result(self, rounds: int) -> bool:
-        """Whether a run of so many rounds is complete here, and its model whole."""
-        return self.finished(rounds) and _is_whole(self.path / "model.safetensors")
+    def has_its_result(self, rounds: int, clients: Iterable[int] = ()) -> bool:
+        """Whether a run of so many rounds is complete here, its model whole, and so are the models of some clients.
+
+        Clients that the run skipped after a failure have no model.
+        """
+        if not (self.finished(rounds) and _is_whole(self.path / "model.safetensors")):
+            return False
+        skipped = read_json(self.path / "summary.json").get("ending", {}).get("skipped", {})
+        return all(_is_whole(self.personal_file(client)) for client in clients if str(client) not in skipped)
+
+    def personal_file(self, client: int) -> Path:
+        """Where a client's own model is, if `run.keep_personal` says so."""
+        return self.path / "personal" / f"{client:06d}.safetensors"
 
     def reject_if_stripped(self) -> None:
         """Reject a run that has ended and has no checkpoint: it would start from scratch, over its rows."""

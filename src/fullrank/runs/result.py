@@ -136,7 +136,7 @@ class Run:
         """A client's own model as the end of the run wrote it."""
         if self.path is None or not self.experiment.run.keep_personal:
             return None
-        file = personal_file(self.path, client)
+        file = RunDirectory(self.path).personal_file(client)
         ended = RunDirectory(self.path).finished(self.experiment.train.rounds)
         return self._read(file) if ended and file.is_file() else None
 
@@ -231,11 +231,6 @@ class Run:
                 f'the model of "{self.path}" was given to fullrank.fit by a program: pass the same module, clients and '
                 f'settings to fullrank.fit with out="{self.path}", which returns the run without training it again'
             )
-
-
-def personal_file(path: Path, client: int) -> Path:
-    """Where a run directory has a client's own model, if `run.keep_personal` says so."""
-    return path / "personal" / f"{client:06d}.safetensors"
 
 
 def how_to_have_it_again(path: Path) -> str:

@@ -65,7 +65,8 @@ def _continue(
     done = assembly.server.round
     start = Start(directory.rows_until(done), [damage] if damage else [])
     prober.check(done)
-    if done == experiment.train.rounds and directory.has_its_result(done):
+    kept = range(assembly.federation.clients) if experiment.run.keep_personal else ()
+    if done == experiment.train.rounds and directory.has_its_result(done, kept):
         start.finished = True
         return start
     start.cautions += _differences({**history, **(history.get("resumed") or [{}])[-1]}, around)

@@ -36,7 +36,7 @@ from fullrank.runs.assemble import Assembly, assemble, find_device
 from fullrank.runs.directory import RunDirectory
 from fullrank.runs.display import Plain, Silent, Together, Unwatched, Watcher
 from fullrank.runs.ending import Ending
-from fullrank.runs.result import Run, load_run, personal_file, threads
+from fullrank.runs.result import Run, load_run, threads
 from fullrank.runs.resume import Start, begin, check_resumable, with_engine
 from fullrank.runs.summary import over_stages
 from fullrank.trees import clone
@@ -301,7 +301,7 @@ def _end(
         model, skipped = server.model, facts["skipped"]
         ending |= facts["measured"]
     absent: dict[str, str] = {}
-    keep = _keeper(directory.path) if directory is not None and experiment.run.keep_personal else None
+    keep = _keeper(directory) if directory is not None and experiment.run.keep_personal else None
     if not assembly.federation.has_holdouts:
         absent["personal"] = "clients have no hold-out (data.holdout = 0)"
     elif experiment.evaluate.personal == "never":
@@ -320,9 +320,9 @@ def _end(
         }
         if new:
             ending["unseen"] = over_stages({k: found for k, found in judged.items() if k in new})
-    if path is not None and keep is not None:
+    if directory is not None and keep is not None:
         for client in skipped:
-            personal_file(path, int(client)).unlink(missing_ok=True)  # of an end with fewer rounds
+            directory.personal_file(int(client)).unlink(missing_ok=True)  # of an end with fewer rounds
     if assembly.no_global_model:
         absent["accuracy"] = assembly.no_global_model
     elif assembly.federation.data.test is None:
@@ -341,12 +341,12 @@ def _end(
     return result
 
 
-def _keeper(path: Path) -> Callable[[Result], None]:
-    """What writes a client's own model into a run directory."""
-    folder = personal_file(path, 0).parent
+def _keeper(directory: RunDirectory) -> Callable[[Result], None]:
+    """A function that writes a client's own model into a run directory."""
+    folder = directory.personal_file(0).parent
     with naming_file(folder):
         folder.mkdir(exist_ok=True)
-    return lambda result: save_tensors(personal_file(path, result.client), result.model)
+    return lambda result: save_tensors(directory.personal_file(result.client), result.model)
 
 
 def _not_finite(played: RoundResult, scores: Mapping[str, Any]) -> list[str]:

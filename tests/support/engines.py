@@ -1,0 +1,46 @@
+"""Rounds on several engines, compared with the serial one."""
+
+from __future__ import annotations
+
+import pytest
+
+from fullrank.config.experiment import Experiment
+from fullrank.engine.cuda.engine import Cuda
+from fullrank.engine.serial import Serial
+from fullrank.runs.assemble import assemble
+
+
+def play(values, engine_of, rounds=2):
+    parts = assemble(Experiment.of(values))
+    engine = engine_of(parts.site)
+    try:
+        played = [parts.server.run_round(engine) for _ in range(rounds)]
+        if isinstance(engine, Cuda):
+            engine.recorded_then = recordings(engine)
+    finally:
+        engine.close()
+    return parts, played, engine
+
+
+def recordings(engine):
+    arenas = [arena for hand in engine.hands for arena in hand.recorder.arenas.values()]
+    return [recording for arena in arenas for recording in arena.recordings.values()]
+
+
+def distance(one, other):
+    return sum(float((one[n].double() - other[n].double()).norm() ** 2) for n in one) ** 0.5
+
+
+def check_same(values, engine_of, tolerance=1e-9, rounds=2):
+    start = assemble(Experiment.of(values)).server.model
+    want, rows, _ = play(values, Serial, rounds)
+    got, same, engine = play(values, engine_of, rounds)
+    one, other = want.server.model, got.server.model
+    assert distance(one, other) <= tolerance * distance(one, start)
+    for a, b in zip(rows, same, strict=True):
+        assert [r.client for r in a.results] == [r.client for r in b.results]
+        for left, right in zip(a.results, b.results, strict=True):
+            assert left.metrics["steps"] == right.metrics["steps"]
+            for epoch, again in zip(left.metrics["epochs"], right.metrics["epochs"], strict=True):
+                assert again == pytest.approx(epoch, rel=1e-6)
+    return engine
