@@ -116,9 +116,9 @@ def _way_out(path: Path) -> str:
     if path.name in ("partition.json", "environment.json"):
         return "; the same experiment in another directory writes one before round 1: copy that"
     if path.name == "summary.json":
-        # Without a checkpoint a run that has no summary either would begin anew, over its rows.
+        # Without a checkpoint, a run that has no summary either would start from scratch, over its rows.
         saved = RunDirectory(path.parent).last_round()
-        again = "delete it and give the command that started the run again, which writes it anew"
+        again = "delete it and give the command that started the run again, which writes it from the last checkpoint"
         return f"; {again}" if saved else "; run the same experiment in another directory"
     return ""
 
