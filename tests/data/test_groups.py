@@ -97,3 +97,13 @@ def test_no_test_set_is_split_off_data_with_groups():
     whole = Split(torch.randn(12, 3), torch.arange(12) % 2, group=torch.arange(12) // 3)
     with pytest.raises(Refusal, match="splitting off a test set"):
         load_dataset(whole)
+
+
+@pytest.mark.parametrize(("groups", "said"), [(np.arange(60) // 20, False), (np.arange(60) % 20, True)])
+def test_groups_at_several_sites_are_warned_of(groups, said, tmp_path):
+    x, y = np.zeros((60, 4), np.float32), np.arange(60) % 3
+    sites = {"group_train": groups, "domain_train": np.arange(60) // 20, "domain_test": np.arange(60) // 20}
+    np.savez(tmp_path / "sites.npz", x_train=x, y_train=y, x_test=x, y_test=y, **sites)
+    table = {"data.name": str(tmp_path / "sites.npz"), "data.partition": "domain", "data.clients": 3}
+    fr.run({**table, "model.name": "mlp", "train.rounds": 1, "train.steps": 1}, tmp_path / "run")
+    assert ("20 groups" in (tmp_path / "run" / "log.txt").read_text()) == said

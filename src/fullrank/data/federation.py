@@ -78,6 +78,15 @@ class Federation:
         there = np.bincount(self.data.train.y.numpy(), minlength=self.data.num_classes)
         return [self.data.classes[c] for c in np.flatnonzero((there > 0) & (self.class_counts.sum(0) == 0))]
 
+    def shared_groups(self) -> int:
+        """The number of groups that have training samples at several clients."""
+        if self.data.train.group is None:
+            return 0
+        groups = self.data.train.group.numpy()
+        at_clients = [np.unique(groups[part]) for part in self.parts if len(part)]
+        _, clients = np.unique(np.concatenate(at_clients), return_counts=True) if at_clients else ([], np.empty(0))
+        return int((clients > 1).sum())
+
     def left_out(self) -> str:
         """What of the training set nobody has, in words; empty where somebody has everything."""
         samples = f"{self.unassigned} of {len(self.data.train)} training samples belong to nobody"

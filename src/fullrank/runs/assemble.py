@@ -88,6 +88,11 @@ class Assembly:
         # Some authors' partitions lose a few samples, and one client alone, as in a search, is a part taken on purpose.
         if self.federation.orphaned and self.federation.clients > 1:
             said.append(f"the partition leaves data out: {self.federation.left_out()}")
+        if torn := self.federation.shared_groups():
+            said.append(
+                f"{torn} groups (samples that belong together, such as those of one patient) have samples at several "
+                "clients"
+            )
         return said
 
     def facts(self) -> dict[str, Any]:
