@@ -1,7 +1,8 @@
 """When FedDecorr helps and when it harms on small networks: the runs, their table and their figure.
 
-`python study.py run DIRECTORY` makes the runs that runs.jsonl lacks, in that directory, and appends each to it; a run
-that was interrupted continues. `python study.py table` and `python study.py figure FILE.png` read runs.jsonl only.
+`python study.py run DIRECTORY` makes the runs that the records lack, in that directory, and appends each to its record;
+a run that was interrupted continues. `python study.py table` and `python study.py figure FILE.png` read runs.jsonl,
+`python study.py resnet20` reads resnet20.jsonl.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from fullrank.comparison.intervals import interval
 from fullrank.report import style
 
 HERE = Path(__file__).resolve().parent
-RECORD = HERE / "runs.jsonl"
+RECORD, RESNET20 = HERE / "runs.jsonl", HERE / "resnet20.jsonl"
 SEEDS = (0, 1, 2)
 WITH = {"method.name": "fedavg+feddecorr"}
 WEAK = {**WITH, "method.feddecorr.beta": 0.01}
@@ -46,6 +47,8 @@ STUDY: dict[str, tuple[str, dict[str, Any]]] = {
     "cnn, alpha 0.5 feddecorr": ("cnn", {"data.alpha": 0.5, **WITH}),
 }
 """Each setting by name: its file, and what it changes in it."""
+LARGER = {"resnet20 fedavg": ("resnet20", {}), "resnet20 feddecorr": ("resnet20", WITH)}
+"""The same for a larger network, which has a record of its own."""
 
 SHOWN = {
     "lenet feddecorr": "LeNet, β = 0.1",
@@ -65,10 +68,10 @@ SHOWN = {
 MOMENTS = {"rounds 6 to 10": slice(5, 10), "last five rounds": slice(-5, None)}
 
 
-def make_runs(directory: Path) -> None:
-    """Make the runs that the record lacks, each in a directory of its own."""
-    done = read("accuracy")
-    for setting, (file, changes) in STUDY.items():
+def make_runs(directory: Path, study: dict[str, tuple[str, dict[str, Any]]], file_of_rows: Path) -> None:
+    """Make the runs that a record lacks, each in a directory of its own."""
+    done = read("accuracy", file_of_rows)
+    for setting, (file, changes) in study.items():
         for seed in SEEDS:
             if seed in done.get(setting, {}):
                 continue
@@ -77,15 +80,15 @@ def make_runs(directory: Path) -> None:
             row: dict[str, Any] = {"setting": setting, "seed": seed}
             for measure in ("accuracy", "dead_features"):
                 row[measure] = [round(row[measure], 4) for row in run.metrics]
-            with RECORD.open("a") as record:
+            with file_of_rows.open("a") as record:
                 print(json.dumps(row), file=record)
             print(setting, seed, row["accuracy"][-1], row["dead_features"][-1], flush=True)
 
 
-def read(measure: str) -> dict[str, dict[int, list[float]]]:
+def read(measure: str, record: Path = RECORD) -> dict[str, dict[int, list[float]]]:
     """A measure of the recorded runs by round, by setting and seed."""
     found: dict[str, dict[int, list[float]]] = {}
-    for line in RECORD.read_text().splitlines() if RECORD.exists() else []:
+    for line in record.read_text().splitlines() if record.exists() else []:
         row = json.loads(line)
         found.setdefault(row["setting"], {})[row["seed"]] = row[measure]
     return found
@@ -96,27 +99,28 @@ def base(setting: str) -> str:
     return f"{setting.partition(' feddecorr')[0]} fedavg"
 
 
-def differences(setting: str, rounds: slice) -> list[float]:
+def differences(setting: str, rounds: slice, record: Path = RECORD) -> list[float]:
     """FedDecorr's mean accuracy over some rounds less FedAvg's, in points, by seed."""
-    accuracy = read("accuracy")
+    accuracy = read("accuracy", record)
     mean = {name: {k: statistics.fmean(v[rounds]) for k, v in accuracy[name].items()} for name in accuracy}
     return [100 * (mean[setting][seed] - mean[base(setting)][seed]) for seed in SEEDS]
 
 
-def dead(setting: str) -> float:
+def dead(setting: str, record: Path = RECORD) -> float:
     """The share of dead features after the last round, mean over seeds."""
-    return statistics.fmean(shares[-1] for shares in read("dead_features")[setting].values())
+    return statistics.fmean(shares[-1] for shares in read("dead_features", record)[setting].values())
 
 
-def print_table() -> None:
+def print_table(shown: dict[str, str], record: Path) -> None:
     """Print the differences with their 95 % intervals, as Markdown."""
-    accuracy = read("accuracy")
+    accuracy = read("accuracy", record)
     print("| setting | FedAvg, % |", " | ".join(MOMENTS), "| dead features, FedAvg → FedDecorr |")
     print("|---|---|---|---|---|")
-    for setting, name in SHOWN.items():
+    for setting, name in shown.items():
         reached = 100 * statistics.fmean(statistics.fmean(v[-5:]) for v in accuracy[base(setting)].values())
-        cells = [told(differences(setting, rounds)) for rounds in MOMENTS.values()]
-        print(f"| {name} | {reached:.1f} |", " | ".join(cells), f"| {dead(base(setting)):.0%} → {dead(setting):.0%} |")
+        cells = [told(differences(setting, rounds, record)) for rounds in MOMENTS.values()]
+        shares = f"| {dead(base(setting), record):.0%} → {dead(setting, record):.0%} |"
+        print(f"| {name} | {reached:.1f} |", " | ".join(cells), shares)
 
 
 def told(values: list[float]) -> str:
@@ -173,10 +177,13 @@ def draw_difference(axes: Any, values: list[float], height: float, colour: str) 
 if __name__ == "__main__":
     match sys.argv[1:]:
         case ["run", directory]:
-            make_runs(Path(directory))
+            make_runs(Path(directory), STUDY, RECORD)
+            make_runs(Path(directory), LARGER, RESNET20)
         case ["table"]:
-            print_table()
+            print_table(SHOWN, RECORD)
+        case ["resnet20"]:
+            print_table({"resnet20 feddecorr": "ResNet20, β = 0.1"}, RESNET20)
         case ["figure", file]:
             draw(file)
         case _:
-            sys.exit("usage: study.py run DIRECTORY | table | figure FILE.png")
+            sys.exit("usage: study.py run DIRECTORY | table | resnet20 | figure FILE.png")
