@@ -121,6 +121,7 @@ def study(*arguments):
 def test_the_page_shows_the_table_of_the_recorded_runs():
     page = (RESULTS.parent.parent / "docs" / "feddecorr-small-networks.md").read_text()
     assert study("table") in page
+    assert study("resnet20") in page
 
 
 def test_the_page_counts_the_warnings_of_the_recorded_runs():
