@@ -110,7 +110,7 @@ class Reduction:
     _sent: Upload = field(default_factory=dict)
     """The first upload, without values: sums are given back in its dtypes."""
     _outlines: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Of what is expected: most uploads are found to be right by one comparison."""
+    """The outline of each expected part, so that one comparison accepts most uploads."""
 
     def add(self, upload: Upload, model: Tree | None = None) -> None:
         """Add one client's upload, or raise `Unusable` and leave the sums as they were.
@@ -298,7 +298,7 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def too_large(tree: Tree, like: Tree) -> str | None:
-    """What is not finite or larger than `LARGEST` in a tree and was not so in the one that it is like, or None.
+    """Name an entry that is not finite or larger than `LARGEST` and was not so in the tree it is compared with.
 
     (An attention mask of −∞ is a constant of the model, not a failure.)
     """

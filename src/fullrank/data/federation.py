@@ -58,7 +58,7 @@ class Federation:
 
     @cached_property
     def hash(self) -> str:
-        """Of the whole division: equal hashes mean equal training samples, hold-outs and validation."""
+        """The hash of the whole division: equal hashes mean equal training samples, hold-outs and validation."""
         return partition_hash([*self.parts, *self.holdouts, self.validation])
 
     @cached_property
@@ -271,7 +271,7 @@ def _saved(data: DataSet, pipeline: Pipeline, path: Path, clients: int, repeats:
 def _problem_of(
     data: DataSet, parts: list[np.ndarray], holdouts: list[np.ndarray], validation: np.ndarray, repeats: bool
 ) -> str:
-    """What is wrong with a division that somebody else made; empty if nothing is."""
+    """Say what is wrong with a saved division; an empty text means nothing is."""
     if len(holdouts) != len(parts):
         return f"{len(parts)} clients have training samples, but there are hold-outs of {len(holdouts)}"
     trained, apart = np.concatenate(parts), np.concatenate([*holdouts, validation])

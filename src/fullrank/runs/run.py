@@ -182,7 +182,7 @@ def _play(assembly: Assembly, directory: RunDirectory | None, watcher: Watcher, 
 
 @contextlib.contextmanager
 def _reason_in_log(directory: RunDirectory | None) -> Iterator[None]:
-    """Why a run that had begun ends before its last round, in its log."""
+    """Write into the log why a run that had begun ends before its last round."""
     try:
         yield
     except BaseException as error:
