@@ -27,7 +27,7 @@ from fullrank.bench.alone import task
 from fullrank.bench.figures import Figure, table
 from fullrank.bench.race import ONE_THREAD, Contestant, Lap, race
 from fullrank.bench.workload import TINY, Workload
-from fullrank.errors import Refusal, RunFailed, nearest
+from fullrank.errors import InputError, RunFailed, nearest
 
 ROOT = Path(__file__).resolve().parent
 ENVIRONMENTS = ROOT.parent / "build" / "benchmarks"
@@ -62,7 +62,7 @@ def install(name: str) -> Path:
         constraints.write_text(f"{TORCH}\n")
         command = [str(python), "-m", "pip", "install", "--quiet", "-c", str(constraints), *PACKAGES[name]]
         if subprocess.run(command, check=False).returncode:
-            raise Refusal(f"{name} could not be installed; pip says why above")
+            raise InputError(f"{name} could not be installed; pip says why above")
         complete.touch()
     return python
 
@@ -78,7 +78,9 @@ def sources(path: Path) -> dict[str, str]:
     """The environment in which a process imports the fullrank of a checkout."""
     found = path.resolve() / "src"
     if not (found / "fullrank" / "bench" / "ours.py").is_file():
-        raise Refusal(f'--with "{path}": no framework of that name ({", ".join(PACKAGES)}) and no checkout of fullrank')
+        raise InputError(
+            f'--with "{path}": no framework of that name ({", ".join(PACKAGES)}) and no checkout of fullrank'
+        )
     return {"PYTHONPATH": str(found)}
 
 
@@ -89,7 +91,7 @@ def measure_checkouts(
     cpu.check(networks, repeats)
     for engine in engines:
         if engine not in ENGINES:
-            raise Refusal(f'--engines "{engine}" is not known; {nearest(engine, ENGINES)}')
+            raise InputError(f'--engines "{engine}" is not known; {nearest(engine, ENGINES)}')
     imports = dict(zip(SIDES, (sources(ROOT.parent), sources(other)), strict=True))
     result: dict[str, Any] = {"machine": machine.describe(), "other": str(other), "repeats": repeats, "networks": {}}
     with tempfile.TemporaryDirectory(prefix="fullrank-bench-") as scratch:
@@ -206,7 +208,7 @@ def main() -> None:
                 keep=lambda found: machine.write_json(arguments.json, found) if arguments.json else None,
             )
             text = cpu.report(result)
-    except Refusal as problem:
+    except InputError as problem:
         sys.exit(f"cpu_round: {problem}")
     except RunFailed as failure:
         sys.exit(f"{failure.traceback}cpu_round: {failure}")

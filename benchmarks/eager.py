@@ -12,7 +12,7 @@ import torch
 
 from fullrank import Experiment
 from fullrank.bench import gpu, machine
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.runs.assemble import federate
 
 
@@ -30,7 +30,7 @@ def main() -> None:
         facts = machine.describe(arguments.device)
         torch.set_num_threads(1)
         timed = gpu.eager_round(experiment, federate(experiment), device, arguments.fraction, beta)
-    except Refusal as problem:
+    except InputError as problem:
         sys.exit(f"eager: {problem}")
     print(machine.sentence(facts))
     print(f"{timed.round_seconds:.2f} s a round of {timed.round_steps} steps, of which {timed.steps} were made, n = 1")

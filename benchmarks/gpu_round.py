@@ -10,7 +10,7 @@ import argparse
 import sys
 
 from fullrank.bench import gpu, machine
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
             say=lambda text: print(text, flush=True),
             keep=lambda found: machine.write_json(arguments.json, found) if arguments.json else None,
         )
-    except Refusal as problem:
+    except InputError as problem:
         sys.exit(f"gpu_round: {problem}")
     print(f"\n{gpu.report(result)}")
     sys.exit(1 if result["failed"] else 0)

@@ -10,7 +10,7 @@ import argparse
 import sys
 
 from fullrank.bench import machine, overheads
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
             say=lambda text: print(text, flush=True),
             keep=lambda found: machine.write_json(arguments.json, found) if arguments.json else None,
         )
-    except Refusal as problem:
+    except InputError as problem:
         sys.exit(f"methods: {problem}")
     print(f"\n{overheads.report(result)}")
 

@@ -12,7 +12,7 @@ import sys
 from dataclasses import fields, replace
 
 from fullrank.bench import machine, repopt
-from fullrank.errors import Refusal, RunFailed
+from fullrank.errors import InputError, RunFailed
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
             say=lambda text: print(text, flush=True),
             keep=lambda found: machine.write_json(arguments.json, found) if arguments.json else None,
         )
-    except Refusal as problem:
+    except InputError as problem:
         sys.exit(f"repopt_round: {problem}")
     except RunFailed as failure:
         sys.exit(f"{failure.traceback}repopt_round: {failure}")

@@ -7,7 +7,7 @@ import torch
 
 from fullrank import Mean, Method, Sum, methods
 from fullrank.engine.vectorised import Group
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.testing import CheckFailed, check
 
 QUICK = ("degenerate", "trace", "engines", "resume", "exchange")
@@ -86,18 +86,18 @@ class NoDataclass(Method):
     strength: float = 0.1
 
 
-def test_what_is_no_method_is_refused():
-    with pytest.raises(Refusal, match="method is a int; it must be"):
+def test_what_is_no_method_is_rejected():
+    with pytest.raises(InputError, match="method is a int; it must be"):
         check(3)
-    with pytest.raises(Refusal, match=r"method is the class Grows; give an instance, Grows\(\)"):
+    with pytest.raises(InputError, match=r"method is the class Grows; give an instance, Grows\(\)"):
         check(Grows)
 
 
 @pytest.mark.parametrize("method", [NoDataclass(), Grows() + NoDataclass()])
-def test_a_class_that_a_run_refuses_is_refused_with_the_same_sentence(method):
-    with pytest.raises(Refusal) as of_a_run:
+def test_a_class_that_a_run_rejects_is_rejected_with_the_same_sentence(method):
+    with pytest.raises(InputError) as of_a_run:
         methods.find(f"{__name__}:NoDataclass")
-    with pytest.raises(Refusal) as of_the_check:
+    with pytest.raises(InputError) as of_the_check:
         check(method)
     assert str(of_the_check.value) == str(of_a_run.value)
 

@@ -66,7 +66,7 @@ def test_combine_reaches_into_subtrees():
 
 
 @pytest.mark.parametrize("other", [{}, {"a": {}}, {"b": torch.tensor(1.0)}])
-def test_combine_refuses_a_missing_name(other):
+def test_combine_rejects_a_missing_name(other):
     with pytest.raises(KeyError):
         combine({"a": {"b": torch.tensor(1.0)}}, torch.add, other)
 

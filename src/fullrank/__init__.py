@@ -13,7 +13,7 @@ from fullrank.comparison.compare import compare
 from fullrank.comparison.table import Comparison, compare_runs
 from fullrank.config.experiment import Experiment
 from fullrank.deploy.export import export, load_export
-from fullrank.errors import Conflict
+from fullrank.errors import Conflict, FullrankError
 from fullrank.methods import Method
 from fullrank.runs.fit import fit
 from fullrank.runs.result import Run, load_run
@@ -23,6 +23,7 @@ __all__ = [
     "Comparison",
     "Conflict",
     "Experiment",
+    "FullrankError",
     "Mean",
     "Method",
     "Run",

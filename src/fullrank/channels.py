@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.trees import Flat, Tree, beside, elements, flatten, misfit, nbytes, outline, pointwise, vectors
 
 LARGEST = 1e18
@@ -52,7 +52,7 @@ Upload: TypeAlias = dict[str, dict[str, "Sum | Mean"]]
 """What one client sends: by space (a method's name; "" for the model itself), then by name."""
 
 
-class Unusable(Refusal):
+class Unusable(InputError):
     """An upload that is rejected, with the reason."""
 
 

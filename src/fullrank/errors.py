@@ -17,15 +17,19 @@ from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 
-class Refusal(ValueError):
-    """Bad input or an impossible request. The command line prints the sentence alone, without a traceback."""
+class FullrankError(Exception):
+    """The base class of every error that fullrank raises on purpose; its message is one sentence."""
 
 
-class Conflict(Refusal):
+class InputError(FullrankError, ValueError):
+    """Bad input or an impossible request. The command line prints the sentence without a traceback."""
+
+
+class Conflict(InputError):
     """Two methods that cannot be composed."""
 
 
-class ClientFailed(RuntimeError):
+class ClientFailed(FullrankError, RuntimeError):
     """A client raised or sent something unusable; carries the client's id and, chained, its own exception."""
 
     def __init__(self, client: int, reason: str):
@@ -41,7 +45,7 @@ class ClientFailed(RuntimeError):
         return "".join(traceback.format_exception(cause)) if cause is not None else ""
 
 
-class WroteInPlace(Refusal):
+class WroteInPlace(InputError):
     """A method that wrote into a tensor that it received, which other clients and the server may hold too."""
 
     def __init__(self, method: str):
@@ -51,7 +55,7 @@ class WroteInPlace(Refusal):
         )
 
 
-class RunFailed(RuntimeError):
+class RunFailed(FullrankError, RuntimeError):
     """A run cannot go on, or one of several; the message says which and why, `traceback` is what it left, if any."""
 
     def __init__(self, message: str, traceback: str = ""):
@@ -63,7 +67,7 @@ class CallFailed(RunFailed):
     """A function of the user's raised; the message names the key that named it, and `traceback` is its own."""
 
 
-class WriteFailed(OSError):
+class WriteFailed(FullrankError, OSError):
     """A file could not be written although its place is right, as on a disk that is full."""
 
     def __str__(self) -> str:
@@ -101,7 +105,7 @@ def in_words(error: BaseException) -> tuple[str, str]:
         return str(error), error.traceback()
     if isinstance(error, RunFailed):
         return str(error), error.traceback
-    if isinstance(error, (Refusal, WriteFailed, KeyboardInterrupt)):
+    if isinstance(error, (InputError, WriteFailed, KeyboardInterrupt)):
         return str(error), ""
     return f"{kind_of(error)}: {said_by(error)}", "".join(traceback.format_exception(error))
 
@@ -125,7 +129,7 @@ def writing(target: Path, kind: str = "", instead: str = "") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise Refusal(f'{kind}"{target}" cannot be written: {error.strerror or error}{instead}') from None
+        raise InputError(f'{kind}"{target}" cannot be written: {error.strerror or error}{instead}') from None
 
 
 @contextmanager
@@ -170,13 +174,13 @@ _KINDS = {
 
 
 def checked(kind: Any, value: Any, where: str) -> Any:
-    """The value if it is of the kind that an annotation describes, else a `Refusal` that names the key."""
+    """The value if it is of the kind that an annotation describes, else a `InputError` that names the key."""
     if isinstance(value, list) and tuple in (kind, get_origin(kind)):
         value = tuple(value)  # TOML knows lists only
     try:
         return TypeAdapter(kind).validate_python(value, strict=True)
     except ValidationError as error:
-        raise Refusal(sentence(where, error.errors()[-1])) from None
+        raise InputError(sentence(where, error.errors()[-1])) from None
 
 
 def sentence(where: str, detail: ErrorDetails) -> str:

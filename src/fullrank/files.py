@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
-from fullrank.errors import Refusal, naming_file
+from fullrank.errors import InputError, naming_file
 from fullrank.trees import Tensors
 
 CHECKSUM = "checksum"
@@ -32,7 +32,7 @@ _UNKNOWN = "0" * 16
 _SEALED = re.compile(rb'\{"__metadata__":\{"checksum":"([0-9a-f]{16})"\}')
 
 
-class Damaged(Refusal):
+class Damaged(InputError):
     """A file does not hold what was written into it; the message is a clause such as "its content has changed"."""
 
 
@@ -128,7 +128,7 @@ def reading(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise Refusal(f'"{path}" cannot be read: {error.strerror or error}') from None
+        raise InputError(f'"{path}" cannot be read: {error.strerror or error}') from None
 
 
 def writable(value: Any) -> Any:

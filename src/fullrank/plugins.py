@@ -13,21 +13,78 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 import safetensors
 
-from fullrank.errors import CallFailed, ClientFailed, Refusal, nearest, said_by
+from fullrank.errors import CallFailed, ClientFailed, InputError, nearest, said_by
 
 GIVEN = "given"
 """Stands for data, a partition or a model that a program handed over instead of naming it."""
 LIBRARY = {
-    f"{kind}.name": f"{__package__}.{part}."
-    for kind, part in zip(("data", "model", "method"), ("data", "models", "methods"), strict=True)
+    "data.name": "data",
+    "data.partition": "data",
+    "data.augment": "data",
+    "model.name": "models",
+    "method.name": "methods",
+    "train.criterion": "objectives",
+    "train.aggregator": "federated",
+    "engine.name": "engine",
+    "evaluate.metrics": "metrics",
+    "run.track": "runs",
 }
-"""The package in which the library's own objects of a key are."""
+"""The keys of an experiment that may name an import path, and the package of fullrank's own objects of that kind."""
+FILES = (".npz", ".safetensors", ".csv", ".parquet")
+"""Suffixes of names that are paths of data, even with a colon in them."""
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """The objects of one kind that an experiment can name, for example all metrics.
+
+    A name is one of the library's own, `package.module:attribute`, or an entry point that an installed package
+    declares in the group `fullrank.<kind>`. Everything that lists or checks names of this kind reads the registry.
+
+    Args:
+        kind: What the objects are, in the plural: "metrics". It names the group of entry points.
+        key: The key of an experiment that names such an object: "evaluate.metrics".
+        own: The library's own objects by name.
+        attribute: What an import path must lead to, in one word: "function" or "Class".
+        or_else: What else the key accepts, as a clause of the error message.
+    """
+
+    def __init__(self, kind: str, key: str, own: Mapping[str, T], attribute: str = "function", or_else: str = ""):
+        self.kind, self.key, self.own = kind, key, own
+        self._attribute, self._or_else = attribute, or_else
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names that need no import path: the library's own, then those of entry points."""
+        return (*self.own, *sorted(self._entry_points().keys() - self.own.keys()))
+
+    def find(self, name: str, key: str = "") -> T:
+        """Return the object behind a name; `key` is the key to blame if it is not the registry's own.
+
+        Raises:
+            InputError: if the name is unknown or cannot be imported.
+        """
+        key = key or self.key
+        if name in self.own:
+            return self.own[name]
+        if ":" in name:
+            return cast(T, import_object(name, key, self._attribute))
+        point = self._entry_points().get(name)
+        if point is None:
+            hint = nearest(name, self.names())
+            or_else = f", {self._or_else}" if self._or_else else ""
+            raise InputError(f'{key} = "{name}" is not known; {hint}{or_else}, or "package.module:{self._attribute}"')
+        return cast(T, import_object(point.value, key, self._attribute))
+
+    def _entry_points(self) -> dict[str, metadata.EntryPoint]:
+        return {point.name: point for point in metadata.entry_points(group=f"fullrank.{self.kind}")}
 
 
 def is_foreign(key: str, name: str) -> bool:
@@ -43,16 +100,16 @@ def is_foreign(key: str, name: str) -> bool:
 
 def _is_foreign(key: str, name: str) -> bool:
     module, colon, _ = name.partition(":")
-    if not colon or module == GIVEN or (key == "data.name" and name.endswith(".npz")):
+    if not colon or module == GIVEN or name.endswith(FILES):
         return False
-    return not f"{module}.".startswith(LIBRARY[key])
+    return not f"{module}.".startswith(f"{__package__}.{LIBRARY[key]}.")
 
 
-def refuse_untrusted(source: object, names: Mapping[str, str]) -> None:
+def reject_untrusted(source: object, names: Mapping[str, str]) -> None:
     """Reject import paths, by key, that a file names and the user does not: importing them runs somebody's code."""
     foreign = [f'{key} = "{name}"' for key, name in names.items() if is_foreign(key, name)]
     if foreign:
-        raise Refusal(
+        raise InputError(
             f'"{source}" names code that is not part of fullrank ({", ".join(foreign)}), which would be imported and '
             "run; if you trust those who wrote it, say so with --trust (trust=True)"
         )
@@ -62,21 +119,21 @@ def import_object(name: str, where: str, kind: str) -> Any:
     """The callable behind `package.module:object`; `where` is the key that named it, `kind` what it should be."""
     module_name, _, attribute = name.partition(":")
     if not module_name or module_name.startswith(".") or not attribute:
-        raise Refusal(f'{where} = "{name}" is not of the form "package.module:{kind}"')
+        raise InputError(f'{where} = "{name}" is not of the form "package.module:{kind}"')
     if module_name == GIVEN:
-        raise Refusal(f'{where} = "{name}" stands for what a program gave to fullrank.fit, which cannot be imported')
+        raise InputError(f'{where} = "{name}" stands for what a program gave to fullrank.fit, which cannot be imported')
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if not f"{module_name}.".startswith(f"{missing}."):
             raise  # the module is there, and what it imports is not
-        raise Refusal(f'{where} = "{name}": there is no module "{missing}"{_nearest_module(missing)}') from None
+        raise InputError(f'{where} = "{name}": there is no module "{missing}"{_nearest_module(missing)}') from None
     found = getattr(module, attribute, None)
     if not callable(found):
         own = [n for n, value in vars(module).items() if callable(value) and not n.startswith("_")]
         hint = nearest(attribute, own)
-        raise Refusal(f'{where} = "{name}": the module "{module_name}" has no {kind} "{attribute}"; {hint}')
+        raise InputError(f'{where} = "{name}": the module "{module_name}" has no {kind} "{attribute}"; {hint}')
     return found
 
 
@@ -85,7 +142,7 @@ def called(function: Callable[..., Any], name: str, where: str, /, **arguments: 
     try:
         with noting_files():
             return function(**arguments)
-    except Refusal:
+    except InputError:
         raise
     except Exception as error:
         raise _failed(f'{where} = "{name}": it raised', error) from error
@@ -95,7 +152,7 @@ def hooked(part: Any, hook: str, /, *arguments: Any) -> Any:
     """What a method's hook returns; what it raises names the method and the hook, and has its own traceback."""
     try:
         return getattr(part, hook)(*arguments)
-    except (Refusal, CallFailed, ClientFailed):
+    except (InputError, CallFailed, ClientFailed):
         raise
     except Exception as error:
         raise _failed(f'the method "{part.name}": its hook {hook} raised', error) from error

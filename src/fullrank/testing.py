@@ -24,7 +24,7 @@ from fullrank.engine import Engine, open_engine
 from fullrank.engine.cuda.engine import Cuda
 from fullrank.engine.recording import Recording
 from fullrank.engine.serial import Serial
-from fullrank.errors import ClientFailed, Refusal, WroteInPlace
+from fullrank.errors import ClientFailed, InputError, WroteInPlace
 from fullrank.local.loop import Eager, Samples
 from fullrank.local.step import Context, Functional, State, Step
 from fullrank.methods import Method
@@ -103,9 +103,9 @@ def check(
     >>> print(check("fedprox", only=["degenerate"]).results)
     {'degenerate': 'holds'}
     """
-    methods.refuse_no_method(method)
+    methods.reject_no_method(method)
     built = methods.build(method) if isinstance(method, str) else method
-    methods.refuse_undeclared(built)
+    methods.reject_undeclared(built)
     trial = Trial(built, module, settings or {})
     checks: dict[str, Callable[[Trial], str]] = {
         "writes": _writes,
@@ -157,7 +157,7 @@ class Trial:
         """Described."""
         return Experiment(**merged(values or self.values, {"method": method_table(method)}))
 
-    def played(
+    def trained(
         self,
         engine_of: Callable[[Assembly], Engine],
         method: Method | None = None,
@@ -196,7 +196,7 @@ def _writes(trial: Trial) -> str:
         for _ in range(ROUNDS):
             parts.server.run_round(engine)
         parts.server.finished(engine)
-    except Refusal:
+    except InputError:
         if not found:
             raise
     if found:
@@ -232,7 +232,7 @@ def _degenerate(trial: Trial) -> str:
     still = parts[0]
     for part in parts[1:]:
         still = still + part
-    got, want = (trial.played(_serial, method).server.w for method in (still, methods.build("fedavg")))
+    got, want = (trial.trained(_serial, method).server.w for method in (still, methods.build("fedavg")))
     for name, value in want.items():
         if name not in got or not torch.equal(got[name], value):
             at = ", ".join(f"{part}.{field} = {value}" for part, values in neutral for field, value in values.items())
@@ -245,9 +245,9 @@ def _engines(trial: Trial) -> str:
     tried = (("a recorded step", _recorded, trial.values), ("a group of clients", _vectorised, trial.in_groups))
     for name, engine_of, values in tried:
         start = _entries(trial.assembled(values=values))
-        want = _entries(trial.played(_serial, values=values))
+        want = _entries(trial.trained(_serial, values=values))
         moved = _distance(want, start)
-        got = _entries(trial.played(engine_of, values=values))
+        got = _entries(trial.trained(engine_of, values=values))
         if not _distance(want, got) <= TOLERANCE * moved:
             raise CheckFailed(
                 f'"{trial.method.name}" trains differently in {name} than in the serial engine: its weights differ by '
@@ -273,8 +273,8 @@ def _vectorised(parts: Assembly) -> Engine:
 
 def _processes(trial: Trial) -> str:
     """Worker processes give the same bits."""
-    want = _entries(trial.played(_serial))
-    got = _entries(trial.played(lambda parts: open_engine("processes", parts.site, workers=2, clients_a_round=2)))
+    want = _entries(trial.trained(_serial))
+    got = _entries(trial.trained(lambda parts: open_engine("processes", parts.site, workers=2, clients_a_round=2)))
     for name, value in want.items():
         if not torch.equal(value, got[name]):
             raise CheckFailed(
@@ -318,7 +318,7 @@ def _checksums(trial: Trial) -> str:
             file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
             try:
                 execute(experiment, path, module=copy.deepcopy(trial.module), method=trial.method)
-            except Refusal:
+            except InputError:
                 file.write_bytes(whole)
             else:
                 raise CheckFailed(f'"{trial.method.name}" continued a run although {file.name} is damaged')

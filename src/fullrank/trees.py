@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 Tree: TypeAlias = dict[str, Any]
 """A dict whose values are tensors or trees."""
@@ -32,9 +32,9 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Tensors:
     flat: Tensors = {}
     for name, value in tree.items():
         if not isinstance(name, str):
-            raise Refusal(f"the name {name!r} of an entry is not text")
+            raise InputError(f"the name {name!r} of an entry is not text")
         if "/" in name:
-            raise Refusal(f'the name "{name}" holds a "/", which joins the names of nested trees; rename it')
+            raise InputError(f'the name "{name}" holds a "/", which joins the names of nested trees; rename it')
         path = f"{prefix}{name}"
         if isinstance(value, Tensor) or not isinstance(value, Mapping):
             flat[path] = value
@@ -207,10 +207,10 @@ class Flat(dict[str, Tensor]):
         vectors = [_vector(tensors[name], strides) for name, _, strides in layout.places]
         return cls(torch.cat(vectors), layout)
 
-    def _refuse(self, *_: Any, **__: Any) -> Any:
+    def _reject(self, *_: Any, **__: Any) -> Any:
         raise TypeError("a tree is never written in place: make a new one, {**tree, name: value}")
 
-    __setitem__ = __delitem__ = __ior__ = pop = popitem = clear = update = setdefault = _refuse
+    __setitem__ = __delitem__ = __ior__ = pop = popitem = clear = update = setdefault = _reject
 
     def part(self, names: Iterable[str]) -> Tensors:
         """Some of the entries: flat if they lie side by side."""

@@ -18,7 +18,7 @@ from fullrank.bench import cpu, eager, figures, gpu, overheads, proctree
 from fullrank.bench.alone.task import NETWORKS, Task
 from fullrank.bench.race import Contestant, Lap, lap
 from fullrank.bench.workload import TINY, Workload
-from fullrank.errors import Refusal, RunFailed
+from fullrank.errors import InputError, RunFailed
 from fullrank.federated.server import participants
 
 BUSY = "import time\nwhile time.process_time() < 0.5: pass\n"
@@ -116,7 +116,7 @@ def test_median_spread_and_ratio():
     assert (figure.median, figure.low, figure.high, figure.n) == (2.0, 1.0, 4.0, 3)
     assert figures.ratio(figure, figures.Figure.of([4.0])) == 0.5
     assert figures.Figure.of([1.0]).text() == "1.00"
-    with pytest.raises(Refusal):
+    with pytest.raises(InputError):
         figures.Figure.of([])
 
 
@@ -279,7 +279,7 @@ def test_bench_methods(capsys):
     [
         (("cpu", "--networks", "cn"), 'did you mean "cnn"?'),
         (("cpu", "--repeats", "0"), "--repeats 0: at least one"),
-        (("methods", "--methods", "fedprocks"), 'there is no method "fedprocks"'),
+        (("methods", "--methods", "fedprocks"), 'method.name = "fedprocks" is not known'),
         (("gpu", "--device", "cpu", "--tiny", "--rounds", "0"), "at least one round after the first"),
         (("gpu", "--device", "cpu", "--tiny", "--eager-fraction", "2"), "a share above 0 and up to 1"),
         (("gpu", "--device", "cpu", "--tiny", "--set", "engine.slotz=1"), "engine.slotz: there is no such key"),

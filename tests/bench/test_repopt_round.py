@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fullrank.bench import repopt
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.methods.fedrepopt import FedRepOpt, mapped_kernels, multiplier
 from fullrank.models import build
 from fullrank.trees import Flat, Layout
@@ -65,10 +65,10 @@ def test_all_modes_are_reported(monkeypatch, capsys):
     assert "faster than csla (paper 66.0 %)" in out
 
 
-def test_refusals_name_what_is_right(monkeypatch, capsys):
+def test_errors_name_what_is_right(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="did you mean"):
         benchmark("--tiny", "--models", "repvgg-smal", monkeypatch=monkeypatch, capsys=capsys)
-    with pytest.raises(Refusal, match="1 at least"):
+    with pytest.raises(InputError, match="1 at least"):
         repopt.Size(repeats=0)
 
 

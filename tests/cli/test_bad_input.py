@@ -22,7 +22,7 @@ import fullrank as fr
 from commands import fullrank
 from fullrank import Method
 from fullrank.data import memory_limit
-from fullrank.errors import CallFailed, ClientFailed, Refusal
+from fullrank.errors import CallFailed, ClientFailed, InputError
 from small import CLASSES, WIDTH, blobs
 
 SMALL = ["--set", "model.name=mlp", "--set", "model.width=4", "--set", "train.rounds=1", "--set", "data.clients=3"]
@@ -353,7 +353,7 @@ GIVEN = {
 @pytest.mark.parametrize("name", GIVEN)
 def test_what_fit_cannot_use(name):
     module, clients, words = GIVEN[name]
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(InputError) as caught:
         fr.fit(module(), clients, "fedavg", rounds=1)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -310,10 +310,10 @@ def test_read_only_run_directory(capsys, tmp_path):
 
 
 def test_unwritable_run_directory_whoever_runs_it(capsys, monkeypatch):
-    def refuse(*_, **__):
+    def reject(*_, **__):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("pathlib.Path.mkdir", refuse)
+    monkeypatch.setattr("pathlib.Path.mkdir", reject)
     status, _, err = fullrank("run", *QUICK, "--out", "locked", capsys=capsys)
     assert status == 2
     assert err == 'fullrank: the run directory "locked" cannot be written: Permission denied\n'
@@ -383,7 +383,7 @@ def test_clock_and_sizes():
     assert [display.size(n) for n in (999, 1000, 12_345_678)] == ["999 B", "1.0 kB", "12.3 MB"]
 
 
-def test_the_engine_for_gpus_is_refused_on_a_cpu_before_anything_is_written(tmp_path, capsys):
+def test_the_engine_for_gpus_is_rejected_on_a_cpu_before_anything_is_written(tmp_path, capsys):
     for device in ("", "cpu"):
         keys = ["--set", "engine.name=cuda", "--set", f'engine.device="{device}"']
         status, _, err = fullrank("run", *keys, "--out", tmp_path / "run", capsys=capsys)
@@ -392,7 +392,7 @@ def test_the_engine_for_gpus_is_refused_on_a_cpu_before_anything_is_written(tmp_
     assert not (tmp_path / "run").exists()
 
 
-def test_a_device_that_is_not_there_is_refused_in_any_directory(capsys):
+def test_a_device_that_is_not_there_is_rejected_in_any_directory(capsys):
     fullrank("run", *QUICK, "--out", "mine", capsys=capsys)
     status, _, err = fullrank("run", *QUICK, "--out", "mine", "--set", "engine.device=tpu", capsys=capsys)
     assert status == 2

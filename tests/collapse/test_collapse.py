@@ -13,7 +13,7 @@ from sklearn import metrics
 import fullrank
 from fullrank import collapse
 from fullrank.collapse import Moments, Similarity
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 EXAMPLE = np.array([[1.0, 1, 0], [2, 3, 1], [3, 2, -1], [4, 6, 0]])
 CROSS = np.array([[2.0, 1], [2, -1], [-2, 1], [-2, -1]])
@@ -142,9 +142,9 @@ def test_spectrum_edges():
     assert collapse.effective_rank(np.eye(5)) == pytest.approx(4)
     assert collapse.effective_rank(np.ones(6)) == pytest.approx(6)
     for empty in (np.zeros((0, 3)), [], iter([]), [np.zeros((0, 3))], Moments()):
-        with pytest.raises(Refusal):
+        with pytest.raises(InputError):
             collapse.spectrum(empty)
-    with pytest.raises(Refusal, match="no sample"):
+    with pytest.raises(InputError, match="no sample"):
         collapse.singular_variance(np.zeros((0, 3)))
 
 
@@ -179,12 +179,12 @@ def test_arrays_tensors_and_lists_alike():
     assert collapse.spectrum(np.arange(6).reshape(3, 2)).tolist() == pytest.approx([16 / 3, 0])
 
 
-def test_shapes_are_refused():
-    with pytest.raises(Refusal, match=r"not \(3,\)"):
+def test_shapes_are_rejected():
+    with pytest.raises(InputError, match=r"not \(3,\)"):
         collapse.spectrum(np.zeros(3))
-    with pytest.raises(Refusal, match=r"\(d,\)"):
+    with pytest.raises(InputError, match=r"\(d,\)"):
         collapse.significant(np.zeros((2, 2)))
-    with pytest.raises(Refusal, match="4 features a sample, those before had 3"):
+    with pytest.raises(InputError, match="4 features a sample, those before had 3"):
         collapse.spectrum([np.zeros((2, 3)), np.zeros((2, 4))])
 
 
@@ -268,7 +268,7 @@ def test_undefined_is_nan():
     single = collapse.neural_collapse([[1.0, 0], [0, 1]], [0, 1])
     assert single["nc1"] == 0
     assert undefined(single) == {"nc3", "nc4"}
-    with pytest.raises(Refusal, match="no sample"):
+    with pytest.raises(InputError, match="no sample"):
         collapse.neural_collapse(np.zeros((0, 2)), np.zeros(0, dtype=int))
 
 
@@ -279,7 +279,7 @@ def test_first_class_on_ties():
     assert collapse.neural_collapse(z, y, [[1.0, 0], [-1, 0]])["nc4"] == 0
 
 
-def test_what_does_not_fit_is_refused():
+def test_what_does_not_fit_is_rejected():
     z = features(6, 3)
     for labels, classifier, message in [
         (THREE_Y[:5], None, "6 samples or more, but 5 labels"),
@@ -289,7 +289,7 @@ def test_what_does_not_fit_is_refused():
         (THREE_Y, np.ones((2, 3)), "class 2 has samples"),
         (None, None, "need labels"),
     ]:
-        with pytest.raises(Refusal, match=message):
+        with pytest.raises(InputError, match=message):
             collapse.neural_collapse(z, labels, classifier)
 
 
@@ -375,21 +375,21 @@ def test_merged_moments_are_those_of_everything(seed, told):
         torch.testing.assert_close(getattr(together, name), want, rtol=1e-10, atol=1e-10 * float(want.abs().max()))
 
 
-def test_moments_refuse_what_does_not_go_together():
+def test_moments_reject_what_does_not_go_together():
     z, y = features(6, 3), THREE_Y
     moments = Moments([2, 2, 1])
     moments.add(z, y)
-    with pytest.raises(Refusal, match="announced"):
+    with pytest.raises(InputError, match="announced"):
         collapse.neural_collapse(moments)
-    with pytest.raises(Refusal, match="every batch"):
+    with pytest.raises(InputError, match="every batch"):
         moments.add(z)
     other = Moments()
     other.add(z, y)
-    with pytest.raises(Refusal, match="same class counts"):
+    with pytest.raises(InputError, match="same class counts"):
         moments.merge(other)
     unlabelled = Moments()
     unlabelled.add(z)
-    with pytest.raises(Refusal, match="nothing of classes"):
+    with pytest.raises(InputError, match="nothing of classes"):
         collapse.neural_collapse(unlabelled)
 
 
@@ -412,7 +412,7 @@ def test_forms_of_streams():
         close(collapse.spectrum(stream), collapse.spectrum(z), 1e-11)
     close(collapse.spectrum(rows for rows in (z[:4].tolist(), z[4:].tolist())), collapse.spectrum(z), 1e-11)
     assert collapse.spectrum([(2.0, 1.0), (2.0, -1.0), (-2.0, 1.0), (-2.0, -1.0)]).tolist() == pytest.approx([4, 1])
-    with pytest.raises(Refusal, match="labels are missing"):
+    with pytest.raises(InputError, match="labels are missing"):
         collapse.neural_collapse([z[:5], z[5:]])
 
 
@@ -498,11 +498,11 @@ def test_cka_worked_by_hand():
     assert collapse.cka(SQUARE, SQUARE @ [[0, -2], [2, 0]] + 5) == pytest.approx(1)
     assert math.isnan(collapse.cka(SQUARE, np.full((4, 2), 0.1)))
     assert math.isnan(collapse.cka(SQUARE, np.full((4, 9), 0.1)))
-    with pytest.raises(Refusal):
+    with pytest.raises(InputError):
         collapse.cka(np.zeros((0, 2)), np.zeros((0, 2)))
-    with pytest.raises(Refusal, match="of 3 and 4 samples"):
+    with pytest.raises(InputError, match="of 3 and 4 samples"):
         collapse.cka(SQUARE, SQUARE[:3])
-    with pytest.raises(Refusal, match="numbers of batches"):
+    with pytest.raises(InputError, match="numbers of batches"):
         collapse.cka([SQUARE[:2], SQUARE[2:]], [SQUARE[:2]])
 
 
@@ -545,7 +545,7 @@ def test_cka_by_layer_and_in_batches():
     assert stream.samples == 20
     for layer, table in stream.matrices().items():
         np.testing.assert_allclose(table, found[layer], rtol=1e-10)
-    with pytest.raises(Refusal, match="first batch"):
+    with pytest.raises(InputError, match="first batch"):
         stream.add(clients[:2])
 
 
@@ -602,7 +602,7 @@ def test_class_by_class():
     assert np.nanmean(collapse.class_accuracy([0, 0, 0, 1, 1, 1, 2], [0, 0, 0, 0, 1, 1, 2])) == pytest.approx(
         0.916666667
     )
-    with pytest.raises(Refusal, match="no sample"):
+    with pytest.raises(InputError, match="no sample"):
         collapse.confusion(np.zeros((0, 3)), [])
 
 

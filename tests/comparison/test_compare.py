@@ -1,4 +1,4 @@
-"""Comparisons: the numbers, what is refused, the runs behind them, and what a person reads."""
+"""Comparisons: the numbers, what is rejected, the runs behind them, and what a person reads."""
 
 import importlib
 import io
@@ -22,7 +22,7 @@ from fullrank.comparison import table as comparison
 from fullrank.comparison.intervals import interval, std, t_quantile
 from fullrank.comparison.parallel import Onlooker, Task, pass_on
 from fullrank.config.experiment import Experiment
-from fullrank.errors import Interrupted, Refusal
+from fullrank.errors import InputError, Interrupted
 from fullrank.files import read_json, write_json
 from fullrank.metrics.evaluate import over_clients
 from fullrank.runs.directory import RunDirectory
@@ -132,11 +132,11 @@ def test_the_values_of_a_measure(tmp_path):
     assert number("loss", "best") == pytest.approx(0.1)
     assert number("loss", "final") == 0.5  # nothing was finished: the last
     assert number("bytes_up", "last5") == 60
-    with pytest.raises(Refusal, match=r"known: accuracy, bytes_down, bytes_up, .*, loss, rounds, seconds"):
+    with pytest.raises(InputError, match=r"known: accuracy, bytes_down, bytes_up, .*, loss, rounds, seconds"):
         found.by("foo")
-    with pytest.raises(Refusal, match='no run has the measure "acuracy"; did you mean "accuracy"'):
+    with pytest.raises(InputError, match='no run has the measure "acuracy"; did you mean "accuracy"'):
         found.by("acuracy")
-    with pytest.raises(Refusal, match='no value "lst"'):
+    with pytest.raises(InputError, match='no value "lst"'):
         found.by("accuracy", "lst")
 
 
@@ -179,7 +179,7 @@ def test_only_seeds_that_both_have_enter_a_difference(tmp_path, capsys):
     assert err == "fullrank: warning: two seeds say little; compare over three or more\n"
 
 
-# What is refused
+# What is rejected
 
 
 def test_runs_of_one_method_are_told_apart_by_their_hyper_parameters(tmp_path):
@@ -190,7 +190,7 @@ def test_runs_of_one_method_are_told_apart_by_their_hyper_parameters(tmp_path):
     found = compare_runs(sorted(tmp_path.iterdir()))
     assert found.methods == ("fedprox (fedprox.mu=0.1)", "fedprox (fedprox.mu=1.0)", "fedavg")
     pretend(tmp_path / "again", "fedavg", 1)
-    with pytest.raises(Refusal, match=r'c1" and ".*again" are both fedavg with seed 1'):
+    with pytest.raises(InputError, match=r'c1" and ".*again" are both fedavg with seed 1'):
         compare_runs([tmp_path / "c0", tmp_path / "c1", tmp_path / "again"])
 
 
@@ -205,10 +205,10 @@ def test_runs_of_one_method_are_told_apart_by_their_hyper_parameters(tmp_path):
         ({"seed": 1, "fingerprint": "e" * 64}, "their data differ"),
     ],
 )
-def test_runs_that_differ_in_more_than_method_and_seed_are_refused_and_named(other, words, tmp_path, capsys):
+def test_runs_that_differ_in_more_than_method_and_seed_are_rejected_and_named(other, words, tmp_path, capsys):
     pretend(tmp_path / "a", "fedavg")
     pretend(tmp_path / "b", "fedprox", **other)
-    with pytest.raises(Refusal, match=f'a" and ".*b" cannot be compared: {words}'):
+    with pytest.raises(InputError, match=f'a" and ".*b" cannot be compared: {words}'):
         compare_runs([tmp_path / "a", tmp_path / "b"])
     status, _, err = command("--runs", "a", "b", capsys=capsys)
     assert status == 2
@@ -228,7 +228,7 @@ def test_data_that_are_divided_by_the_seed_may_differ_between_seeds_only(tmp_pat
     pretend(tmp_path / "b0", "fedprox", 0, fingerprint="a" * 64, **own)
     assert compare_runs([tmp_path / "a0", tmp_path / "a1", tmp_path / "b0"]).seeds == (0, 1)
     pretend(tmp_path / "b1", "fedprox", 1, fingerprint="c" * 64, **own)
-    with pytest.raises(Refusal, match=r'a1" and ".*b1" cannot be compared: their data differ'):
+    with pytest.raises(InputError, match=r'a1" and ".*b1" cannot be compared: their data differ'):
         compare_runs([tmp_path / "a0", tmp_path / "a1", tmp_path / "b0", tmp_path / "b1"])
 
 
@@ -299,14 +299,14 @@ def test_a_folder_of_folders_stands_for_the_runs_in_all_of_them(tmp_path):
     pretend(tmp_path / "out" / "z", "fedavg")
     assert [run.path.name for run in comparison.runs_in(tmp_path / "out")] == ["z", "run", "run"]
     (tmp_path / "empty" / "deeper").mkdir(parents=True)
-    with pytest.raises(Refusal, match=r'empty" is not a run directory and holds none'):
+    with pytest.raises(InputError, match=r'empty" is not a run directory and holds none'):
         comparison.runs_in(tmp_path / "empty")
 
 
-def test_mixed_splits_are_refused_before_anything_is_run(tmp_path):
+def test_mixed_splits_are_rejected_before_anything_is_run(tmp_path):
     pretend(tmp_path / "out" / "fedavg-seed0", "fedavg", accuracy=[0.5] * 2)
     pretend(tmp_path / "out" / "fedprox-seed0", "fedprox", accuracy=[0.5] * 2, division="another")
-    with pytest.raises(Refusal, match="cannot be compared"):
+    with pytest.raises(InputError, match="cannot be compared"):
         fullrank.compare({"train.rounds": 2}, ["fedavg", "fedprox"], [0, 1], "out")
     assert not (tmp_path / "out" / "fedavg-seed1").exists()
 
@@ -449,7 +449,7 @@ def test_the_table_of_a_method_of_ones_own_stays_away_from_the_others(tmp_path):
     assert "fails" not in (tmp_path / "out" / "fedavg-seed0" / "experiment.toml").read_text()
     own = fullrank.load_run(tmp_path / "out" / "fedavg+ownmethods.Fails-seed0").experiment
     assert own.method.tables["fails"] == {"really": False}
-    with pytest.raises(Refusal, match=r"method\.fials: there is no such method"):
+    with pytest.raises(InputError, match=r"method\.fials: there is no such method"):
         fullrank.compare({**QUICK, "method.fials.really": False}, ["fedavg"], [0], "out")
 
 
@@ -483,7 +483,7 @@ def test_runs_of_ones_own_model_and_method_are_compared_where_these_are_not(tmp_
     assert "ownmethods:Own (own.nu=0.1)" in out
     assert run_command("figure", "accuracy", "a", "--out", "a.pdf", capsys=capsys)[0] == 0
     for way in (fullrank.load_run("a", trust=True)._assembled, lambda: fullrank.run(there, "c")):
-        with pytest.raises(Refusal, match='there is no module "ownmethods"'):
+        with pytest.raises(InputError, match='there is no module "ownmethods"'):
             way()
 
 
@@ -492,7 +492,7 @@ def test_a_recorded_experiment_that_cannot_be_read_is_named(tmp_path, capsys):
     record.write_text(record.read_text().replace('name = "fedavg"', 'name = "fedavgg"'))
     status, _, err = command("--runs", "a", capsys=capsys)
     assert status == 2
-    assert 'the experiment of the run in "a" cannot be read: method.name: there is no method "fedavgg"' in err
+    assert 'the experiment of the run in "a" cannot be read: method.name = "fedavgg" is not known' in err
 
 
 def test_the_title_says_which_value_is_shown(tmp_path, capsys):
@@ -523,7 +523,7 @@ def test_signals_to_the_command_leave_no_process_behind(number, tmp_path):
             try:
                 directory.open()
                 break
-            except Refusal:  # of a killed parent a child learns after its round
+            except InputError:  # of a killed parent a child learns after its round
                 time.sleep(0.1)
         else:
             pytest.fail(f"somebody still runs in {directory.path}")

@@ -11,7 +11,7 @@ import pytest
 import fullrank
 from commands import fullrank as command
 from fullrank import Method
-from fullrank.errors import Refusal, RunFailed
+from fullrank.errors import InputError, RunFailed
 from fullrank.runs.directory import RunDirectory
 
 QUICK = {"data.clients": 3, "model.name": "mlp", "model.width": 8, "train.rounds": 2, "train.steps": 1}
@@ -103,7 +103,7 @@ def test_if_every_run_fails_so_does_the_comparison(tmp_path):
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_what_is_wrong_with_all_runs_stops_before_any_has_begun(jobs, tmp_path):
     wrong = {**QUICK, "data.name": "cifar10", "data.root": str(tmp_path)}
-    with pytest.raises(Refusal, match=r"fedavg seed \d: "):
+    with pytest.raises(InputError, match=r"fedavg seed \d: "):
         fullrank.compare(wrong, ["fedavg"], [0, 1], tmp_path / "out", jobs=jobs)
     assert not list((tmp_path / "out").glob("*-seed*"))
 
@@ -129,7 +129,7 @@ def test_a_rejected_comparison_leaves_nothing_behind(existing, tmp_path):
     x, y = np.zeros((40, 4), np.float32), np.arange(40) % 4
     np.savez(tmp_path / "groups.npz", x_train=x, y_train=y, x_test=x, y_test=y, group_train=np.arange(40) // 4)
     table = {"data.name": str(tmp_path / "groups.npz"), "model.name": "mlp", "data.clients": 2, "train.rounds": 1}
-    with pytest.raises(Refusal, match="group"):
+    with pytest.raises(InputError, match="group"):
         fullrank.compare(table, ["fedavg", "fedprox"], seeds=[0, 1], jobs=2, out=tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["groups.npz"] + ["out"] * existing
     assert not existing or not list((tmp_path / "out").iterdir())

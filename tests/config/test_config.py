@@ -1,4 +1,4 @@
-"""The experiment: what it accepts, what it refuses and in which words, what it writes."""
+"""The experiment: what it accepts, what it rejects and in which words, what it writes."""
 
 import math
 
@@ -6,11 +6,11 @@ import pytest
 
 from fullrank import Experiment
 from fullrank.config.experiment import dotted, nested, parse_overrides
-from fullrank.errors import Conflict, Refusal
+from fullrank.errors import Conflict, InputError
 
 
-def refusal(values: dict) -> str:
-    with pytest.raises(Refusal) as caught:
+def error(values: dict) -> str:
+    with pytest.raises(InputError) as caught:
         Experiment.of(values)
     return str(caught.value)
 
@@ -67,20 +67,20 @@ def test_defaults_are_those_of_the_documentation():
         ({"seed": -1}, ["seed = -1", "at least 0"]),
     ],
 )
-def test_wrong_values_are_refused_in_one_sentence(values, words):
-    sentence = refusal(values)
+def test_wrong_values_are_rejected_in_one_sentence(values, words):
+    sentence = error(values)
     assert "\n" not in sentence
     for word in words:
         assert word in sentence
 
 
 @pytest.mark.parametrize("key", ["train.aggregator", "train.uneven", "privacy.level", "privacy.noise"])
-def test_keys_that_nothing_serves_yet_are_refused(key):
-    assert "there is no such key" in refusal({key: 1})
+def test_keys_that_nothing_serves_yet_are_rejected(key):
+    assert "there is no such key" in error({key: 1})
 
 
 def test_a_table_without_its_keys_is_told_all_of_them():
-    lines = refusal({"data.normalise.foo": 1}).splitlines()
+    lines = error({"data.normalise.foo": 1}).splitlines()
     assert lines == [
         "data.normalise.mean: must be given",
         "data.normalise.std: must be given",
@@ -89,7 +89,7 @@ def test_a_table_without_its_keys_is_told_all_of_them():
 
 
 def test_several_mistakes_are_all_named():
-    lines = refusal({"data.alpha": -1, "train.lr": 0}).splitlines()
+    lines = error({"data.alpha": -1, "train.lr": 0}).splitlines()
     assert len(lines) == 2
     assert "data.alpha" in lines[0]
     assert "train.lr" in lines[1]
@@ -143,7 +143,7 @@ def test_overrides_are_read_as_toml_else_as_text():
 
 @pytest.mark.parametrize("text", ["alpha", "=3", ""])
 def test_override_without_key_or_value(text):
-    with pytest.raises(Refusal, match="key=value"):
+    with pytest.raises(InputError, match="key=value"):
         parse_overrides([text])
 
 
@@ -181,8 +181,8 @@ def test_resolved_writes_every_hyper_parameter():
 
 
 def test_missing_and_broken_files(tmp_path):
-    with pytest.raises(Refusal, match="there is no file"):
+    with pytest.raises(InputError, match="there is no file"):
         Experiment.from_toml(tmp_path / "none.toml")
     (tmp_path / "broken.toml").write_text("[data\nalpha = 1")
-    with pytest.raises(Refusal, match=r"not valid TOML.*line 1"):
+    with pytest.raises(InputError, match=r"not valid TOML.*line 1"):
         Experiment.from_toml(tmp_path / "broken.toml")

@@ -18,7 +18,7 @@ from fullrank.data import DataSet, Pipeline, Split, load_dataset, resized
 from fullrank.data.augment.geometry import Rotate
 from fullrank.data.augment.pipeline import Crop, Flip
 from fullrank.data.augment.resize import ResizedCrop, resize
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.runs.assemble import federate
 from pictures import difference, pictures, to_pillow
 
@@ -239,16 +239,16 @@ def test_an_experiment_resizes_its_data():
     assert plain.hash() != larger.hash()
 
 
-def test_resizing_refuses():
+def test_resizing_rejects():
     with pytest.raises(
-        Refusal, match=r"data\.size = 4: only 8-bit images can be resized, and samples of rows are torch"
+        InputError, match=r"data\.size = 4: only 8-bit images can be resized, and samples of rows are torch"
     ):
         resized(rows(torch.float32), 4)
-    with pytest.raises(Refusal, match="only 8-bit images"):
+    with pytest.raises(InputError, match="only 8-bit images"):
         resized(images(dtype=torch.float32), 4)
-    with pytest.raises(Refusal, match=r"data\.size = -4: it must be a number of pixels"):
+    with pytest.raises(InputError, match=r"data\.size = -4: it must be a number of pixels"):
         resized(images(), -4)
-    with pytest.raises(Refusal, match=r"data\.size = -1"):
+    with pytest.raises(InputError, match=r"data\.size = -1"):
         Experiment.of({"data.size": -1})
 
 
@@ -373,10 +373,10 @@ def test_constants_are_made_once(monkeypatch):
         prepare(data.train.x)
     prepare.place(torch.device("cpu"), torch.float64)
 
-    def refuse(*_: object):
+    def reject(*_: object):
         raise AssertionError("made again")
 
-    monkeypatch.setattr(torch, "from_numpy", refuse)
+    monkeypatch.setattr(torch, "from_numpy", reject)
     prepare(data.train.x, dtype=torch.float64)
     # made under inference mode, and yet usable where gradients are taken
     x = data.train.x.clone().requires_grad_()
@@ -408,7 +408,7 @@ def test_pipelines_are_values():
     assert len({prepare, Pipeline.build(data, augment=["crop", "flip"])}) == 1
 
 
-# refusals
+# errors
 
 
 @pytest.mark.parametrize(
@@ -425,8 +425,8 @@ def test_pipelines_are_values():
         ({"mean": ["a"] * 3, "std": [0.5] * 3}, "must be lists of numbers"),
     ],
 )
-def test_normalise_refuses(normalise, words):
-    with pytest.raises(Refusal, match=words):
+def test_normalise_rejects(normalise, words):
+    with pytest.raises(InputError, match=words):
         Pipeline.build(images(), normalise)
 
 
@@ -450,13 +450,13 @@ def test_normalise_refuses(normalise, words):
         (["crop-reflect:32"], "cannot be reflected over a border of 32; at most 31"),
     ],
 )
-def test_augment_refuses(augment, words):
-    with pytest.raises(Refusal, match=words):
+def test_augment_rejects(augment, words):
+    with pytest.raises(InputError, match=words):
         Pipeline.build(images(), augment=augment)
 
 
 def test_tiny_images_need_a_stated_border():
-    with pytest.raises(Refusal, match="6×9 are too small to crop"):
+    with pytest.raises(InputError, match="6×9 are too small to crop"):
         Pipeline.build(images(1, 6, 9), augment=["crop"])
     assert Pipeline.build(images(1, 6, 9), augment=["crop:1"]).draws == 2
 
@@ -465,21 +465,21 @@ def test_tiny_images_need_a_stated_border():
 def test_what_is_no_image_is_neither_normalised_nor_augmented(dtype):
     data = rows(dtype)
     assert Pipeline.build(data, "none", "none") == Pipeline.build(data) == Pipeline()
-    with pytest.raises(Refusal, match="is for 8-bit images, and samples of rows are torch"):
+    with pytest.raises(InputError, match="is for 8-bit images, and samples of rows are torch"):
         Pipeline.build(data, "half")
-    with pytest.raises(Refusal, match="need images"):
+    with pytest.raises(InputError, match="need images"):
         Pipeline.build(data, {"mean": [0.0], "std": [1.0]})
-    with pytest.raises(Refusal, match='"flip" needs images'):
+    with pytest.raises(InputError, match='"flip" needs images'):
         Pipeline.build(data, augment=["flip"])
 
 
 def test_half_is_for_8_bit_images():
-    with pytest.raises(Refusal, match="8-bit"):
+    with pytest.raises(InputError, match="8-bit"):
         Pipeline.build(images(dtype=torch.float32), "half")
 
 
 @pytest.mark.parametrize("shape", [(6, 2), (5, 3), (6,)])
-def test_uniform_numbers_of_the_wrong_shape_are_refused(shape):
+def test_uniform_numbers_of_the_wrong_shape_are_rejected(shape):
     data = images()
-    with pytest.raises(Refusal, match=r"it must be \(6, 3\)"):
+    with pytest.raises(InputError, match=r"it must be \(6, 3\)"):
         Pipeline.build(data, augment=["crop", "flip"])(data.train.x, torch.rand(shape))

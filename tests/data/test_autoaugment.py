@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fullrank.data import DataSet, Pipeline, Split
 from fullrank.data.augment.autoaugment import CIFAR10, RANDOM, SIGNED, AutoAugment, RandAugment, in_bin, magnitude
 from fullrank.data.augment.image_operations import Catalogue
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from pictures import ROUNDING, SHAPES, difference, from_pillow, pictures, to_pillow
 
 # Cubuk et al., arXiv:1805.09501, table 7, with torchvision's magnitudes: levels of 0..9, "-" where there is none
@@ -366,11 +366,11 @@ def test_nothing_is_copied_to_a_device_after_placing(monkeypatch):
     prepare, u = prepared(data, EVERY)
     prepare.place(torch.device("cpu"))
 
-    def refuse(*_: object, **__: object):
+    def reject(*_: object, **__: object):
         raise AssertionError("made again")
 
     for maker in ("from_numpy", "tensor", "as_tensor"):
-        monkeypatch.setattr(torch, maker, refuse)
+        monkeypatch.setattr(torch, maker, reject)
     prepare(x, u)
 
 
@@ -404,17 +404,17 @@ def test_draws_and_values(data):
         ("autoaugmnt", 'did you mean "autoaugment"'),
     ],
 )
-def test_refusals(data, augment, words):
-    with pytest.raises(Refusal, match=words):
+def test_errors(data, augment, words):
+    with pytest.raises(InputError, match=words):
         Pipeline.build(data, augment=[augment])
 
 
 @pytest.mark.parametrize("name", ["autoaugment", "randaugment", "raug"])
 @pytest.mark.parametrize(("channels", "dtype"), [(3, torch.float32), (2, torch.uint8), (4, torch.uint8)])
-def test_levels_of_what_is_no_picture_are_refused(name, channels, dtype):
+def test_levels_of_what_is_no_picture_are_rejected(name, channels, dtype):
     x = torch.zeros(4, channels, 8, 8, dtype=dtype)
     data = DataSet("maps", Split(x, torch.arange(4) % 2), None, ("a", "b"))
-    with pytest.raises(Refusal, match=f'"{name}" is for 8-bit images of 1 or 3 channels, and samples of maps are'):
+    with pytest.raises(InputError, match=f'"{name}" is for 8-bit images of 1 or 3 channels, and samples of maps are'):
         Pipeline.build(data, augment=[name])
 
 

@@ -1,4 +1,4 @@
-"""Data sets: what is loaded, how it is split, and what is refused."""
+"""Data sets: what is loaded, how it is split, and what is rejected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from fullrank.data import DataSet, Split, as_split, load_dataset
 from fullrank.data.split import split_by_class
-from fullrank.errors import CallFailed, Refusal
+from fullrank.errors import CallFailed, InputError
 
 # digits
 
@@ -111,13 +111,13 @@ def test_split_by_class_is_uniform():
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
-def test_split_by_class_refuses_shares(share):
-    with pytest.raises(Refusal, match="at least 0 and below 1"):
+def test_split_by_class_rejects_shares(share):
+    with pytest.raises(InputError, match="at least 0 and below 1"):
         split_by_class(np.zeros(4, int), share, 0)
 
 
-def test_split_by_class_refuses_two_dimensional_labels():
-    with pytest.raises(Refusal, match="one per sample"):
+def test_split_by_class_rejects_two_dimensional_labels():
+    with pytest.raises(InputError, match="one per sample"):
         split_by_class(np.zeros((4, 1), int), 0.5, 0)
 
 
@@ -161,8 +161,8 @@ def test_split_take():
         (torch.tensor([0.0, -torch.inf]), torch.zeros(2).long(), {}, "sample 1 of x"),
     ],
 )
-def test_split_refuses(x, y, more, words):
-    with pytest.raises(Refusal, match=words):
+def test_split_rejects(x, y, more, words):
+    with pytest.raises(InputError, match=words):
         Split(x, y, **more)
 
 
@@ -170,7 +170,7 @@ def test_not_finite_is_found_in_a_later_chunk(monkeypatch):
     monkeypatch.setattr("fullrank.data.dataset._CHUNK_BYTES", 8)
     x = torch.zeros(9, 2)
     x[7, 1] = torch.nan
-    with pytest.raises(Refusal, match="sample 7 of x"):
+    with pytest.raises(InputError, match="sample 7 of x"):
         Split(x, torch.zeros(9).long())
 
 
@@ -201,8 +201,8 @@ def test_dataset_of_features_and_without_test():
         ),
     ],
 )
-def test_dataset_refuses(changes, words):
-    with pytest.raises(Refusal, match=words):
+def test_dataset_rejects(changes, words):
+    with pytest.raises(InputError, match=words):
         small(**changes)
 
 
@@ -291,7 +291,7 @@ def test_a_data_set_is_returned_as_it_is():
     data = small()
     assert load_dataset(data) is data
     assert load_dataset(data, num_classes=2) is data
-    with pytest.raises(Refusal, match="num_classes is 3, but small names 2"):
+    with pytest.raises(InputError, match="num_classes is 3, but small names 2"):
         load_dataset(data, num_classes=3)
 
 
@@ -369,8 +369,8 @@ def test_tensors_that_require_gradients_are_detached():
         ({"x": 1}, "dict cannot be used as data"),
     ],
 )
-def test_as_split_refuses(data, words):
-    with pytest.raises(Refusal, match=words):
+def test_as_split_rejects(data, words):
+    with pytest.raises(InputError, match=words):
         as_split(data)
 
 
@@ -387,18 +387,18 @@ def test_as_split_refuses(data, words):
         ((Squares(), 3), "^test split: int cannot be used"),
     ],
 )
-def test_load_dataset_refuses_data_in_memory(source, words):
-    with pytest.raises(Refusal, match=words):
+def test_load_dataset_rejects_data_in_memory(source, words):
+    with pytest.raises(InputError, match=words):
         load_dataset(source)
 
 
-def test_load_dataset_refuses_num_classes():
+def test_load_dataset_rejects_num_classes():
     pair = (torch.zeros(8, 1), torch.arange(8) % 4)
-    with pytest.raises(Refusal, match="of the train split has label 3; with 3 classes"):
+    with pytest.raises(InputError, match="of the train split has label 3; with 3 classes"):
         load_dataset(pair, num_classes=3)
-    with pytest.raises(Refusal, match="at least one class"):
+    with pytest.raises(InputError, match="at least one class"):
         load_dataset(pair, num_classes=0)
-    with pytest.raises(Refusal, match="digits names 10"):
+    with pytest.raises(InputError, match="digits names 10"):
         load_dataset("digits", num_classes=12)
 
 
@@ -518,46 +518,46 @@ GOOD = {
         ({**GOOD, "classes": np.array("a")}, "classes has shape"),
     ],
 )
-def test_npz_refuses(tmp_path, arrays, words):
+def test_npz_rejects(tmp_path, arrays, words):
     path = save(tmp_path / "bad.npz", **arrays)
-    with pytest.raises(Refusal, match=words) as refusal:
+    with pytest.raises(InputError, match=words) as error:
         load_dataset(path)
-    assert "bad.npz" in str(refusal.value)
-    assert str(refusal.value).count("\n") == 0
+    assert "bad.npz" in str(error.value)
+    assert str(error.value).count("\n") == 0
 
 
 def test_npz_classes_and_num_classes_must_agree(tmp_path):
     path = save(tmp_path / "named.npz", **GOOD, classes=np.array(["a", "b"]))
     assert load_dataset(path, num_classes=2).classes == ("a", "b")
-    with pytest.raises(Refusal, match="num_classes is 3, but named names 2"):
+    with pytest.raises(InputError, match="num_classes is 3, but named names 2"):
         load_dataset(path, num_classes=3)
 
 
-def test_npz_refuses_files(tmp_path):
-    with pytest.raises(Refusal, match=r"there is no file .*nowhere\.npz"):
+def test_npz_rejects_files(tmp_path):
+    with pytest.raises(InputError, match=r"there is no file .*nowhere\.npz"):
         load_dataset(tmp_path / "nowhere.npz")
-    with pytest.raises(Refusal, match="there is no file"):
+    with pytest.raises(InputError, match="there is no file"):
         load_dataset("npz", tmp_path)
-    with pytest.raises(Refusal, match="needs root"):
+    with pytest.raises(InputError, match="needs root"):
         load_dataset("npz")
     text = tmp_path / "text.npz"
     text.write_text("x, y\n")
-    with pytest.raises(Refusal, match=r"is not an \.npz file"):
+    with pytest.raises(InputError, match=r"is not an \.npz file"):
         load_dataset(text)
     with zipfile.ZipFile(tmp_path / "zipped.npz", "w") as file:
         file.writestr("x", "no array")
         file.writestr("y", "no array")
-    with pytest.raises(Refusal, match="the entry x is not an array"):
+    with pytest.raises(InputError, match="the entry x is not an array"):
         load_dataset(tmp_path / "zipped.npz")
 
 
-def test_npz_refuses_damaged_files(tmp_path):
+def test_npz_rejects_damaged_files(tmp_path):
     path = tmp_path / "damaged.npz"
     np.savez_compressed(path, x=np.random.default_rng(0).random((50, 20)), y=np.arange(50) % 2)
     raw = bytearray(path.read_bytes())
     raw[500:700] = bytes(200)
     path.write_bytes(raw)
-    with pytest.raises(Refusal, match=r"the array x cannot be read .* damaged"):
+    with pytest.raises(InputError, match=r"the array x cannot be read .* damaged"):
         load_dataset(path)
 
 
@@ -621,6 +621,6 @@ def test_functions(tmp_path):
         ("digits", {"shuffle": True}, 'unknown option "shuffle"'),
     ],
 )
-def test_names_that_are_refused(source, options, words):
-    with pytest.raises(Refusal, match=words):
+def test_names_that_are_rejected(source, options, words):
+    with pytest.raises(InputError, match=words):
         load_dataset(source, **options)

@@ -1,4 +1,4 @@
-"""Data sets in official formats: found, decoded, cached, fetched; and everything about them that is refused."""
+"""Data sets in official formats: found, decoded, cached, fetched; and everything about them that is rejected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fullrank.data.sources import registry as known
 from fullrank.data.sources.idx import FASHION_MNIST, MNIST
 from fullrank.data.sources.places import roots
 from fullrank.data.sources.stored import Download
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 
 @pytest.fixture(autouse=True)
@@ -43,8 +43,8 @@ def _nothing_of_this_machine(tmp_path, monkeypatch):
     monkeypatch.setitem(known.KNOWN, "fashion-mnist", nowhere)
 
 
-def refused(action, *words):
-    with pytest.raises(Refusal) as caught:
+def rejected(action, *words):
+    with pytest.raises(InputError) as caught:
         action()
     sentence = str(caught.value)
     for word in words:
@@ -226,7 +226,7 @@ def test_damaged_idx_is_named(file, change, words, tmp_path):
     write_idx(tmp_path, idx_arrays())
     path = tmp_path / IDX[file]
     path.write_bytes(change(path.read_bytes()))
-    refused(lambda: load_dataset("mnist", tmp_path), path, *words)
+    rejected(lambda: load_dataset("mnist", tmp_path), path, *words)
 
 
 @pytest.mark.parametrize("place", [12, 30, 200, -6, -2])
@@ -236,17 +236,17 @@ def test_any_byte_of_a_gzipped_file_counts(place, tmp_path):
     raw = bytearray(path.read_bytes())
     raw[place] ^= 0x10
     path.write_bytes(raw)
-    refused(lambda: load_dataset("mnist", tmp_path), path, "damaged")
+    rejected(lambda: load_dataset("mnist", tmp_path), path, "damaged")
     path.write_bytes(gzip.compress(idx(idx_arrays()[0]))[:-300])
-    refused(lambda: load_dataset("mnist", tmp_path), path, "truncated")
+    rejected(lambda: load_dataset("mnist", tmp_path), path, "truncated")
 
 
 def test_idx_files_that_do_not_belong_together(tmp_path):
     arrays = idx_arrays()
     write_idx(tmp_path, [arrays[0], arrays[1][:-1], *arrays[2:]])
-    refused(lambda: load_dataset("mnist", tmp_path), IDX[0], "7 images", IDX[1], "6 labels")
+    rejected(lambda: load_dataset("mnist", tmp_path), IDX[0], "7 images", IDX[1], "6 labels")
     write_idx(tmp_path, [*arrays[:2], *idx_arrays(side=27)[2:]])
-    refused(lambda: load_dataset("mnist", tmp_path), "28×28", "27×27", IDX[0], IDX[2])
+    rejected(lambda: load_dataset("mnist", tmp_path), "28×28", "27×27", IDX[0], IDX[2])
 
 
 def test_fashion_mnist_is_not_taken_for_mnist(tmp_path, monkeypatch):
@@ -256,7 +256,7 @@ def test_fashion_mnist_is_not_taken_for_mnist(tmp_path, monkeypatch):
         known.KNOWN, "mnist", replace(MNIST, mistakable=("Fashion-MNIST", hashlib.md5(idx(arrays[1])).hexdigest()))
     )
     write_idx(tmp_path, arrays)
-    refused(lambda: known.KNOWN["mnist"].load(tmp_path), IDX[1], "is of Fashion-MNIST, not of MNIST")
+    rejected(lambda: known.KNOWN["mnist"].load(tmp_path), IDX[1], "is of Fashion-MNIST, not of MNIST")
     assert MNIST.mistakable[1] == FASHION_MNIST.official[1].md5
     assert FASHION_MNIST.mistakable[1] == MNIST.official[1].md5
 
@@ -268,7 +268,7 @@ def test_a_file_that_cannot_be_read(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "read_bytes", denied)
-    refused(lambda: load_dataset("mnist", tmp_path), tmp_path / IDX[0], "cannot be read: Permission denied")
+    rejected(lambda: load_dataset("mnist", tmp_path), tmp_path / IDX[0], "cannot be read: Permission denied")
 
 
 # CIFAR
@@ -312,13 +312,13 @@ def test_class_names_come_from_their_file(tmp_path):
     path.write_text("\n".join(names) + "\n\n")
     assert load_dataset("cifar10", tmp_path / "a").classes == tuple(names)
     path.write_text("one\ntwo\n")
-    refused(lambda: load_dataset("cifar10", tmp_path / "a"), path, "names 2 classes", "10")
+    rejected(lambda: load_dataset("cifar10", tmp_path / "a"), path, "names 2 classes", "10")
     write_cifar("cifar10", tmp_path / "b", "python")
     path = tmp_path / "b" / "cifar-10-batches-py" / "batches.meta"
     path.write_bytes(python2_pickle({"label_names": names, "num_vis": 3072}))
     assert load_dataset("cifar10", tmp_path / "b").classes == tuple(names)
     path.write_bytes(python2_pickle({"num_vis": 3072}))
-    refused(lambda: load_dataset("cifar10", tmp_path / "b"), path, "label_names")
+    rejected(lambda: load_dataset("cifar10", tmp_path / "b"), path, "label_names")
     write_cifar("cifar100", tmp_path / "c", "python")
     path = tmp_path / "c" / "cifar-100-python" / "meta"
     fine = [f"fine_{number}" for number in range(100)]
@@ -341,7 +341,7 @@ def test_damaged_binary_file_is_named(name, file, change, words, tmp_path):
     write_cifar(name, tmp_path)
     path = next(tmp_path.glob(f"*/{file}"))
     path.write_bytes(change(path.read_bytes()))
-    refused(lambda: load_dataset(name, tmp_path), path, *words)
+    rejected(lambda: load_dataset(name, tmp_path), path, *words)
 
 
 PIXELS = np.zeros((2, 3072), np.uint8)
@@ -371,7 +371,7 @@ def test_damaged_pickle_is_named(content, words, tmp_path):
     write_cifar("cifar10", tmp_path, "python")
     path = tmp_path / "cifar-10-batches-py" / "data_batch_4"
     path.write_bytes(content)
-    refused(lambda: load_dataset("cifar10", tmp_path), path, *words)
+    rejected(lambda: load_dataset("cifar10", tmp_path), path, *words)
 
 
 class Executes:
@@ -384,12 +384,12 @@ class Executes:
 
 @pytest.mark.parametrize("protocol", range(6))
 @pytest.mark.parametrize("file", ["test_batch", "batches.meta"])
-def test_a_pickle_that_wants_to_execute_something_is_refused_unexecuted(file, protocol, tmp_path):
+def test_a_pickle_that_wants_to_execute_something_is_rejected_unexecuted(file, protocol, tmp_path):
     write_cifar("cifar10", tmp_path, "python")
     path, witness = tmp_path / "cifar-10-batches-py" / file, tmp_path / "witness"
     for function, arguments in ((os.system, [f"touch {witness}"]), (exec, [f"open({str(witness)!r}, 'w')"])):
         path.write_bytes(pickle.dumps({"data": Executes(function, *arguments), "labels": []}, protocol))
-        refused(lambda: load_dataset("cifar10", tmp_path), path, f".{function.__name__}", "executed")
+        rejected(lambda: load_dataset("cifar10", tmp_path), path, f".{function.__name__}", "executed")
         assert not witness.exists()
         pickle.loads(path.read_bytes())
         assert witness.exists()  # it would have worked
@@ -410,7 +410,7 @@ def test_the_unpickler_knows_arrays_and_nothing_else(program, tmp_path):
     write_cifar("cifar10", tmp_path, "python")
     path = tmp_path / "cifar-10-batches-py" / "data_batch_1"
     path.write_bytes(program)
-    refused(lambda: load_dataset("cifar10", tmp_path), path, "pickle that wants to use", "executed")
+    rejected(lambda: load_dataset("cifar10", tmp_path), path, "pickle that wants to use", "executed")
 
 
 @pytest.mark.parametrize(
@@ -427,7 +427,7 @@ def test_the_unpickler_survives_misuse_of_what_it_knows(program, tmp_path):
     write_cifar("cifar10", tmp_path, "python")
     path = tmp_path / "cifar-10-batches-py" / "data_batch_1"
     path.write_bytes(program)
-    refused(lambda: load_dataset("cifar10", tmp_path), path, "damaged")
+    rejected(lambda: load_dataset("cifar10", tmp_path), path, "damaged")
 
 
 # places
@@ -436,7 +436,7 @@ def test_the_unpickler_survives_misuse_of_what_it_knows(program, tmp_path):
 def test_a_missing_data_set_says_where_it_looked_and_where_one_gets_it(tmp_path, monkeypatch):
     monkeypatch.setenv("FULLRANK_DATA", str(tmp_path / "mine"))
     usual = [tmp_path / "mine", tmp_path / "data", tmp_path / "xdg" / "fullrank" / "data"]
-    refused(
+    rejected(
         lambda: load_dataset("cifar10"),
         *(f"{place} (no such folder)" for place in usual),
         "cifar-10-batches-bin/, cifar-10-batches-py/",
@@ -446,9 +446,11 @@ def test_a_missing_data_set_says_where_it_looked_and_where_one_gets_it(tmp_path,
         "https://www.cs.toronto.edu/~kriz/cifar.html",
         "$FULLRANK_DATA",
     )
-    refused(lambda: known.KNOWN["fashion-mnist"].load(), tmp_path / "debian", "dataset-fashion-mnist", *IDX)
+    rejected(lambda: known.KNOWN["fashion-mnist"].load(), tmp_path / "debian", "dataset-fashion-mnist", *IDX)
     (tmp_path / "given").mkdir()
-    sentence = refused(lambda: load_dataset("mnist", tmp_path / "given"), tmp_path / "given", "train-images-idx3-ubyte")
+    sentence = rejected(
+        lambda: load_dataset("mnist", tmp_path / "given"), tmp_path / "given", "train-images-idx3-ubyte"
+    )
     assert "no such folder" not in sentence
     assert str(tmp_path / "mine") not in sentence
 
@@ -482,16 +484,16 @@ def test_a_missing_file_is_named_unless_another_place_is_whole(tmp_path, monkeyp
     (tmp_path / "data" / "cifar-10-batches-bin" / "data_batch_4.bin").unlink()
     (tmp_path / "data" / "cifar-10-batches-bin" / "test_batch.bin").unlink()
     folder = tmp_path / "data" / "cifar-10-batches-bin"
-    refused(lambda: load_dataset("cifar10"), f"{folder} lacks data_batch_4.bin, test_batch.bin of CIFAR-10")
+    rejected(lambda: load_dataset("cifar10"), f"{folder} lacks data_batch_4.bin, test_batch.bin of CIFAR-10")
     batches = write_cifar("cifar10", tmp_path / "xdg" / "fullrank" / "data", seed=3)
     assert_is_cifar(load_dataset("cifar10"), batches)
 
 
 def test_names_and_classes(tmp_path):
-    refused(lambda: load_dataset("cifar11"), 'did you mean "cifar10"?')
-    refused(lambda: load_dataset("zzz"), "cifar10, cifar100, digits, fashion-mnist, mnist, npz")
+    rejected(lambda: load_dataset("cifar11"), 'did you mean "cifar10"?')
+    rejected(lambda: load_dataset("zzz"), "cifar10, cifar100, digits, fashion-mnist, mnist, npz")
     write_cifar("cifar10", tmp_path)
-    refused(lambda: load_dataset("cifar10", tmp_path, num_classes=7), "num_classes is 7")
+    rejected(lambda: load_dataset("cifar10", tmp_path, num_classes=7), "num_classes is 7")
     assert load_dataset("cifar10", tmp_path, num_classes=10).num_classes == 10
 
 
@@ -763,7 +765,7 @@ def test_a_broken_connection_is_taken_up_where_it_stopped(server, tmp_path):
 def test_a_later_command_goes_on(server, tmp_path):
     server.cuts = [300_000, 0]
     wanted = offered(server, "f.gz", CONTENT)
-    refused(
+    rejected(
         lambda: download.fetch(wanted, tmp_path), wanted.url, "300000 of 700000 bytes", "again", tmp_path, "by hand"
     )
     assert (tmp_path / "f.gz.part").stat().st_size == 300_000
@@ -789,17 +791,17 @@ def test_a_server_without_ranges_starts_again(monkeypatch, tmp_path):
         assert download.fetch(wanted, tmp_path).read_bytes() == CONTENT
         (tmp_path / "f.gz").unlink()
         server.cuts = [300_000, 300_000]
-        refused(lambda: download.fetch(wanted, tmp_path), wanted.url, "300000 of 700000")
+        rejected(lambda: download.fetch(wanted, tmp_path), wanted.url, "300000 of 700000")
 
 
 def test_a_wrong_checksum_deletes_nothing(server, tmp_path):
     wanted = replace(offered(server, "f.gz", CONTENT), md5="0" * 32)
     part = tmp_path / "f.gz.part"
     for _ in range(2):
-        refused(lambda: download.fetch(wanted, tmp_path), part, md5(CONTENT), "0" * 32, wanted.url)
+        rejected(lambda: download.fetch(wanted, tmp_path), part, md5(CONTENT), "0" * 32, wanted.url)
         assert part.read_bytes() == CONTENT
     (tmp_path / "f.gz").write_bytes(b"by hand")
-    refused(lambda: download.fetch(wanted, tmp_path), tmp_path / "f.gz", md5(b"by hand"), "0" * 32)
+    rejected(lambda: download.fetch(wanted, tmp_path), tmp_path / "f.gz", md5(b"by hand"), "0" * 32)
     assert (tmp_path / "f.gz").read_bytes() == b"by hand"
 
 
@@ -810,10 +812,10 @@ def test_a_file_put_there_by_hand_is_used(server, tmp_path):
 
 
 def test_no_network_and_no_such_file(server, tmp_path):
-    refused(lambda: download.fetch(Download(server.address + "none.gz", ""), tmp_path), "404", "none.gz", "by hand")
+    rejected(lambda: download.fetch(Download(server.address + "none.gz", ""), tmp_path), "404", "none.gz", "by hand")
     with serving() as other:
         gone = Download(other.address + "f.gz", "")
-    refused(lambda: download.fetch(gone, tmp_path), gone.url, "refused", tmp_path, "by hand")
+    rejected(lambda: download.fetch(gone, tmp_path), gone.url, "rejected", tmp_path, "by hand")
 
 
 def tar(entries):
@@ -845,12 +847,12 @@ def _link(name, target, kind):
         _link("pipe", "", tarfile.FIFOTYPE),
     ],
 )
-def test_an_archive_that_leads_elsewhere_is_refused_whole(entry, tmp_path):
+def test_an_archive_that_leads_elsewhere_is_rejected_whole(entry, tmp_path):
     archive = tmp_path / "in" / "a.tar.gz"
     archive.parent.mkdir()
     archive.write_bytes(tar([("folder/a", b"good"), (entry, b"")]))
     name = entry if isinstance(entry, str) else entry.name
-    refused(lambda: download.unpack(archive, ("folder/a",), tmp_path / "in"), archive, name, "nothing was unpacked")
+    rejected(lambda: download.unpack(archive, ("folder/a",), tmp_path / "in"), archive, name, "nothing was unpacked")
     assert sorted(tmp_path.rglob("*")) == [archive.parent, archive]
     assert not Path("/tmp/outside-of-the-archive").exists()
 
@@ -861,14 +863,14 @@ def test_only_the_expected_members_are_taken(tmp_path):
     download.unpack(archive, ("folder/a",), tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").rglob("*")] == ["folder", "a"]
     assert (tmp_path / "out" / "folder" / "a").read_bytes() == b"good"
-    refused(lambda: download.unpack(archive, ("folder/b",), tmp_path / "out"), archive, "lacks folder/b")
+    rejected(lambda: download.unpack(archive, ("folder/b",), tmp_path / "out"), archive, "lacks folder/b")
     (tmp_path / "out" / "folder" / "a").write_bytes(b"mine")
-    refused(lambda: download.unpack(archive, ("folder/a",), tmp_path / "out"), "folder/a", "other content")
+    rejected(lambda: download.unpack(archive, ("folder/a",), tmp_path / "out"), "folder/a", "other content")
     assert (tmp_path / "out" / "folder" / "a").read_bytes() == b"mine"
     whole = archive.read_bytes()
     for damaged in (whole[: len(whole) // 2], b"nonsense"):
         archive.write_bytes(damaged)
-        refused(lambda: download.unpack(archive, ("folder/a",), tmp_path / "new"), archive, "damaged")
+        rejected(lambda: download.unpack(archive, ("folder/a",), tmp_path / "new"), archive, "damaged")
 
 
 # data sets by download

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 import fullrank as fr
 from commands import fullrank
 from fullrank.data import Split, load_dataset
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 SAMPLES = 60
 MLP = ("--set", "model.name=mlp", "--set", "model.width=4", "--set", "train.rounds=1", "--set", "data.clients=3", "-q")
@@ -88,14 +88,14 @@ def test_fit_rejects_splits_with_groups_and_a_share_drawn_by_sample(key):
     x, y = torch.randn(12, 3), torch.arange(12) % 2
     clients = [Split(x, y), Split(x, y, group=torch.arange(12) // 3)]
     module = torch.nn.Linear(3, 2)
-    with pytest.raises(Refusal, match="client 1 has groups"):
+    with pytest.raises(InputError, match="client 1 has groups"):
         fr.fit(module, clients, rounds=1, set={key: 0.25})
     assert len(fr.fit(module, clients, rounds=1, method="fedavg").metrics) == 1
 
 
 def test_no_test_set_is_split_off_data_with_groups():
     whole = Split(torch.randn(12, 3), torch.arange(12) % 2, group=torch.arange(12) // 3)
-    with pytest.raises(Refusal, match="splitting off a test set"):
+    with pytest.raises(InputError, match="splitting off a test set"):
         load_dataset(whole)
 
 

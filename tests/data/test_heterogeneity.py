@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from fullrank.data import heterogeneity, partition
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 LABELS = np.array([0, 0, 0, 1, 1, 2, 0, 0])
 PARTS = [np.array([0, 1, 3, 4]), np.array([2, 6, 7, 2]), np.array([], dtype=np.int64)]
@@ -47,8 +47,8 @@ class TestNumbers:
             ([0, 1], [], "no clients"),
         ],
     )
-    def test_counts_refuses_what_is_out_of_range(self, labels, parts, words):
-        with pytest.raises(Refusal, match=words):
+    def test_counts_rejects_what_is_out_of_range(self, labels, parts, words):
+        with pytest.raises(InputError, match=words):
             heterogeneity.counts(labels, parts, 3)
 
     def test_entropy_by_hand(self):
@@ -172,8 +172,8 @@ class TestDrawText:
         for row, line in zip(table, rows, strict=True):
             assert row.any() == any(shade in line for shade in heterogeneity.RAMP[1:])
 
-    def test_refuses_a_wrong_number_of_names(self):
-        with pytest.raises(Refusal, match="2 class names for 30 classes"):
+    def test_rejects_a_wrong_number_of_names(self):
+        with pytest.raises(InputError, match="2 class names for 30 classes"):
             heterogeneity.draw_text(np.ones((2, 30), dtype=int), ["a", "b"])
 
 
@@ -218,7 +218,7 @@ class TestDrawPartition:
         from fullrank.report.partition import draw_partition
 
         monkeypatch.setitem(sys.modules, "matplotlib", None)
-        with pytest.raises(Refusal, match=r"pip install 'fullrank\[report\]'"):
+        with pytest.raises(InputError, match=r"pip install 'fullrank\[report\]'"):
             draw_partition(np.eye(2, dtype=np.int64), tmp_path / "p.png")
 
     def test_draws_what_figures_are_drawn_in(self, tmp_path):
@@ -227,5 +227,5 @@ class TestDrawPartition:
 
         draw_partition(np.eye(2, dtype=np.int64), tmp_path / "p.pdf")
         assert (tmp_path / "p.pdf").read_bytes().startswith(b"%PDF")
-        with pytest.raises(Refusal, match=r"must end in \.pdf or \.png"):
+        with pytest.raises(InputError, match=r"must end in \.pdf or \.png"):
             draw_partition(np.eye(2, dtype=np.int64), tmp_path / "p.jpg")

@@ -1,4 +1,4 @@
-"""Partitions give the numbers of the papers' released code, keep their guarantees, refuse the impossible."""
+"""Partitions give the numbers of the papers' released code, keep their guarantees, reject the impossible."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from fullrank.data import partition
 from fullrank.data.heterogeneity import counts, label_entropy, partition_hash
 from fullrank.data.partition import Partition
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 CIFAR10 = np.repeat(np.arange(10), 5000)
 CIFAR100 = np.repeat(np.arange(100), 500)
@@ -190,23 +190,23 @@ class TestBalancedDirichlet:
         y = np.arange(1437) % 10
         assert min(sizes(partition.dirichlet(y, 20, 0.05, 0))) >= 10
 
-    def test_more_clients_than_a_tenth_of_the_samples_are_refused_without_a_try(self, monkeypatch):
+    def test_more_clients_than_a_tenth_of_the_samples_are_rejected_without_a_try(self, monkeypatch):
         monkeypatch.setattr(partition, "_dirichlet_pass", lambda *a: pytest.fail("tried"))
-        with pytest.raises(Refusal, match="take 10 clients at most"):
+        with pytest.raises(InputError, match="take 10 clients at most"):
             partition.dirichlet(np.arange(100) % 10, 11, 0.5, 0)
 
     def test_gives_up_after_a_thousand_tries(self, monkeypatch):
         tried = []
         real = partition._dirichlet_pass
         monkeypatch.setattr(partition, "_dirichlet_pass", lambda *a: tried.append(1) or real(*a))
-        with pytest.raises(Refusal, match=r"N=100 .*K=10 .*alpha=0\.05.*largest minimum reached was \d"):
+        with pytest.raises(InputError, match=r"N=100 .*K=10 .*alpha=0\.05.*largest minimum reached was \d"):
             partition.dirichlet(np.arange(100) % 10, 10, 0.05, 0)
         assert len(tried) == 1000
 
     @pytest.mark.parametrize("variant", DIRICHLET_VARIANTS)
     @pytest.mark.parametrize("alpha", [1e-300, 1e308])
-    def test_draws_that_vanish_in_floating_point_are_refused(self, variant, alpha):
-        with pytest.raises(Refusal, match="1000"):
+    def test_draws_that_vanish_in_floating_point_are_rejected(self, variant, alpha):
+        with pytest.raises(InputError, match="1000"):
             partition.dirichlet(np.arange(200) % 10, 10, alpha, 0, variant)
 
     @pytest.mark.parametrize("variant", DIRICHLET_VARIANTS)
@@ -333,12 +333,12 @@ class TestBalancedPathological:
         means = [label_entropy(table(CIFAR10, partition.pathological(CIFAR10, 10, m, 0))).mean() for m in (2, 3, 4, 5)]
         assert means == sorted(means)
 
-    def test_refuses_fewer_slots_than_classes(self):
-        with pytest.raises(Refusal, match="must be at least 10"):
+    def test_rejects_fewer_slots_than_classes(self):
+        with pytest.raises(InputError, match="must be at least 10"):
             partition.pathological(CIFAR10, 3, 3, 0)
 
-    def test_refuses_more_owners_than_samples_of_a_class(self):
-        with pytest.raises(Refusal, match="class of 2 samples cannot be divided among its 4 owners"):
+    def test_rejects_more_owners_than_samples_of_a_class(self):
+        with pytest.raises(InputError, match="class of 2 samples cannot be divided among its 4 owners"):
             partition.pathological([0, 0, 1, 1, 1, 1, 1], 4, 2, 0)
 
 
@@ -478,7 +478,7 @@ class TestByDomain:
     def test_training_and_validation_never_meet(self, domains, equal, validation, seed):
         per_domain = np.unique(domains, return_counts=True)[1]
         if float(equal) + validation > 1 or (equal and math.floor(equal * per_domain.min()) == 0):
-            with pytest.raises(Refusal):
+            with pytest.raises(InputError):
                 partition.by_domain(domains, equal, validation, seed)
             return
         parts = partition.by_domain(domains, equal, validation, seed)
@@ -501,8 +501,8 @@ class TestByDomain:
             (0.2, 0.0, "at least 1/4"),
         ],
     )
-    def test_refuses_impossible_shares(self, equal, validation, words):
-        with pytest.raises(Refusal, match=words):
+    def test_rejects_impossible_shares(self, equal, validation, words):
+        with pytest.raises(InputError, match=words):
             partition.by_domain(self.domains, equal, validation)
 
     def test_the_validation_part_survives_pickling(self):
@@ -529,13 +529,13 @@ class TestHoldOut:
         training, _ = partition.hold_out(parts, 0.5, 0)
         assert_same(training.validation, parts.validation)
 
-    def test_refuses_clients_that_hold_samples_twice(self):
-        with pytest.raises(Refusal, match="client 0 holds samples twice"):
+    def test_rejects_clients_that_hold_samples_twice(self):
+        with pytest.raises(InputError, match="client 0 holds samples twice"):
             partition.hold_out(partition.class_disjoint(CIFAR10, 5, 2, 0, passes=2), 0.3, 0)
 
     @pytest.mark.parametrize("share", [-0.1, 1.0, math.nan])
-    def test_refuses_impossible_shares(self, share):
-        with pytest.raises(Refusal, match="hold-out share"):
+    def test_rejects_impossible_shares(self, share):
+        with pytest.raises(InputError, match="hold-out share"):
             partition.hold_out([np.arange(5)], share, 0)
 
 
@@ -549,54 +549,54 @@ class TestRefusals:
     @pytest.mark.parametrize("variant", DIRICHLET_VARIANTS)
     @pytest.mark.parametrize("alpha", [0, 0.0, -1.0, math.nan, -math.inf])
     def test_alpha_must_be_above_zero(self, alpha, variant):
-        with pytest.raises(Refusal, match="above 0"):
+        with pytest.raises(InputError, match="above 0"):
             partition.dirichlet(self.labels, 3, alpha, 0, variant)
 
     @pytest.mark.parametrize("scheme", ["iid", "dirichlet", "pathological", "class_disjoint"])
     @pytest.mark.parametrize("clients", [0, -1, 2.0, True])
     def test_clients_must_be_a_whole_number_of_at_least_one(self, scheme, clients):
         extra = () if scheme == "iid" else (2,)
-        with pytest.raises(Refusal, match="clients"):
+        with pytest.raises(InputError, match="clients"):
             getattr(partition, scheme)(self.labels, clients, *extra, 0)
 
     @pytest.mark.parametrize("variant", DIRICHLET_VARIANTS)
     def test_more_clients_than_samples(self, variant):
-        with pytest.raises(Refusal, match="61 clients cannot share 60 samples"):
+        with pytest.raises(InputError, match="61 clients cannot share 60 samples"):
             partition.dirichlet(self.labels, 61, 1.0, 0, variant)
-        with pytest.raises(Refusal, match="61 clients cannot share 60 samples"):
+        with pytest.raises(InputError, match="61 clients cannot share 60 samples"):
             partition.iid(self.labels, 61, 0)
 
     @pytest.mark.parametrize("variant", PATHOLOGICAL_VARIANTS)
     @pytest.mark.parametrize(("classes", "words"), [(0, "at least 1"), (4, "the labels have 3"), (1.5, "whole")])
     def test_classes_per_client(self, variant, classes, words):
-        with pytest.raises(Refusal, match=words):
+        with pytest.raises(InputError, match=words):
             partition.pathological(self.labels, 5, classes, 0, variant)
-        with pytest.raises(Refusal, match=words):
+        with pytest.raises(InputError, match=words):
             partition.class_disjoint(self.labels, 5, classes, 0)
 
     def test_passes(self):
-        with pytest.raises(Refusal, match="passes"):
+        with pytest.raises(InputError, match="passes"):
             partition.class_disjoint(self.labels, 5, 2, 0, passes=0)
 
     def test_a_misspelt_variant_is_answered_with_the_nearest(self):
-        with pytest.raises(Refusal, match='did you mean "balanced"'):
+        with pytest.raises(InputError, match='did you mean "balanced"'):
             partition.dirichlet(self.labels, 5, 1.0, 0, "balance")
-        with pytest.raises(Refusal, match='did you mean "niid-bench"'):
+        with pytest.raises(InputError, match='did you mean "niid-bench"'):
             partition.pathological(self.labels, 5, 2, 0, "niidbench")
-        with pytest.raises(Refusal, match="unknown"):
+        with pytest.raises(InputError, match="unknown"):
             partition.dirichlet(self.labels, 5, math.inf, 0, "nothing like it")
 
     @pytest.mark.parametrize("seed", [-1, 2**32, 0.5, None])
     def test_seeds(self, seed):
-        with pytest.raises(Refusal, match="seed"):
+        with pytest.raises(InputError, match="seed"):
             partition.iid(self.labels, 5, seed)
-        with pytest.raises(Refusal, match="seed"):
+        with pytest.raises(InputError, match="seed"):
             partition.class_disjoint(self.labels, 5, 2, seed)
 
     def test_labels_must_be_one_whole_number_per_sample(self):
-        with pytest.raises(Refusal, match="one whole number per sample"):
+        with pytest.raises(InputError, match="one whole number per sample"):
             partition.dirichlet([0.5, 1.5], 1, 1.0, 0)
-        with pytest.raises(Refusal, match="one value per sample"):
+        with pytest.raises(InputError, match="one value per sample"):
             partition.dirichlet(np.zeros((4, 2), dtype=int), 1, 1.0, 0)
-        with pytest.raises(Refusal, match="one value per sample"):
+        with pytest.raises(InputError, match="one value per sample"):
             partition.by_domain([])

@@ -12,7 +12,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from fullrank.data import DataSet, Pipeline, Split
 from fullrank.data.augment.geometry import interpolate
 from fullrank.data.augment.raug import OPERATIONS, SIGNED, Raug
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from pictures import SHAPES, difference, from_pillow, pictures, to_pillow
 
 FILTERS = [Image.Resampling.BILINEAR, Image.Resampling.BICUBIC]
@@ -137,5 +137,5 @@ def test_by_name():
     assert Pipeline.build(data, augment=["raug"]) == Pipeline.build(data, augment=["raug:15"])
     assert Pipeline.build(data, augment=["raug:11"]).operations == (Raug(12, 18, 11),)
     for wrong in ("raug:0", "raug:32", "raug:-1", "raug:2,9", "raug:x"):
-        with pytest.raises(Refusal, match=f'"{wrong}" must say how many levels there are.*as in "raug:15"'):
+        with pytest.raises(InputError, match=f'"{wrong}" must say how many levels there are.*as in "raug:15"'):
             Pipeline.build(data, augment=[wrong])

@@ -1,4 +1,4 @@
-"""Exported models: the plain form, what stands beside it, the check of every file, and what is refused."""
+"""Exported models: the plain form, what stands beside it, the check of every file, and what is rejected."""
 
 import dataclasses
 import hashlib
@@ -18,7 +18,7 @@ from fullrank import export as export_run
 from fullrank import fit, load_export, load_run, run
 from fullrank.deploy.export import ExportFailed
 from fullrank.deploy.formats import FORMATS
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.files import read_json
 from fullrank.models import build
 from fullrank.models.reparam.fuse import to_deploy
@@ -247,13 +247,13 @@ def test_another_export_replaces_the_files_of_the_one_before(copied):
     export_run(copied, formats=["safetensors", "torch"])
     done = export_run(copied, formats="torch")
     assert {file.name for file in done.path.iterdir()} == {"model.json", "model.pt2"}
-    with pytest.raises(Refusal, match='in the format "safetensors" too'):
+    with pytest.raises(InputError, match='in the format "safetensors" too'):
         load_export(done.path)
 
 
 def test_files_that_are_no_export_are_left_alone(finished):
     before = (finished.path / "model.safetensors").read_bytes()
-    with pytest.raises(Refusal, match="no export of fullrank; choose another --to"):
+    with pytest.raises(InputError, match="no export of fullrank; choose another --to"):
         export_run(finished, finished.path)
     assert (finished.path / "model.safetensors").read_bytes() == before
 
@@ -279,12 +279,12 @@ def a_fit(module, **arguments):
 
 def test_a_programs_module_goes_from_the_run_that_fit_returns(tmp_path):
     trained = a_fit(small.normed(dtype=torch.float32), out=tmp_path / "run")
-    with pytest.raises(Refusal, match=r"pass the same module, clients and settings to fullrank\.fit"):
+    with pytest.raises(InputError, match=r"pass the same module, clients and settings to fullrank\.fit"):
         export_run(tmp_path / "run")
     done = export_run(trained, formats=["safetensors", "torch"])
     x = torch.randn(5, small.WIDTH)
     assert_alike(torch.export.load(done.path / "model.pt2").module(), trained.model(), x)
-    with pytest.raises(Refusal, match="a program gave"):
+    with pytest.raises(InputError, match="a program gave"):
         load_export(done.path)
     own = small.normed(seed=1, dtype=torch.float32).eval()
     load_model(own, done.path / "model.safetensors")
@@ -299,7 +299,7 @@ def test_a_programs_module_with_branches_is_loaded_into_its_plain_form(tmp_path)
     x = torch.randn(20, 1, 8, 8)
     trained = fit(made(), [(x, torch.arange(20) % small.CLASSES)], method="fedrepopt", rounds=1)
     done = export_run(trained, tmp_path / "export")
-    with pytest.raises(Refusal, match=r"make one there, give it its plain form by .*to_deploy, and load"):
+    with pytest.raises(InputError, match=r"make one there, give it its plain form by .*to_deploy, and load"):
         load_export(done.path)
     own = to_deploy(made()).eval()
     load_model(own, done.path / "model.safetensors")
@@ -308,7 +308,7 @@ def test_a_programs_module_with_branches_is_loaded_into_its_plain_form(tmp_path)
 
 def test_a_run_in_no_directory_is_told_where_to_go(tmp_path):
     trained = a_fit(small.plain(dtype=torch.float32))
-    with pytest.raises(Refusal, match="to= must say where"):
+    with pytest.raises(InputError, match="to= must say where"):
         export_run(trained)
     assert (
         load_file(export_run(trained, tmp_path).path / "model.safetensors").keys()
@@ -316,18 +316,18 @@ def test_a_run_in_no_directory_is_told_where_to_go(tmp_path):
     )
 
 
-def test_a_forward_that_cannot_be_traced_is_refused_and_its_weights_are_not(tmp_path):
+def test_a_forward_that_cannot_be_traced_is_rejected_and_its_weights_are_not(tmp_path):
     trained = a_fit(Halves())
-    with pytest.raises(Refusal, match=r'cannot trace the forward of Halves.*"safetensors" needs no trace'):
+    with pytest.raises(InputError, match=r'cannot trace the forward of Halves.*"safetensors" needs no trace'):
         export_run(trained, tmp_path / "new", ["torch"])
     assert list(tmp_path.iterdir()) == []
     assert export_run(trained, tmp_path).facts["files"]["model.safetensors"]["same_class"] == 40
 
 
-# Refusals
+# InputErrors
 
 
-def test_refusals_are_one_sentence(copied, tmp_path, capsys):
+def test_errors_are_one_sentence(copied, tmp_path, capsys):
     (tmp_path / "file").touch()
     for arguments, words in (
         ((tmp_path / "nowhere",), "there is no run"),
@@ -344,7 +344,7 @@ def test_refusals_are_one_sentence(copied, tmp_path, capsys):
         assert err.count("\n") == 1
 
 
-def test_an_unfinished_run_is_refused(copied, capsys):
+def test_an_unfinished_run_is_rejected(copied, capsys):
     for name in ("model.safetensors", "summary.json"):
         (copied / name).unlink()
     text = (copied / "experiment.toml").read_text().rpartition("# checksum")[0]
@@ -352,7 +352,7 @@ def test_an_unfinished_run_is_refused(copied, capsys):
     status, _, err = fullrank("export", copied, capsys=capsys)
     assert status == 2
     assert "not finished (1 of 4 rounds)" in err
-    with pytest.raises(Refusal, match="not finished"):
+    with pytest.raises(InputError, match="not finished"):
         export_run(load_run(copied))
 
 

@@ -20,7 +20,7 @@ from fullrank.config.experiment import Experiment
 from fullrank.engine import choose
 from fullrank.engine.processes.engine import Processes
 from fullrank.engine.processes.wire import Wire, pack
-from fullrank.errors import ClientFailed, Refusal
+from fullrank.errors import ClientFailed, InputError
 from fullrank.runs.assemble import assemble
 
 VALUES = {
@@ -196,7 +196,7 @@ def test_a_clients_exception_carries_its_traceback(data):
     assert "test_processes.py" in caught.value.__cause__.traceback
 
 
-def test_what_cannot_be_sent_is_refused_in_a_sentence(data):
+def test_what_cannot_be_sent_is_rejected_in_a_sentence(data):
     class Locked(nn.Module):
         def __init__(self):
             super().__init__()
@@ -209,7 +209,7 @@ def test_what_cannot_be_sent_is_refused_in_a_sentence(data):
         def forward(self, x):
             return self.out(x.flatten(1))
 
-    with pytest.raises(Refusal, match=r"cannot be sent to worker processes.*module of its own") as caught:
+    with pytest.raises(InputError, match=r"cannot be sent to worker processes.*module of its own") as caught:
         fullrank.fit(Locked(), data, engine="processes", rounds=1)
     assert "\n" not in str(caught.value)
 

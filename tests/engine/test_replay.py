@@ -78,7 +78,7 @@ def test_weights_in_channels_last_form_train_as_in_serial(method, norm, monkeypa
 
     def on_a_gpu(weights, slopes, velocities, **options):
         for alike in zip(weights, slopes, velocities, strict=True):
-            assert len({tensor.stride() for tensor in alike}) == 1  # a GPU refuses others, a CPU mixes them up
+            assert len({tensor.stride() for tensor in alike}) == 1  # a GPU rejects others, a CPU mixes them up
         update(weights, slopes, velocities, **options)
 
     update = torch._fused_sgd_
@@ -181,32 +181,32 @@ def test_client_failure_stops_the_others_and_leaves_the_engine_usable():
     engine.close()
 
 
-def test_a_model_that_draws_numbers_is_refused_side_by_side():
+def test_a_model_that_draws_numbers_is_rejected_side_by_side():
     parts = assemble(Experiment.of({**BASE, "model": {**BASE["model"], "dropout": 0.5}}))
     engine = Cuda(parts.site, (CPU,), 3, record=rerun)
-    with pytest.raises(fullrank.errors.Refusal, match=r"engine\.slots = 1"):
+    with pytest.raises(fullrank.errors.InputError, match=r"engine\.slots = 1"):
         parts.server.run_round(engine)
     engine.close()
     assert len(Cuda(parts.site, (CPU,), 0, record=rerun).hands) == 1
 
 
 def test_what_cannot_be_recorded_runs_eagerly_and_says_why():
-    def refuses(step, pool):
+    def rejects(step, pool):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    engine = check_same(BASE, lambda site: Cuda(site, (CPU,), 2, record=refuses))
+    engine = check_same(BASE, lambda site: Cuda(site, (CPU,), 2, record=rejects))
     assert engine.reasons == ["operation not permitted when stream is capturing"]
 
 
 def test_evaluation_is_replayed(monkeypatch):
     parts = assemble(Experiment.of(BASE))
-    want = parts.judge(parts.server.model)
+    want = parts.evaluate(parts.server.model)
     engine = Cuda(parts.site, (CPU,), 1, record=rerun)
-    assert parts.judge(parts.server.model) == pytest.approx(want)
+    assert parts.evaluate(parts.server.model) == pytest.approx(want)
     changed = {n: t + 0.1 if t.is_floating_point() else t for n, t in parts.server.model.items()}
-    again = parts.judge(changed)
+    again = parts.evaluate(changed)
     engine.close()
-    assert parts.judge(changed) == pytest.approx(again)
+    assert parts.evaluate(changed) == pytest.approx(again)
 
 
 def test_bfloat16_forwards_stay_near_float32():

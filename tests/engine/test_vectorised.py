@@ -53,18 +53,18 @@ def alike(one, other, tolerance=1e-9):
         torch.testing.assert_close(other[path], value, rtol=tolerance, atol=tolerance)
 
 
-def play(parts, engine_of, rounds, judge=False):
+def play(parts, engine_of, rounds, evaluate=False):
     engine = engine_of(parts.site)
-    played = [parts.server.run_round(engine, judge=judge) for _ in range(rounds)]
-    return played, engine
+    outcome = [parts.server.run_round(engine, evaluate=evaluate) for _ in range(rounds)]
+    return outcome, engine
 
 
-def check_same(make, rounds=2, tolerance=1e-9, judge=False):
+def check_same(make, rounds=2, tolerance=1e-9, evaluate=False):
     """Rounds of an assembly under both engines; the vectorised one."""
     want, got = make(), make()
     start = want.server.model
-    rows, _ = play(want, Serial, rounds, judge)
-    same, engine = play(got, lambda site: Vectorised(site, 9), rounds, judge)
+    rows, _ = play(want, Serial, rounds, evaluate)
+    same, engine = play(got, lambda site: Vectorised(site, 9), rounds, evaluate)
     assert distance(want.server.model, got.server.model) <= tolerance * distance(want.server.model, start)
     for a, b in zip(rows, same, strict=True):
         assert a.idle == b.idle
@@ -133,7 +133,7 @@ def test_clients_without_a_step_send_nothing():
 
 def test_judged_clients_report_the_same_scores():
     values = {**DENSE, "data.clients": 9, "data.holdout": 0.2}
-    check_same(made(values), judge=True)
+    check_same(made(values), evaluate=True)
 
 
 def test_few_clients_of_a_size_step_one_by_one_in_the_same_group(monkeypatch):

@@ -6,7 +6,7 @@ import torch
 
 from fullrank import Mean, Sum
 from fullrank.channels import Reduction, Traffic, Unusable
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.trees import flatten
 
 NAN, INF = float("nan"), float("inf")
@@ -165,7 +165,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("what", BAD)
-def test_a_refused_upload_leaves_the_sums_untouched(what):
+def test_a_rejected_upload_leaves_the_sums_untouched(what):
     bad, sentence = BAD[what]
     reduction = Reduction()
     reduction.add(upload())
@@ -184,7 +184,7 @@ def test_a_refused_upload_leaves_the_sums_untouched(what):
 
 
 @pytest.mark.parametrize("what", ["not finite", "infinite", "no kind of upload", "a negative weight"])
-def test_the_first_upload_is_refused_as_well(what):
+def test_the_first_upload_is_rejected_as_well(what):
     reduction = Reduction()
     with pytest.raises(Unusable):
         reduction.add(BAD[what][0])
@@ -206,7 +206,7 @@ def test_a_mean_of_weights_that_are_all_0_does_not_exist():
     reduction.add(model([1.0], 0.0))
     with pytest.raises(Unusable, match="the weights of all clients' w are 0"):
         reduction.result()
-    assert issubclass(Unusable, Refusal)  # so that the command line prints the sentence alone
+    assert issubclass(Unusable, InputError)  # so that the command line prints the sentence alone
 
 
 def test_elements_and_bytes_are_counted_as_sent():
@@ -226,7 +226,7 @@ def test_elements_and_bytes_are_counted_as_sent():
     assert (traffic.elements_up, traffic.bytes_up) == (12 + 1 + 10, 24 + 8 + 10)
 
 
-def test_a_refused_upload_is_no_example_for_others():
+def test_a_rejected_upload_is_no_example_for_others():
     sums = Reduction()
     with pytest.raises(Unusable, match="not finite"):
         sums.add({"m": {"c": Sum({"a": torch.tensor([torch.nan])})}})

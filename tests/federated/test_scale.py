@@ -59,10 +59,10 @@ class Watched(Sequence):
 class Closed(dict):
     """What is known of clients, which may be looked up by client only."""
 
-    def _refuse(self, *_: Any) -> Any:
+    def _reject(self, *_: Any) -> Any:
         raise AssertionError("all clients that ever took part were gone through")
 
-    __iter__ = keys = values = items = copy = _refuse
+    __iter__ = keys = values = items = copy = _reject
 
 
 @functools.cache

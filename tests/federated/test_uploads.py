@@ -10,7 +10,7 @@ import torch
 from fullrank import Mean, Method, Sum, fit, methods
 from fullrank.cli.methods import small_federation
 from fullrank.engine.serial import Serial
-from fullrank.errors import ClientFailed, Refusal
+from fullrank.errors import ClientFailed, InputError
 from fullrank.federated.site import Site
 from fullrank.testing import CheckFailed, check
 from fullrank.trees import combine
@@ -148,9 +148,9 @@ def test_no_method_of_the_library_is_rejected_and_an_odd_first_client_is(changin
 
     parts = federation()
     for _ in range(2):
-        played = parts.server.run_round(Serial(parts.site))
-        assert not played.skipped
-        assert not played.cautions
+        outcome = parts.server.run_round(Serial(parts.site))
+        assert not outcome.skipped
+        assert not outcome.cautions
     assert not parts.server.finished(Serial(parts.site))[2]
 
     def drop(result):
@@ -160,9 +160,9 @@ def test_no_method_of_the_library_is_rejected_and_an_odd_first_client_is(changin
     for change in (put("odd", "extra", Sum({"x": torch.zeros(2)})), drop):
         changing(change)
         parts = federation()
-        played = parts.server.run_round(Serial(parts.site))
-        assert set(played.skipped) == {0}
-        assert [result.client for result in played.results] == [1]
+        outcome = parts.server.run_round(Serial(parts.site))
+        assert set(outcome.skipped) == {0}
+        assert [result.client for result in outcome.results] == [1]
 
 
 def test_an_undeclared_upload_is_believed_if_a_synthetic_client_sends_it_too(changing):
@@ -241,7 +241,7 @@ def test_a_loss_that_is_not_finite_is_told_in_the_round_and_in_the_log(tmp_path)
     assert "round 2: the loss of the global model is not finite" in (tmp_path / "log.txt").read_text()
     with (
         pytest.warns(UserWarning, match="round 2: the loss of the global model"),
-        pytest.raises(Refusal, match=r"no client sent anything .* the global model is at fault"),
+        pytest.raises(InputError, match=r"no client sent anything .* the global model is at fault"),
     ):
         fit(deep, data, Explodes(), rounds=4, test=data[0], set=SKIP)
 
@@ -299,7 +299,7 @@ class Mute(Method):
 def test_what_a_method_must_not_do_is_said_in_a_sentence(method, sentence, engine):
     if engine == "processes" and not isinstance(method, (Broadcasts, Mute)):
         pytest.skip("the same code as in the serial engine")
-    with pytest.raises((Refusal, ClientFailed), match=sentence):
+    with pytest.raises((InputError, ClientFailed), match=sentence):
         fit(plain(), blobs(SIZES), method, rounds=1, set={"engine.name": engine, "engine.workers": 1})
 
 
@@ -340,7 +340,7 @@ class WritesOwn(Method):
 def test_a_method_that_writes_what_it_received_ends_the_run(method, engine):
     for how in ("stop", "skip") if engine == "serial" else ("skip",):
         settings = {"engine.name": engine, "engine.workers": 1, "run.on_client_error": how}
-        with pytest.raises(Refusal, match=f'the method "{method.name}" wrote into a tensor that it received'):
+        with pytest.raises(InputError, match=f'the method "{method.name}" wrote into a tensor that it received'):
             fit(plain(), blobs(SIZES), method, rounds=2, set=settings)
 
 

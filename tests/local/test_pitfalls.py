@@ -13,7 +13,7 @@ from torch import nn
 
 import fullrank
 from fullrank import Method, Sum, fit
-from fullrank.errors import ClientFailed, Refusal
+from fullrank.errors import ClientFailed, InputError
 from fullrank.local.settings import Settings
 from fullrank.local.step import Context, Functional, State, Step
 from fullrank.methods.fedprox import FedProx
@@ -271,20 +271,20 @@ def test_every_client_raising_is_an_error_not_a_result():
     """Flower: all 50 clients raised, the run printed "Final results" and returned normally."""
     with pytest.raises(ClientFailed, match="client 0: ZeroDivisionError: no sample of client 0 is usable"):
         fit(plain(), blobs(), Breaks(), rounds=2)
-    with pytest.raises(Refusal, match="round 1: no client sent anything") as caught:
+    with pytest.raises(InputError, match="round 1: no client sent anything") as caught:
         fit(plain(), blobs(), Breaks(), rounds=2, set={"run.on_client_error": "skip"})
     for k in range(3):
         assert f"client {k}: ZeroDivisionError: no sample of client {k} is usable" in str(caught.value)
 
 
 def test_a_later_round_in_which_everybody_fails_is_an_error_too():
-    with pytest.raises(Refusal, match="round 3: no client sent anything"):
+    with pytest.raises(InputError, match="round 3: no client sent anything"):
         fit(plain(), blobs(), Breaks(when=2), rounds=5, set={"run.on_client_error": "skip"})
 
 
 def test_nobody_making_a_step_is_an_error():
     x, y = blobs((3,))[0]
-    with pytest.raises(Refusal, match=r"round 1: no client sent anything \(none of them made a step"):
+    with pytest.raises(InputError, match=r"round 1: no client sent anything \(none of them made a step"):
         fit(normed(), [(x[:1], y[:1]), (x[2:], y[2:])], "fedavg", rounds=1)
 
 
@@ -340,7 +340,7 @@ def test_a_client_whose_weights_are_not_finite_is_named(value, reason):
         (lambda client: {"x": {"v": torch.zeros(2)}}, "its odd/x is a dict; uploads are a Sum or a Mean"),
     ],
 )
-def test_an_upload_unlike_the_others_is_refused_and_named(upload, reason):
+def test_an_upload_unlike_the_others_is_rejected_and_named(upload, reason):
     class Odd(Method):
         def after(self, client):
             return upload(client) if client.id == 1 else {"x": Sum({"v": torch.zeros(2)})}

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from fullrank import Method, fit
 from fullrank.engine import Serial
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.local.client import decayed
 from fullrank.local.plan import make_plan
 from fullrank.local.settings import Settings, Travel
@@ -120,7 +120,7 @@ def test_weight_decay_acts_where_it_is_told(decay_on, decayed):
     assert_close(run.model().state_dict(), alone.state_dict(), 1e-12)
 
 
-def test_a_decay_that_names_nothing_is_refused():
+def test_a_decay_that_names_nothing_is_rejected():
     with pytest.raises(Exception, match='the selector "matrix" names no entry'):
         fit(plain(), blobs((9,)), "fedavg", rounds=1, weight_decay=0.1, set={"train.decay_on": "matrix"})
 
@@ -555,6 +555,6 @@ def test_unknown_names_on_a_batch():
 
     with pytest.raises(Exception, match="a batch has no nu") as caught:
         fit(plain(), blobs((9,)), Looks(), rounds=1)
-    assert not isinstance(caught.value, Refusal)
+    assert not isinstance(caught.value, InputError)
     with pytest.raises(Exception, match="a batch has no nu; the head gives mu"):
         fit(plain(), blobs((9,)), Looks() + Frame(), rounds=1)

@@ -10,7 +10,7 @@ from torch import nn
 
 import fullrank
 from fullrank.config.experiment import Experiment
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.local.plan import make_plan
 from fullrank.local.settings import Schedule, Settings, Travel
 from fullrank.randomness import generator
@@ -256,14 +256,14 @@ def test_adam_has_no_travel():
         fullrank.fit(network(), [samples()], Asks(), rounds=1, set={"train.optimizer": "adam"})
 
 
-def test_what_does_not_go_together_is_refused(tmp_path):
-    with pytest.raises(Refusal, match=r"train.decay_every = 0"):
+def test_what_does_not_go_together_is_rejected(tmp_path):
+    with pytest.raises(InputError, match=r"train.decay_every = 0"):
         Experiment.of({"train.lr_schedule": "step"})
-    with pytest.raises(Refusal, match=r"train.nesterov"):
+    with pytest.raises(InputError, match=r"train.nesterov"):
         Experiment.of({"train.nesterov": True, "train.momentum": 0.0})
     values = {"data.clients": 3, "model.width": 2, "train.steps": 1, "train.lr_schedule": "cosine", "train.rounds": 2}
     fullrank.run(values, tmp_path)
-    with pytest.raises(Refusal, match="cosine schedule runs over all rounds"):
+    with pytest.raises(InputError, match="cosine schedule runs over all rounds"):
         fullrank.run({**values, "train.rounds": 3}, tmp_path)
 
 

@@ -17,7 +17,7 @@ import fullrank
 from fullrank import Method
 from fullrank.config.experiment import Experiment
 from fullrank.engine.processes.engine import Processes
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.runs.assemble import assemble
 
 TINY = {"data.clients": 3, "model.width": 4, "model.features": 16, "train.rounds": 2, "train.steps": 3}
@@ -170,18 +170,18 @@ def test_an_idle_workers_death_is_repaired():
         engine.close()
 
 
-def test_fit_refuses_what_it_would_ignore_and_serves_what_it_takes():
+def test_fit_rejects_what_it_would_ignore_and_serves_what_it_takes():
     net, data = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), [points(), points(seed=1)]
     for key, value in (("data.clients", 4), ("data.alpha", 1.0), ("model.name", "cnn"), ("method.name", "fedavg")):
-        with pytest.raises(Refusal, match=key):
+        with pytest.raises(InputError, match=key):
             fullrank.fit(net, data, "fedprox", rounds=1, set={key: value})
-    with pytest.raises(Refusal, match=r"FedProx\(\)"):
+    with pytest.raises(InputError, match=r"FedProx\(\)"):
         fullrank.fit(net, data, fullrank.methods.find("fedprox"), rounds=1)
-    with pytest.raises(Refusal, match="method is a int; it must be a method's name or"):
+    with pytest.raises(InputError, match="method is a int; it must be a method's name or"):
         fullrank.fit(net, data, 3, rounds=1)
-    with pytest.raises(Refusal, match=r"model is a int; it must be a torch\.nn\.Module"):
+    with pytest.raises(InputError, match=r"model is a int; it must be a torch\.nn\.Module"):
         fullrank.fit(3, data, rounds=1)
-    with pytest.raises(Refusal, match=r"model is the class Linear; give an instance, Linear\(…\)"):
+    with pytest.raises(InputError, match=r"model is the class Linear; give an instance, Linear\(…\)"):
         fullrank.fit(nn.Linear, data, rounds=1)
     run = fullrank.fit(net, data, "fedavg", None, np.int64(1), set={"data.holdout": 0.25, "data.validation": 0.1})
     assert run.summary()["personal"]["received"]["clients"] == 2
@@ -202,9 +202,9 @@ def test_fit_notices_another_head_and_another_network(tmp_path):
 
     data = [points(), points(seed=1)]
     fullrank.fit(Two(), data, rounds=1, head="b", out=tmp_path)
-    with pytest.raises(Refusal, match=r"model.structure was"):
+    with pytest.raises(InputError, match=r"model.structure was"):
         fullrank.fit(Two(nn.Tanh), data, rounds=2, head="b", out=tmp_path)
-    with pytest.raises(Refusal, match=r"model.head was 'b', is now ''"):
+    with pytest.raises(InputError, match=r"model.head was 'b', is now ''"):
         fullrank.fit(Two(), data, rounds=2, out=tmp_path)
 
 
@@ -227,32 +227,32 @@ def test_a_saved_partition_is_checked(tmp_path):
     hashes = [json.loads((tmp_path / name / "partition.json").read_text())["hash"] for name in ("run", "again")]
     assert hashes[0] == hashes[1]
     assert run.summary()["personal"]["received"]["clients"] == 3
-    with pytest.raises(Refusal, match="brings its own"):
+    with pytest.raises(InputError, match="brings its own"):
         fullrank.run({**again, "data.holdout": 0.1}, tmp_path / "x")
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "other.npz", x=rng.integers(0, 255, (2000, 8, 8), dtype=np.uint8), y=np.arange(2000) % 10)
-    with pytest.raises(Refusal, match="fingerprints differ"):
+    with pytest.raises(InputError, match="fingerprints differ"):
         fullrank.run({**again, "data.name": str(tmp_path / "other.npz")}, tmp_path / "y")
     tensors = load_file(saved)
     tensors["holdout"] = tensors["train"][: len(tensors["holdout"])].clone()
     save_file(tensors, tmp_path / "overlap.safetensors")
-    with pytest.raises(Refusal, match="overlap"):
+    with pytest.raises(InputError, match="overlap"):
         fullrank.run({**again, "data.partition": str(tmp_path / "overlap.safetensors")}, tmp_path / "z")
     assert not (tmp_path / "z").exists()
 
 
 def test_given_is_not_a_partition_for_files(tmp_path):
-    with pytest.raises(Refusal, match="hands over"):
+    with pytest.raises(InputError, match="hands over"):
         fullrank.run({**TINY, "data.partition": "given"}, tmp_path / "x")
 
 
-def test_selectors_are_refused_before_any_client(tmp_path):
+def test_selectors_are_rejected_before_any_client(tmp_path):
     for values, words in (({"train.decay_on": "hed"}, "hed"), ({"model.freeze": ["all"]}, "nothing to train")):
-        with pytest.raises(Refusal, match=words):
+        with pytest.raises(InputError, match=words):
             fullrank.run({**TINY, **values}, tmp_path / "x")
 
 
-def test_names_with_a_slash_are_refused():
+def test_names_with_a_slash_are_rejected():
     class Slashed(nn.Module):
         def __init__(self):
             super().__init__()
@@ -262,7 +262,7 @@ def test_names_with_a_slash_are_refused():
         def forward(self, x):
             return self.out(self.parts["1/2"](x))
 
-    with pytest.raises(Refusal, match="holds a"):
+    with pytest.raises(InputError, match="holds a"):
         fullrank.fit(Slashed(), [points()], "fedavg", rounds=1)
 
 

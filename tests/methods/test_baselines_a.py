@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import fullrank
 from fullrank import Conflict, Method, fit, methods
 from fullrank.engine.serial import Serial
-from fullrank.errors import ClientFailed, Refusal
+from fullrank.errors import ClientFailed, InputError
 from fullrank.methods import available, build
 from fullrank.methods.fedavg import FedAvg
 from fullrank.methods.feddc import FedDC
@@ -700,14 +700,14 @@ def test_class_prototypes_add_up():
     torch.testing.assert_close(parts[0][0] + parts[1][0], sums)
 
 
-def test_objectives_refuse_what_does_not_fit():
-    with pytest.raises(Refusal, match=r"three features of one shape .* \(2, 3\), \(2, 3\), \(3, 3\)"):
+def test_objectives_reject_what_does_not_fit():
+    with pytest.raises(InputError, match=r"three features of one shape .* \(2, 3\), \(2, 3\), \(3, 3\)"):
         contrastive(features(2, 3), features(2, 3), features(3, 3))
-    with pytest.raises(Refusal, match="groups = 0"):
+    with pytest.raises(InputError, match="groups = 0"):
         structured_decov(EXAMPLE, 0)
-    with pytest.raises(Refusal, match=r"\(samples, width\), not \(3,\)"):
+    with pytest.raises(InputError, match=r"\(samples, width\), not \(3,\)"):
         decov(torch.zeros(3))
-    with pytest.raises(Refusal, match=r"not \(4, 3\), \(3,\)"):
+    with pytest.raises(InputError, match=r"not \(4, 3\), \(3,\)"):
         class_prototypes(EXAMPLE, torch.zeros(3, dtype=torch.int64), 2)
 
 
@@ -831,8 +831,8 @@ def test_the_servers_is_the_mean_of_all_clients(method, name, fails):
     skipped = []
     for _ in range(6):
         before = {k: server.store.get(k) for k in range(5)}
-        played = server.run_round(engine)
-        skipped += played.skipped
+        outcome = server.run_round(engine)
+        skipped += outcome.skipped
         mean = server.state()["own"][method.name][name]
         kept = [server.store.get(k)[method.name][name] for k in range(5) if server.store.get(k)]
         assert_close(mean, {n: sum(tree[n] for tree in kept) / 5 for n in mean}, 1e-12)
@@ -1039,8 +1039,8 @@ def test_others_take_adam():
         ("scaffold", "weights", "size"),
     ],
 )
-def test_impossible_values_are_refused(name, field, value):
-    with pytest.raises(Refusal, match=rf"method\.{name}\.{field}"):
+def test_impossible_values_are_rejected(name, field, value):
+    with pytest.raises(InputError, match=rf"method\.{name}\.{field}"):
         build(name, **{name: {field: value}})
 
 

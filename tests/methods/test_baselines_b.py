@@ -19,7 +19,7 @@ from fullrank import Conflict, fit
 from fullrank.config.experiment import Experiment
 from fullrank.engine import Serial
 from fullrank.engine.vectorised import Vectorised
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.methods import Composition, available, build
 from fullrank.methods._batch import Batch
 from fullrank.methods.ccvr import CCVR, draw, gaussian
@@ -237,7 +237,7 @@ def test_balanced_cross_entropy_takes_shares_half_precision_and_vmap():
     assert balanced_cross_entropy(logits.bfloat16(), y, n).dtype == torch.float32
     many = torch.func.vmap(balanced_cross_entropy)(logits.expand(2, 5, 3), y.expand(2, 5), torch.stack([n, n]))
     torch.testing.assert_close(many[1], balanced_cross_entropy(logits, y, n))
-    with pytest.raises(Refusal, match=r"counts \(classes,\), not \(5, 3\) and \(4,\)"):
+    with pytest.raises(InputError, match=r"counts \(classes,\), not \(5, 3\) and \(4,\)"):
         balanced_cross_entropy(logits, y, torch.ones(4))
     assert doctest.testmod(balanced).attempted > 0
     assert doctest.testmod(balanced).failed == 0
@@ -356,7 +356,7 @@ def test_fedbn_over_two_rounds():
     for k, want in enumerate(theirs):
         check(run.client_model(k, "received").state_dict(), want)
     assert set(kept(run, 0)["model"]) == {name for name in theirs[0] if name.startswith("1.")}
-    with pytest.raises(Refusal, match=r"no complete global model"):
+    with pytest.raises(InputError, match=r"no complete global model"):
         run.model()
 
 
@@ -430,7 +430,7 @@ def test_fedbn_finds_norm_layers_by_their_type():
         for name in layers
         for entry in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     }
-    with pytest.raises(Refusal, match='the selector "norm" names no entry of the model'):
+    with pytest.raises(InputError, match='the selector "norm" names no entry of the model'):
         fit(plain(), blobs(), FedBN(), rounds=1)
 
 
@@ -529,7 +529,7 @@ def test_fedrep_over_two_rounds(head_epochs):
         check(got[k], want)
     assert all(torch.equal(got[0][n], other[n]) for other in got[1:] for n in got[0] if not n.startswith("3."))
     assert not torch.allclose(got[0]["3.weight"], got[1]["3.weight"])
-    with pytest.raises(Refusal, match=r"no complete global model"):
+    with pytest.raises(InputError, match=r"no complete global model"):
         run.model()
 
 
@@ -621,7 +621,7 @@ def test_ccvr_leaves_out_what_nobody_has_and_what_is_too_rare():
     rare = (clients[2][0][:1], torch.tensor([2]))
     run = fit(normed(), [*clients[:2], rare], CCVR(min_count=2), rounds=1)
     assert torch.isfinite(run.model()[3].weight).all()
-    with pytest.raises(Refusal, match="no client has min_count = 100 samples of any class"):
+    with pytest.raises(InputError, match="no client has min_count = 100 samples of any class"):
         fit(normed(), clients, CCVR(min_count=100), rounds=1)
 
 
@@ -677,7 +677,7 @@ def test_fedproto_over_three_rounds(limit):
     first, second = (row["clients"][0]["epochs"][0]["fedproto"] for row in run.metrics[:2])
     assert first == 0
     assert second > 0
-    with pytest.raises(Refusal, match="no complete global model"):
+    with pytest.raises(InputError, match="no complete global model"):
         run.model()
 
 
@@ -730,7 +730,7 @@ def test_fedprotos_hyper_parameter_has_its_name_everywhere():
     assert FedProto(predict="logits").predict == "logits"
     experiment = fullrank.Experiment.of({"method.name": "fedproto"}).resolved()
     assert experiment.method.tables["fedproto"] == {"lam": 1.0, "predict": "nearest", "min_count": 0}
-    with pytest.raises(Refusal, match=r"method\.fedproto\.predict"):
+    with pytest.raises(InputError, match=r"method\.fedproto\.predict"):
         build("fedproto", fedproto={"predict": "best"})
 
 
@@ -799,7 +799,7 @@ def test_fedrod_has_a_global_accuracy_and_a_personal_one(tmp_path):
     assert summary["absent"] == {}
     assert 0 <= summary["accuracy"]["last"] <= 1
     assert_same_bits(fullrank.load_run(tmp_path / "run").model().state_dict(), run.model().state_dict())
-    with pytest.raises(Refusal, match="no complete global model: 5 entries"):
+    with pytest.raises(InputError, match="no complete global model: 5 entries"):
         fit(normed(), blobs(), FedRoD() + FedBN(), rounds=1).model()
 
 
@@ -813,7 +813,7 @@ def test_fedrod_needs_a_linear_classifier():
         def forward(self, x):
             return self.top(self.body(x).relu())
 
-    with pytest.raises(Refusal, match="fedrod needs a linear classifier; this model's is a Sequential"):
+    with pytest.raises(InputError, match="fedrod needs a linear classifier; this model's is a Sequential"):
         fit(Deep().double(), blobs(), FedRoD(), rounds=1, head="top")
 
 
@@ -889,7 +889,7 @@ def test_fednh_keeps_the_row_of_a_class_that_nobody_has_and_smoothing_1_freezes_
 
 
 def test_fednh_needs_as_many_features_as_classes():
-    with pytest.raises(Refusal, match="3 prototypes cannot be orthogonal in 2 dimensions"):
+    with pytest.raises(InputError, match="3 prototypes cannot be orthogonal in 2 dimensions"):
         fit(normed(hidden=2), blobs(), FedNH(), rounds=1)
 
 

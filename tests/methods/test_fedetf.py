@@ -21,7 +21,7 @@ import fullrank
 from fullrank import Conflict, Method, fit, methods, models
 from fullrank.config.experiment import Experiment
 from fullrank.engine import Serial
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.methods import fedetf
 from fullrank.methods.fedetf import FedETF, FrameHead
 from fullrank.objectives import balanced_cross_entropy, simplex_etf
@@ -92,10 +92,10 @@ def test_the_frames_span_is_any_not_always_the_same():
     assert abs(out[1] @ out[2]) < 1 - 1e-6
 
 
-def test_impossible_frames_are_refused():
-    with pytest.raises(Refusal, match="4 vectors with equal angles need at least 3 dimensions, and 2 are given"):
+def test_impossible_frames_are_rejected():
+    with pytest.raises(InputError, match="4 vectors with equal angles need at least 3 dimensions, and 2 are given"):
         simplex_etf(4, 2)
-    with pytest.raises(Refusal, match="at least 2 classes, not 1"):
+    with pytest.raises(InputError, match="at least 2 classes, not 1"):
         simplex_etf(1)
     assert doctest.testmod(importlib.import_module("fullrank.objectives.etf")).failed == 0
 
@@ -707,7 +707,7 @@ def test_the_course_of_a_personalisation(preset):
     assert personal["personalised"]["mean"] == near(want[-1])
     assert "course" not in personal["received"]
     assert "course" not in personal["local"]
-    # judged on the way or not, the models are the same
+    # evaluated on the way or not, the models are the same
     silent = fit(normed(), given, method, rounds=1, **TRAIN, set={"data.holdout": 0.3, "evaluate.personal": "never"})
     assert_same_bits(silent.client_model(1).state_dict(), run.client_model(1).state_dict())
 
@@ -722,11 +722,11 @@ def test_no_repeats_leave_one_mark_and_no_hold_out_none():
 
 
 def test_a_course_counts_clients_not_samples():
-    def judged(values, samples):
+    def evaluated(values, samples):
         marks = [{"accuracy": v, "loss": 0.0, "samples": samples} for v in values]
         return {"received": marks[0], "personalised": {**marks[-1], "course": marks}}
 
-    stages = over_stages({0: judged((0.0, 0.5), 1), 4: judged((1.0, 1.0), 99), 5: {}})
+    stages = over_stages({0: evaluated((0.0, 0.5), 1), 4: evaluated((1.0, 1.0), 99), 5: {}})
     assert stages["personalised"]["course"] == [0.5, 0.75]
     assert stages["personalised"]["clients"] == 2
     assert "course" not in stages["received"]
@@ -747,7 +747,7 @@ def test_the_default_is_as_specified():
     fields = {"gamma": 1.0, "beta": 1.0, "dim": 0, "preset": "paper", "repeats": 20}
     assert fullrank.methods.check_fields(methods.available()["fedetf"], {}) == fields
     for bad in ({"gamma": -1.0}, {"beta": 0.0}, {"dim": -1}, {"preset": "slides"}, {"repeats": -1}):
-        with pytest.raises(Refusal, match=rf"method\.fedetf\.{next(iter(bad))}"):
+        with pytest.raises(InputError, match=rf"method\.fedetf\.{next(iter(bad))}"):
             methods.build("fedetf", fedetf=bad)
 
 
@@ -775,9 +775,9 @@ def test_the_librarys_networks(name, dim, shape):
     assert "head.frame" not in moved
 
 
-def test_a_frame_in_too_few_dimensions_is_refused():
+def test_a_frame_in_too_few_dimensions_is_rejected():
     with pytest.raises(
-        Refusal, match=r"method\.fedetf\.dim = 8: vectors of 10 classes .* need at least 9 dimensions"
+        InputError, match=r"method\.fedetf\.dim = 8: vectors of 10 classes .* need at least 9 dimensions"
     ) as caught:
         assemble(Experiment.of({"method.name": "fedetf", "method.fedetf.dim": 8}))
     assert "\n" not in str(caught.value)

@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import fullrank
 from fullrank import fit, models
 from fullrank.engine import Serial
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.methods import available, build
 from fullrank.methods._batch import Batch
 from fullrank.methods.fedmr import FedMR
@@ -441,18 +441,18 @@ def test_a_negative_margin_forgives_as_much():
     assert prototype_margin(one + 7, torch.tensor([0]), g, ALL[:2], -0.5).item() == near(7 - 3 - 0.5)
 
 
-def test_unusable_arguments_are_refused_in_one_sentence():
+def test_unusable_arguments_are_rejected_in_one_sentence():
     z, y = draw(4, 3), labels(2, 2)
-    with pytest.raises(Refusal, match='no scale "papr"; did you mean "paper"'):
+    with pytest.raises(InputError, match='no scale "papr"; did you mean "paper"'):
         intra_class_decorrelation(z, y, 2, "papr")
-    with pytest.raises(Refusal, match=r"labels \(samples,\), not \(4, 3\) and \(3,\)"):
+    with pytest.raises(InputError, match=r"labels \(samples,\), not \(4, 3\) and \(3,\)"):
         intra_class_decorrelation(z, y[:3], 2)
     for loss in (prototype_margin, prototype_pull, prototype_margin_literal):
-        with pytest.raises(Refusal, match=r"not \(4, 3\), \(4,\) and \(2, 2\)"):
+        with pytest.raises(InputError, match=r"not \(4, 3\), \(4,\) and \(2, 2\)"):
             loss(z, y, torch.zeros(2, 2), ALL[:2])
-        with pytest.raises(Refusal, match=r"each of 2 classes, not \(3,\) of torch.bool"):
+        with pytest.raises(InputError, match=r"each of 2 classes, not \(3,\) of torch.bool"):
             loss(z, y, torch.zeros(2, 3), ALL)
-        with pytest.raises(Refusal, match=r"not \(2,\) of torch.float32"):
+        with pytest.raises(InputError, match=r"not \(2,\) of torch.float32"):
             loss(z, y, torch.zeros(2, 3), torch.ones(2))
 
 
@@ -866,7 +866,7 @@ def test_fields_and_defaults():
     fields |= {"prototypes": "means", "lite": 0, "share": 1.0, "min_count": 0}
     assert fullrank.methods.check_fields(available()["fedmr"], {}) == fields
     for bad in ({"mu1": -1.0}, {"share": 0.0}, {"share": 1.5}, {"lite": -1}, {"reading": "printed"}, {"min_count": -2}):
-        with pytest.raises(Refusal, match=rf"method\.fedmr\.{next(iter(bad))}"):
+        with pytest.raises(InputError, match=rf"method\.fedmr\.{next(iter(bad))}"):
             build("fedmr", fedmr=bad)
 
 
@@ -1014,7 +1014,7 @@ def test_one_federation_of_one_sample_a_class():
 
 def test_onehot_prototypes_need_as_many_features_as_classes():
     with pytest.raises(
-        Refusal, match=r'method\.fedmr\.prototypes = "onehot" needs .*; this model has 2 for 3'
+        InputError, match=r'method\.fedmr\.prototypes = "onehot" needs .*; this model has 2 for 3'
     ) as caught:
         fit(normed(hidden=2), blobs(), FedMR(prototypes="onehot"), rounds=1)
     assert "\n" not in str(caught.value)

@@ -15,7 +15,7 @@ from torch import nn
 import fullrank
 from fullrank import Mean, Method, Sum, fit
 from fullrank.engine import Serial
-from fullrank.errors import ClientFailed, Refusal
+from fullrank.errors import ClientFailed, InputError
 from fullrank.models import Network
 from fullrank.trees import combine
 from hook_methods import (
@@ -245,7 +245,7 @@ def test_two_fits_head_first_then_body():
     assert all(torch.equal(got[0]["0.weight"], other["0.weight"]) for other in got[1:])
     assert not torch.allclose(got[0]["3.weight"], got[1]["3.weight"])
     assert [c["steps"] for c in run.metrics[0]["clients"]] == [3, 3, 3]
-    with pytest.raises(Refusal, match=r"no complete global model.*client_model\(k\)"):
+    with pytest.raises(InputError, match=r"no complete global model.*client_model\(k\)"):
         run.model()
 
 
@@ -371,12 +371,12 @@ def test_a_frozen_entry_trains_only_if_named_in_full(only, moves):
         (lambda client: client.fit("buffers"), "there is nothing to train"),
     ],
 )
-def test_impossible_fits_are_refused(call, sentence):
+def test_impossible_fits_are_rejected(call, sentence):
     class Wrong(Method):
         def train(self, client):
             call(client)
 
-    with pytest.raises(ClientFailed, match=f"client 0: Refusal: {sentence}"):
+    with pytest.raises(ClientFailed, match=f"client 0: InputError: {sentence}"):
         fit(normed(), blobs((9,)), Wrong(), rounds=1)
 
 
@@ -661,12 +661,12 @@ def test_necks_are_chained_and_an_own_head_comes_last():
     assert fit(normed(), blobs(), method, rounds=1).complete
 
 
-def test_a_head_of_the_wrong_width_is_refused():
+def test_a_head_of_the_wrong_width_is_rejected():
     class Wide(Method):
         def head(self, net):
             return nn.Linear(net.feature_dim, 11, dtype=net.dtype)
 
-    with pytest.raises(Refusal, match=r"the method's network gives scores of shape \(2, 11\)"):
+    with pytest.raises(InputError, match=r"the method's network gives scores of shape \(2, 11\)"):
         fit(normed(), blobs(), Wide(), rounds=1)
 
 
@@ -764,7 +764,7 @@ def without(new, *names):
         (lambda new: {**new, "1.weight": new["0.bias"]}, "1.weight is personal"),
     ],
 )
-def test_an_aggregation_that_does_not_fit_is_refused_and_leaves_no_trace(broken, sentence):
+def test_an_aggregation_that_does_not_fit_is_rejected_and_leaves_no_trace(broken, sentence):
     class Breaks(Method):
         personal = ("norm",)
 
@@ -778,7 +778,7 @@ def test_an_aggregation_that_does_not_fit_is_refused_and_leaves_no_trace(broken,
     clients = blobs()
     assembly = put_together(normed(), clients, Breaks())
     before = assembly.server.model
-    with pytest.raises(Refusal, match=f"the aggregated model does not fit: {sentence}"):
+    with pytest.raises(InputError, match=f"the aggregated model does not fit: {sentence}"):
         assembly.server.run_round(Serial(assembly.site))
     assert assembly.server.round == 0
     assert_same_bits(assembly.server.model, before)
@@ -889,7 +889,7 @@ def test_the_servers_questions_are_functions_of_its_methods():
         def finish(self, server):
             server.ask(lambda client: {})
 
-    with pytest.raises(Refusal, match=r"server\.ask takes a function of the method itself"):
+    with pytest.raises(InputError, match=r"server\.ask takes a function of the method itself"):
         fit(plain(), blobs(), Asks(), rounds=1)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import fullrank
 from fullrank import Conflict, Method, fit, methods
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.methods import Composition, available, build, check_fields, find
 from fullrank.methods import _compose as compose
 from fullrank.methods import _method as method
@@ -89,15 +89,15 @@ def test_a_plain_method_is_fedavg():
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("feddecor", 'there is no method "feddecor"; did you mean "feddecorr"'),
+        ("feddecor", 'method.name = "feddecor" is not known; did you mean "feddecorr"'),
         ("fedprox+", "a name is missing"),
         ("nowhere:Mine", 'there is no module "nowhere" on the import path'),
         ("hook_methods:Varietes", 'the module "hook_methods" has no .*"Varietes"; did you mean "Variates"'),
         ("hook_methods:combine", '"hook_methods:combine" is not a subclass of fullrank.Method'),
     ],
 )
-def test_unknown_methods_are_refused(name, sentence):
-    with pytest.raises(Refusal, match=sentence):
+def test_unknown_methods_are_rejected(name, sentence):
+    with pytest.raises(InputError, match=sentence):
         build(name)
 
 
@@ -122,7 +122,7 @@ def test_unknown_methods_are_refused(name, sentence):
     ],
 )
 def test_hyper_parameters_are_checked(tables, sentence):
-    with pytest.raises(Refusal, match=sentence):
+    with pytest.raises(InputError, match=sentence):
         build("fedprox", **tables)  # also those of a method that the name does not mention
 
 
@@ -131,7 +131,7 @@ def test_a_table_of_a_method_that_is_not_named_changes_nothing():
 
 
 def test_fit_checks_a_library_methods_values_too():
-    with pytest.raises(Refusal, match=r"method\.fedprox\.mu = -1"):
+    with pytest.raises(InputError, match=r"method\.fedprox\.mu = -1"):
         fit(plain(), blobs((9,)), FedProx(mu=-1.0), rounds=1)
 
 
@@ -143,12 +143,12 @@ class Needs(Method):
 
 
 def test_fields_without_a_default_must_be_given_and_factories_are_called():
-    with pytest.raises(Refusal, match=r"method\.needs\.strength must be given"):
+    with pytest.raises(InputError, match=r"method\.needs\.strength must be given"):
         check_fields(Needs, {})
     made = check_fields(Needs, {"strength": 2})
     assert made == {"strength": 2.0, "groups": [1, 2], "pair": (3, 4)}
     assert check_fields(Needs, {"strength": 2, "pair": [5]})["pair"] == (5,)  # as a TOML file gives it
-    with pytest.raises(Refusal, match=r"method\.needs\.pair"):
+    with pytest.raises(InputError, match=r"method\.needs\.pair"):
         check_fields(Needs, {"strength": 2, "pair": ["five"]})
 
 
@@ -157,7 +157,7 @@ def test_a_class_with_fields_must_be_a_dataclass(tmp_path, monkeypatch):
         "from fullrank import Method\n\n\nclass Mine(Method):\n    strength: float = 0.1\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(Refusal, match="sets strength to no effect"):
+    with pytest.raises(InputError, match="sets strength to no effect"):
         build("undecorated:Mine")
 
 
@@ -201,8 +201,8 @@ def _own_fields(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("_own_fields")
 @pytest.mark.parametrize("name", ["Untyped", "UntypedUnderDataclass", "Typed", "Inherits"])
-def test_an_overridden_value_that_the_dataclass_does_not_see_is_refused(name):
-    with pytest.raises(Refusal, match=rf'"own_fields:{name}" sets mu to no effect: .*\(mu: float = …\)'):
+def test_an_overridden_value_that_the_dataclass_does_not_see_is_rejected(name):
+    with pytest.raises(InputError, match=rf'"own_fields:{name}" sets mu to no effect: .*\(mu: float = …\)'):
         find(f"own_fields:{name}")
     assert build("own_fields:Right").mu == 0.1
 
@@ -210,7 +210,7 @@ def test_an_overridden_value_that_the_dataclass_does_not_see_is_refused(name):
 @pytest.mark.usefixtures("_own_fields")
 def test_a_class_of_ones_own_under_a_name_of_the_library_has_its_own_fields():
     assert build("own_fields:FedProx", fedprox={"nu": 2.0}, feddecorr={"beta": 1.0}).nu == 2.0
-    with pytest.raises(Refusal, match=r"method\.fedprox\.mu: there is no such hyper-parameter"):
+    with pytest.raises(InputError, match=r"method\.fedprox\.mu: there is no such hyper-parameter"):
         build("own_fields:FedProx", fedprox={"mu": 2.0})
 
 
@@ -222,7 +222,7 @@ def test_a_field_that_is_none_is_left_out_of_the_file_and_read_as_none(tmp_path)
     again = fullrank.Experiment.from_toml(tmp_path / "e.toml")
     assert again.resolved() == experiment
     assert again.hash() == experiment.hash()
-    with pytest.raises(Refusal, match=r"method\.fedprox\.top = None: a file cannot say that"):
+    with pytest.raises(InputError, match=r"method\.fedprox\.top = None: a file cannot say that"):
         fullrank.Experiment.of({"method.name": "own_fields:FedProx", "method.fedprox.top": None})
 
 
@@ -232,7 +232,7 @@ def test_no_method_can_have_a_name_that_states_or_metrics_use(name):
         pass
 
     Called.name = name
-    with pytest.raises(Refusal, match=f'no method can be called "{name}"'):
+    with pytest.raises(InputError, match=f'no method can be called "{name}"'):
         fit(plain(), blobs((9,)), Called(), rounds=1)
 
 
@@ -280,7 +280,7 @@ def test_one_method_twice_conflicts():
 
 
 def test_a_conflict_reaches_the_user_as_a_refusal():
-    with pytest.raises(Refusal, match="stands twice"):
+    with pytest.raises(InputError, match="stands twice"):
         fullrank.Experiment.of({"method.name": "fedprox+fedprox"})
 
 
@@ -523,7 +523,7 @@ def test_a_method_in_a_users_own_file_runs_by_its_import_path(own_file, name):
     again = fullrank.load_run(own_file / "run", trust=True)
     assert again.experiment.method.tables["mine"] == {"strength": 0.25}
     assert again.model().state_dict().keys() == run.model().state_dict().keys()
-    with pytest.raises(Refusal, match=r"method\.mine\.strenght: there is no such hyper-parameter"):
+    with pytest.raises(InputError, match=r"method\.mine\.strenght: there is no such hyper-parameter"):
         fullrank.Experiment.of({"method.name": name, "method.mine.strenght": 1.0})
 
 

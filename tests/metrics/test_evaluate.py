@@ -129,7 +129,7 @@ def test_personalise_and_predict_are_used(tmp_path):
             torch.nn.init.normal_(p)
         experiment = Experiment(model={"name": "given"}, data={"name": "given", "partition": "given", "clients": 3})
         parts = assemble(experiment, federation=federation, module=net, method=Flips(upside_down))
-        found[upside_down], _, _ = parts.server.judge_clients(Serial(parts.site))
+        found[upside_down], _, _ = parts.server.evaluate_clients(Serial(parts.site))
     for client in range(3):
         for stage in ("received", "local", "personalised"):
             right, wrong = found[False][client][stage], found[True][client][stage]
@@ -150,7 +150,7 @@ def test_unseen_clients_never_train_and_are_judged_apart(tmp_path):
     assert summary["unseen"]["received"]["clients"] == 2
     assert summary["personal"]["received"]["clients"] == 4
     assert run._assembled().server.clients == 4
-    with pytest.raises(fullrank.errors.Refusal, match=r"data\.unseen = 0\.9"):
+    with pytest.raises(fullrank.errors.InputError, match=r"data\.unseen = 0\.9"):
         fullrank.run({**values, "data.unseen": 0.95}, tmp_path / "other")
 
 

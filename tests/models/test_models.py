@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fullrank import Method, fit, models
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.models.entries import classify, select
 from fullrank.models.network import Network
 from small import CLASSES, WIDTH, blobs, normed, plain, put_together
@@ -72,8 +72,8 @@ def test_z_is_before_dropout_and_the_head_behind_it():
         ({"dropout": -0.1}, "model.dropout = -0.1: must be at least 0"),
     ],
 )
-def test_wrong_options_are_refused(options, sentence):
-    with pytest.raises(Refusal, match=sentence):
+def test_wrong_options_are_rejected(options, sentence):
+    with pytest.raises(InputError, match=sentence):
         models.build("cnn", 10, **options)
 
 
@@ -95,22 +95,24 @@ def no_module(num_classes, in_channels): return num_classes
 def test_a_function_of_ones_own_must_take_what_it_is_given_and_return_a_module(tmp_path, monkeypatch):
     (tmp_path / "own_models.py").write_text(OWN_MODELS)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(Refusal, match=r'"own_models:no_channels": it must accept num_classes=, in_channels= .*in_chan'):
+    with pytest.raises(
+        InputError, match=r'"own_models:no_channels": it must accept num_classes=, in_channels= .*in_chan'
+    ):
         models.build("own_models:no_channels", 3)
-    with pytest.raises(Refusal, match="need nothing else: missing a required argument: 'hidden'"):
+    with pytest.raises(InputError, match="need nothing else: missing a required argument: 'hidden'"):
         models.build("own_models:needs_more", 3)
-    with pytest.raises(Refusal, match=r"must return a torch\.nn\.Module, but returned a int"):
+    with pytest.raises(InputError, match=r"must return a torch\.nn\.Module, but returned a int"):
         models.build("own_models:no_module", 3)
     assert models.build("own_models:needs_more", 3, hidden=2).in_features == 2
     assert models.build("own_models:takes_any", 3, other=2).out_features == 3
 
 
 def test_images_without_channels_are_told_what_they_lack():
-    with pytest.raises(Refusal, match=r"grey images, add a channel axis: \(N, 1, 28, 20\)"):
+    with pytest.raises(InputError, match=r"grey images, add a channel axis: \(N, 1, 28, 20\)"):
         Network.of(models.build("cnn", CLASSES, 1), torch.zeros(2, 28, 20), CLASSES)
 
 
-def test_data_that_a_model_cannot_take_are_refused():
+def test_data_that_a_model_cannot_take_are_rejected():
     for module, words in [
         (
             models.build("cnn", CLASSES),
@@ -118,16 +120,16 @@ def test_data_that_a_model_cannot_take_are_refused():
         ),
         (nn.Sequential(nn.Linear(WIDTH + 1, CLASSES)), r"the model \(Sequential\) .* \(RuntimeError: mat1 and mat2"),
     ]:
-        with pytest.raises(Refusal, match=words) as caught:
+        with pytest.raises(InputError, match=words) as caught:
             wrapped(module)
         assert isinstance(caught.value.__cause__, RuntimeError)
         assert "\n" not in str(caught.value)
-    with pytest.raises(Refusal, match=r"\(NotImplementedError: "):
+    with pytest.raises(InputError, match=r"\(NotImplementedError: "):
         wrapped(nn.Module())
 
 
-def test_an_unknown_network_is_refused_with_a_suggestion():
-    with pytest.raises(Refusal, match='"cnm" is not known; did you mean "cnn"'):
+def test_an_unknown_network_is_rejected_with_a_suggestion():
+    with pytest.raises(InputError, match='"cnm" is not known; did you mean "cnn"'):
         models.build("cnm", 10)
 
 
@@ -196,15 +198,15 @@ def test_selectors(selector, expected):
         ("neck", "known: "),
     ],
 )
-def test_a_selector_that_names_nothing_is_refused_with_a_suggestion(selector, hint):
+def test_a_selector_that_names_nothing_is_rejected_with_a_suggestion(selector, hint):
     named = re.escape(selector)
-    with pytest.raises(Refusal, match=rf'the selector "{named}" names no entry of the model; {hint}'):
+    with pytest.raises(InputError, match=rf'the selector "{named}" names no entry of the model; {hint}'):
         select(wrapped(Mixed()), selector)
 
 
 @pytest.mark.parametrize("selector", ["norm", "buffers"])
 def test_norm_and_buffers_name_nothing_in_a_net_without_them(selector):
-    with pytest.raises(Refusal, match="names no entry"):
+    with pytest.raises(InputError, match="names no entry"):
         select(wrapped(plain(dtype=torch.float32)), selector)
 
 
@@ -212,7 +214,7 @@ def test_selectors_in_a_net_of_the_library():
     network = wrapped(models.build("mlp", CLASSES, width=4))
     assert select(network, "head") == {"head.weight", "head.bias"}
     assert select(network, "backbone") == {name for name in network.names if name.startswith("backbone.")}
-    with pytest.raises(Refusal):
+    with pytest.raises(InputError):
         select(network, "neck")
     network.neck = nn.Linear(4, 4)
     assert select(network, "neck") == {"neck.weight", "neck.bias"}
@@ -413,7 +415,7 @@ class ByKeyword(nn.Module):
     ],
 )
 def test_a_classifier_that_cannot_be_told_is_asked_for(module, sentence):
-    with pytest.raises(Refusal, match=sentence):
+    with pytest.raises(InputError, match=sentence):
         wrapped(module)
 
 
@@ -432,14 +434,14 @@ def test_naming_the_classifier_settles_it():
 def test_a_named_classifier_must_exist_and_be_called(head, sentence):
     module = Attended()
     module.unused = nn.Linear(6, CLASSES)
-    with pytest.raises(Refusal, match=sentence):
+    with pytest.raises(InputError, match=sentence):
         wrapped(module, head=head)
 
 
 def test_a_network_of_the_library_has_its_own_classifier():
     net = models.build("mlp", CLASSES, 1)
     assert wrapped(net, head="head").head is net.head
-    with pytest.raises(Refusal, match=r'model.head = "backbone" .* is for networks of your own'):
+    with pytest.raises(InputError, match=r'model.head = "backbone" .* is for networks of your own'):
         wrapped(net, head="backbone")
 
 
@@ -459,7 +461,7 @@ class Shaped(Pair):
 
 @pytest.mark.parametrize(("module", "what"), [(Pair(), "type tuple"), (Shaped(), r"shape \(4, 3, 1\)")])
 def test_a_forward_must_give_scores(module, what):
-    with pytest.raises(Refusal, match=f"the model's forward gives a result of {what}; it must give scores"):
+    with pytest.raises(InputError, match=f"the model's forward gives a result of {what}; it must give scores"):
         wrapped(module)
 
 
@@ -478,9 +480,9 @@ def test_a_module_that_is_itself_one_linear_layer():
     assert torch.equal(out.logits, module(X))
     assert network.head is module
     assert select(network, "head") == {"weight", "bias"}
-    with pytest.raises(Refusal, match="names no entry"):
+    with pytest.raises(InputError, match="names no entry"):
         select(network, "backbone")
-    with pytest.raises(Refusal, match="a single layer"):
+    with pytest.raises(InputError, match="a single layer"):
         network.head = nn.Linear(WIDTH, CLASSES)
 
 

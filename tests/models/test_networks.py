@@ -17,7 +17,7 @@ import fullrank
 from fullrank import Method, models
 from fullrank.cli import app as cli
 from fullrank.engine.cuda.odd_batches import can_be_filled
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.local.settings import Settings
 from fullrank.local.step import Context, Functional, State, Step
 from fullrank.methods import Composition
@@ -107,7 +107,7 @@ def test_a_bottleneck_narrows_the_features_of_efficientnet():
     x = torch.empty(2, 3, 32, 32, device="meta")
     assert net.features(x).shape == (2, 640)
     assert isinstance(net.backbone[-1], nn.Linear)  # and nothing after it
-    with pytest.raises(Refusal, match=r"model\.bottleneck = -1"):
+    with pytest.raises(InputError, match=r"model\.bottleneck = -1"):
         models.build("efficientnet-b0", 8, bottleneck=-1)
 
 
@@ -310,18 +310,18 @@ def test_other_images(name, size, channels):
 
 
 @pytest.mark.parametrize(("name", "least"), [("alexnet-bn", 63), ("lenet", 16)])
-def test_images_that_leave_nothing_are_refused(name, least):
+def test_images_that_leave_nothing_are_rejected(name, least):
     with torch.device("meta"):
         assert models.build(name, 10)(torch.empty(2, 3, least, least + 1)).shape == (2, 10)
-        with pytest.raises(Refusal, match=f"at least {least}×{least} pixels, and these have {least}×{least - 1}; "):
+        with pytest.raises(InputError, match=f"at least {least}×{least} pixels, and these have {least}×{least - 1}; "):
             models.build(name, 10)(torch.empty(2, 3, least, least - 1))
         unguarded = models.build(name, 10).backbone
         unguarded.smallest = 0
         with pytest.raises(RuntimeError):
             unguarded(torch.empty(2, 3, least - 1, least - 1))
-    with pytest.raises(Refusal, match=rf'model\.name = "{name}" needs images .* these have 8×8; choose a model'):
+    with pytest.raises(InputError, match=rf'model\.name = "{name}" needs images .* these have 8×8; choose a model'):
         fullrank.run({"model.name": name, "train.rounds": 1})
-    with pytest.raises(Refusal, match=r"cannot take a batch of shape \(2, 5\)"):
+    with pytest.raises(InputError, match=r"cannot take a batch of shape \(2, 5\)"):
         Network.of(seeded("lenet"), torch.zeros(2, 5), 10)
 
 
@@ -549,12 +549,12 @@ def test_scales_start_at_one(name):
         assert (norm.bias == 0).all()
 
 
-def test_another_init_is_refused():
-    with pytest.raises(Refusal, match=r'model\.init = "fan-in": must be "default" or "fan-out"'):
+def test_another_init_is_rejected():
+    with pytest.raises(InputError, match=r'model\.init = "fan-in": must be "default" or "fan-out"'):
         models.build("resnet18", 10, init="fan-in")
-    with pytest.raises(Refusal, match="knows default and fan-out"), torch.device("meta"):
+    with pytest.raises(InputError, match="knows default and fan-out"), torch.device("meta"):
         resnet18(10, init="fan-in")
-    with pytest.raises(Refusal, match="no such option"):
+    with pytest.raises(InputError, match="no such option"):
         models.build("resnet20", 10, init="fan-out")
 
 

@@ -23,7 +23,7 @@ from torch import nn
 import fullrank
 from fullrank import fit, methods, models
 from fullrank.engine.serial import Serial
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.local.client import decayed
 from fullrank.local.settings import Settings
 from fullrank.methods.fedrepopt import FedRepOpt, mapped_kernels, multiplier
@@ -455,11 +455,11 @@ def test_a_plain_network_trains_on():
 
 
 def test_conversions_that_cannot_be():
-    with pytest.raises(Refusal, match=r'"backbone\.stem" has BatchNorm in its branches.*to_deploy'):
+    with pytest.raises(InputError, match=r'"backbone\.stem" has BatchNorm in its branches.*to_deploy'):
         to_plain(vgg("tr"))
-    with pytest.raises(Refusal, match="no scales to keep"):
+    with pytest.raises(InputError, match="no scales to keep"):
         to_repopt(vgg("inf"))
-    with pytest.raises(Refusal, match="no re-parameterisable convolution"):
+    with pytest.raises(InputError, match="no re-parameterisable convolution"):
         to_deploy(models.build("cnn", 3))
 
 
@@ -750,60 +750,60 @@ def test_scales_that_come_with_the_package_are_those_that_their_facts_describe(n
         assert torch.equal(entries[kernel.scale], searched)
 
 
-def test_scales_that_do_not_come_with_the_package_are_refused_by_name():
-    with pytest.raises(Refusal, match=r'no file "cifar10" \(with the package come cifar100 for repvgg-a0\)'):
+def test_scales_that_do_not_come_with_the_package_are_rejected_by_name():
+    with pytest.raises(InputError, match=r'no file "cifar10" \(with the package come cifar100 for repvgg-a0\)'):
         models.build("repvgg-a0", 10, mode="repopt", scales="cifar10")
-    with pytest.raises(Refusal, match=r"come none for repvgg-b1\); make one by fullrank search-scales repvgg-b1"):
+    with pytest.raises(InputError, match=r"come none for repvgg-b1\); make one by fullrank search-scales repvgg-b1"):
         models.build("repvgg-b1", 10, mode="repopt", scales="cifar100")
 
 
-def test_scales_that_do_not_fit_are_refused(tmp_path):
+def test_scales_that_do_not_fit_are_rejected(tmp_path):
     path = tmp_path / "scales.safetensors"
     write_scales(path, vgg("hs"), "repvgg-b1")
-    with pytest.raises(Refusal, match=r"holds scales of repvgg-b1, not of repvgg-a0"):
+    with pytest.raises(InputError, match=r"holds scales of repvgg-b1, not of repvgg-a0"):
         models.build("repvgg-a0", 10, mode="repopt", scales=str(path))
-    with pytest.raises(Refusal, match=r"holds scales of repvgg-b1, not of repghost-0\.5"):
+    with pytest.raises(InputError, match=r"holds scales of repvgg-b1, not of repghost-0\.5"):
         models.build("repghost-0.5", 10, mode="csla", scales=str(path))
     given = drawn_scales("vgg")
     first = next(iter(given))
     shorter = {**given, first: given[first][:2]}
-    with pytest.raises(Refusal, match=rf"{first} has shape \(2,\) instead of \(4,\)"):
+    with pytest.raises(InputError, match=rf"{first} has shape \(2,\) instead of \(4,\)"):
         vgg("repopt", scales=shorter)
-    with pytest.raises(Refusal, match=f"{first} is missing"):
+    with pytest.raises(InputError, match=f"{first} is missing"):
         vgg("repopt", scales={name: scale for name, scale in given.items() if name != first})
-    with pytest.raises(Refusal, match="more is not in the network"):
+    with pytest.raises(InputError, match="more is not in the network"):
         vgg("repopt", scales={**given, "more": torch.ones(1)})
-    with pytest.raises(Refusal, match=f"{first} is not finite"):
+    with pytest.raises(InputError, match=f"{first} is not finite"):
         vgg("repopt", scales={**given, first: given[first] * math.nan})
-    with pytest.raises(Refusal, match="there is no file"):
+    with pytest.raises(InputError, match="there is no file"):
         vgg("repopt", scales=str(tmp_path / "none.safetensors"))
     (tmp_path / "text").write_text("no tensors")
-    with pytest.raises(Refusal, match="is not a safetensors file"):
+    with pytest.raises(InputError, match="is not a safetensors file"):
         vgg("repopt", scales=str(tmp_path / "text"))
-    with pytest.raises(Refusal, match="no scales to write"):
+    with pytest.raises(InputError, match="no scales to write"):
         write_scales(path, vgg("inf"), "repvgg")
 
 
-def test_options_that_cannot_be_are_refused():
+def test_options_that_cannot_be_are_rejected():
     for mode in ("tr", "inf"):
-        with pytest.raises(Refusal, match=f'the mode "{mode}" of repvgg has no scales'):
+        with pytest.raises(InputError, match=f'the mode "{mode}" of repvgg has no scales'):
             vgg(mode, scales=drawn_scales("vgg"))
-    with pytest.raises(Refusal, match=r'model\.mode = "deploy": must be'):
+    with pytest.raises(InputError, match=r'model\.mode = "deploy": must be'):
         models.build("repvgg-a0", 10, mode="deploy")
-    with pytest.raises(Refusal, match="knows tr, inf, csla, hs, repopt"):
+    with pytest.raises(InputError, match="knows tr, inf, csla, hs, repopt"):
         vgg("deploy")
-    with pytest.raises(Refusal, match=r"model\.scales = 3: must be"):
+    with pytest.raises(InputError, match=r"model\.scales = 3: must be"):
         models.build("repvgg-a0", 10, mode="repopt", scales=3)
-    with pytest.raises(Refusal, match="one more than"):
+    with pytest.raises(InputError, match="one more than"):
         repvgg(3, widths=(4, 4), blocks=(1, 1))
 
 
 # --- The method in a run ------------------------------------------------------------------------------
 
 
-def test_a_network_without_scales_is_refused():
+def test_a_network_without_scales_is_rejected():
     for net in (vgg("inf"), vgg("csla"), models.build("cnn", CLASSES, 2)):
-        with pytest.raises(Refusal, match=r"fedrepopt needs a network that carries scales.*mode = repopt"):
+        with pytest.raises(InputError, match=r"fedrepopt needs a network that carries scales.*mode = repopt"):
             fit(net, [(images(4, dtype=torch.float32), torch.tensor([0, 1, 2, 0]))], "fedrepopt", rounds=1)
 
 
@@ -894,7 +894,7 @@ def test_a_round_of_a_real_network_with_a_file_of_scales(tmp_path):
     built = models.build("repghost-0.5", 4, mode="hs", scales=path)
     assert [set(part.kernel.tail.weight.flatten().tolist()) for _, part in operators(built)][1] == {0.5 + 1 / 32}
     write_scales(path, models.build("repghost-0.5", 10, mode="hs"), "repghost-0.5")
-    with pytest.raises(Refusal, match=r"the file of model.scales is not what it was when .* was started"):
+    with pytest.raises(InputError, match=r"the file of model.scales is not what it was when .* was started"):
         fullrank.run({**values, "train.rounds": 2}, tmp_path / "run")
 
 

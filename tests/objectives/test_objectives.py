@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.objectives import decorrelation, proximal, singular_variance
 
 SCALES = ("code", "paper", "algorithm")
@@ -222,12 +222,12 @@ def test_short_batch_counts_less() -> None:
     assert decorrelation(z).item() == pytest.approx(225 / 16)
 
 
-def test_unusable_arguments_are_refused() -> None:
-    with pytest.raises(Refusal, match='no scale "papr"; did you mean "paper"'):
+def test_unusable_arguments_are_rejected() -> None:
+    with pytest.raises(InputError, match='no scale "papr"; did you mean "paper"'):
         decorrelation(features(3, 3), "papr")
-    with pytest.raises(Refusal, match=r"not \(2, 3, 4, 4\)"):
+    with pytest.raises(InputError, match=r"not \(2, 3, 4, 4\)"):
         decorrelation(torch.zeros(2, 3, 4, 4))
-    with pytest.raises(Refusal, match=r"not \(3,\)"):
+    with pytest.raises(InputError, match=r"not \(3,\)"):
         singular_variance(torch.zeros(3))
 
 
@@ -369,13 +369,13 @@ def test_proximal_under_vmap_trace_and_half_precision() -> None:
     assert proximal({}, {}).item() == 0
 
 
-def test_proximal_refuses_trees_that_differ() -> None:
+def test_proximal_rejects_trees_that_differ() -> None:
     a, b = torch.zeros(2), torch.zeros(3)
-    with pytest.raises(Refusal, match='"y" is in w only'):
+    with pytest.raises(InputError, match='"y" is in w only'):
         proximal({"x": a, "y": b}, {"x": a, "z": b})
-    with pytest.raises(Refusal, match='"z" is in w0 only'):
+    with pytest.raises(InputError, match='"z" is in w0 only'):
         proximal({"x": a}, {"x": a, "z": b})
-    with pytest.raises(Refusal, match=r'"x" has shape \(2,\) in w, \(1,\) in w0'):
+    with pytest.raises(InputError, match=r'"x" has shape \(2,\) in w, \(1,\) in w0'):
         proximal({"x": a}, {"x": a[:1]})
 
 

@@ -15,7 +15,7 @@ from commands import fullrank as command
 from fullrank import collapse
 from fullrank.config.experiment import Experiment
 from fullrank.engine import open_engine
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.probe import Prober, prober
 from fullrank.probe import model_probe as look
 from fullrank.probe.layers import layers_of
@@ -108,9 +108,9 @@ def test_recorded_steps_are_those_without_probes():
         try:
             for number in range(2):
                 shown = prober.shown(parts.server.sample(number)) if looks else ()
-                played = parts.server.run_round(engine, show=shown)
+                outcome = parts.server.run_round(engine, show=shown)
                 if looks:
-                    assert prober.look(played).row["clients"] == shown
+                    assert prober.look(outcome).row["clients"] == shown
         finally:
             engine.close()
         found.append(parts.server.model)
@@ -167,7 +167,7 @@ def test_more_rounds_leave_the_probes_of_a_run_that_never_ended_before(tmp_path,
 
 
 def test_other_probes_are_another_run(tmp_path, probed):
-    with pytest.raises(Refusal, match=r"probe\.every was 3, is now 2"):
+    with pytest.raises(InputError, match=r"probe\.every was 3, is now 2"):
         run(probed, {"probe.every": 2})
     one, two = (Experiment.of({"probe.every": every}).directory() for every in (0, 1))
     assert one != two
@@ -179,14 +179,14 @@ def test_every_engine_shows_the_models_that_clients_sent(engine):
     parts = assemble(Experiment.of({**table, "engine.precision": "float64"}))
     opened = _recorded(parts) if engine == "recorded" else open_engine(engine, parts.site, workers=2, clients_a_round=4)
     try:
-        played = parts.server.run_round(opened, show=(0, 1, 2, 3))
+        outcome = parts.server.run_round(opened, show=(0, 1, 2, 3))
         again = parts.server.run_round(opened, show=(1,))
     finally:
         opened.close()
     if engine == "vectorised":
         assert not opened.reasons
     mean = {}
-    for result in played.results:
+    for result in outcome.results:
         for name, value in result.model.items():
             mean[name] = mean.get(name, 0) + value.double() * result.samples / 1437
     assert {result.client for result in again.results if result.model} == {1}
@@ -418,24 +418,24 @@ def test_few_layers_are_compared_evenly_over_the_depth():
     assert not any(name.startswith("head") for name in names)
 
 
-# Refusals
+# InputErrors
 
 
-def test_without_a_test_set_probes_are_refused():
-    with pytest.raises(Refusal, match=r"probe\.every = 1: .*test set.* set probe\.every = 0"):
+def test_without_a_test_set_probes_are_rejected():
+    with pytest.raises(InputError, match=r"probe\.every = 1: .*test set.* set probe\.every = 0"):
         fullrank.fit(normed(), blobs(), rounds=1, set={"probe.every": 1})
 
 
 @pytest.mark.parametrize("key", ["probe.every", "probe.clients"])
-def test_negative_numbers_are_refused(key):
-    with pytest.raises(Refusal, match=f"{key} = -1"):
+def test_negative_numbers_are_rejected(key):
+    with pytest.raises(InputError, match=f"{key} = -1"):
         Experiment.of({key: -1})
 
 
 def test_a_probe_file_that_is_missing_is_named(tmp_path):
     run(tmp_path / "run", {"probe.every": 1, "train.rounds": 1})
     (tmp_path / "run" / "probes" / "000001.safetensors").unlink()
-    with pytest.raises(Refusal, match=r"000001\.safetensors.*is missing"):
+    with pytest.raises(InputError, match=r"000001\.safetensors.*is missing"):
         _ = fullrank.load_run(tmp_path / "run").probes
 
 

@@ -1,5 +1,5 @@
 """`fullrank figure`: every kind writes a valid file and draws the runs' numbers, lines are named after what differs,
-and what cannot be drawn is refused in one sentence."""
+and what cannot be drawn is rejected in one sentence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import fullrank
 from commands import fullrank as command
 from fullrank.collapse import classifier_map
 from fullrank.collapse.spectra import RELATIVE_ZERO
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.report.figures import KINDS, draw_figure
 from fullrank.report.heatmaps import NARROWEST
 from fullrank.report.labels import grouped, names_of, titles_of
@@ -67,7 +67,7 @@ def runs(tmp_path_factory):
     return folder
 
 
-def refused(*arguments, capsys):
+def rejected(*arguments, capsys):
     status, _, err = command("figure", *arguments, capsys=capsys)
     assert status == 2
     assert err.count("\n") == 1
@@ -315,11 +315,11 @@ def test_a_seed_that_is_not_done_leaves_the_rounds_that_all_have(runs, draw):
 
 
 @pytest.mark.parametrize("kind", ["accuracy", "gap", "collapse", "spectrum"])
-def test_seeds_without_a_round_in_common_are_refused(runs, draw, kind):
+def test_seeds_without_a_round_in_common_are_rejected(runs, draw, kind):
     plain, again = loaded(runs, "plain", "again")
     first = fullrank.Run(plain.experiment, plain.metrics[:1], probes=plain.probes[:1])
     second = fullrank.Run(again.experiment, again.metrics[1:], probes=again.probes[1:])
-    with pytest.raises(Refusal, match='the 2 runs of "fedavg" have no round in common'):
+    with pytest.raises(InputError, match='the 2 runs of "fedavg" have no round in common'):
         draw(kind, first, second)
 
 
@@ -516,16 +516,16 @@ def inked(title):
     return box
 
 
-# Refusals
+# InputErrors
 
 
-def test_an_unknown_kind_is_refused_with_a_suggestion(runs, capsys):
-    assert 'did you mean "spectrum"?' in refused("spectrums", runs / "plain", capsys=capsys)
+def test_an_unknown_kind_is_rejected_with_a_suggestion(runs, capsys):
+    assert 'did you mean "spectrum"?' in rejected("spectrums", runs / "plain", capsys=capsys)
 
 
 @pytest.mark.parametrize("kind", ["spectrum", "gap", "collapse", "classifier", "tsne", "cka"])
 def test_a_run_without_probes_is_told_how_to_get_them(tmp_path, runs, capsys, kind):
-    err = refused(kind, runs / "unprobed", "--out", tmp_path / "figure.pdf", capsys=capsys)
+    err = rejected(kind, runs / "unprobed", "--out", tmp_path / "figure.pdf", capsys=capsys)
     assert "has no probes" in err
     assert "--set probe.every=1" in err
     assert not (tmp_path / "figure.pdf").exists()
@@ -557,7 +557,7 @@ def test_a_run_without_probes_is_told_how_to_get_them(tmp_path, runs, capsys, ki
         (["spectrum", "nowhere"], ["not a run directory"]),
     ],
 )
-def test_what_cannot_be_drawn_is_refused_in_one_sentence(tmp_path, runs, capsys, arguments, words):
+def test_what_cannot_be_drawn_is_rejected_in_one_sentence(tmp_path, runs, capsys, arguments, words):
     kind, *rest = arguments
     names = [name for name in rest[: rest.index("--out")] if "--" not in name] if "--out" in rest else rest
     known = {path.name for path in runs.iterdir()} | {"nowhere"}
@@ -565,19 +565,19 @@ def test_what_cannot_be_drawn_is_refused_in_one_sentence(tmp_path, runs, capsys,
     assert names
     if "--out" not in rest:
         given += ["--out", tmp_path / "figure.pdf"]
-    err = refused(kind, *given, capsys=capsys)
+    err = rejected(kind, *given, capsys=capsys)
     for word in words:
         assert word in err
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_file_that_cannot_be_written_is_refused_before_drawing(tmp_path, runs, capsys, monkeypatch, kind):
+def test_a_file_that_cannot_be_written_is_rejected_before_drawing(tmp_path, runs, capsys, monkeypatch, kind):
     monkeypatch.setattr(Figure, "savefig", lambda *_, **__: pytest.fail("drawn in vain"))
     (tmp_path / "file").touch()
     (tmp_path / "folder.png").mkdir()
     for target, why in (("file/x.png", "Not a directory"), ("folder.png", "Is a directory")):
-        err = refused(kind, runs / "plain", "--out", tmp_path / target, capsys=capsys)
+        err = rejected(kind, runs / "plain", "--out", tmp_path / target, capsys=capsys)
         assert err == f'fullrank: "{tmp_path / target}" cannot be written: {why}\n'
 
 
@@ -588,18 +588,18 @@ def test_a_file_that_cannot_be_written_is_refused_before_drawing(tmp_path, runs,
         lambda path: draw_one_spectrum(np.ones(3, dtype=np.float32), {"effective_rank": 3.0, "significant": 3}, path),
     ],
 )
-def test_other_pictures_that_cannot_be_written_are_refused(tmp_path, monkeypatch, draw_one):
+def test_other_pictures_that_cannot_be_written_are_rejected(tmp_path, monkeypatch, draw_one):
     (tmp_path / "file").touch()
-    with pytest.raises(Refusal, match=r'file/deep/x.png" cannot be written: Not a directory'):
+    with pytest.raises(InputError, match=r'file/deep/x.png" cannot be written: Not a directory'):
         draw_one(tmp_path / "file" / "deep" / "x.png")
-    with pytest.raises(Refusal, match="cannot be written: File name too long"):
+    with pytest.raises(InputError, match="cannot be written: File name too long"):
         draw_one(tmp_path / f"{'x' * 300}.png")
 
     def full(*_, **__):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Figure, "savefig", full)
-    with pytest.raises(Refusal, match=r'x.png" cannot be written: No space left on device'):
+    with pytest.raises(InputError, match=r'x.png" cannot be written: No space left on device'):
         draw_one(tmp_path / "x.png")
 
 
@@ -613,5 +613,5 @@ def test_without_matplotlib_one_sentence_says_what_to_install(tmp_path, runs, mo
 
     monkeypatch.setattr(builtins, "__import__", without)
     for kind in KINDS:
-        with pytest.raises(Refusal, match=r"needs matplotlib: pip install 'fullrank\[report\]'"):
+        with pytest.raises(InputError, match=r"needs matplotlib: pip install 'fullrank\[report\]'"):
             draw_figure(kind, [runs / "decorrelated"], tmp_path / "figure.pdf")

@@ -37,7 +37,7 @@ def found(*arguments, capsys):
     return json.loads(out)
 
 
-def refused(*arguments, capsys):
+def rejected(*arguments, capsys):
     status, _, err = command("inspect", *arguments, capsys=capsys)
     assert status == 2
     assert err.count("\n") == 1
@@ -96,14 +96,14 @@ def test_a_run_of_a_gpu_is_inspected_where_there_is_none(copied, run, capsys):
 
 def test_a_network_that_never_trained_does_not_stand_in_for_a_model_that_is_gone(copied, run, capsys):
     (copied / "model.safetensors").unlink()
-    assert "has all its rounds (1), but no model.safetensors" in refused(copied, capsys=capsys)
+    assert "has all its rounds (1), but no model.safetensors" in rejected(copied, capsys=capsys)
     (copied / "summary.json").unlink()  # stopped before its end: the checkpoint has the model
     assert_measured(found(copied, capsys=capsys), run.model(), *prepared())
     for part in (copied / "checkpoints").iterdir():
         part.unlink()
-    assert "it was not kept" in refused(copied, capsys=capsys)
+    assert "it was not kept" in rejected(copied, capsys=capsys)
     (copied / "metrics.jsonl").unlink()
-    assert "no round of the run" in refused(copied, capsys=capsys)
+    assert "no round of the run" in rejected(copied, capsys=capsys)
 
 
 def test_a_clients_own_model(tmp_path, run, capsys):
@@ -114,11 +114,11 @@ def test_a_clients_own_model(tmp_path, run, capsys):
     facts = found(own.path, "--client", 1, capsys=capsys)
     assert facts["stage"] == "local"
     assert_measured(facts, own.client_model(1), *prepared())
-    lacking = refused(own.path, capsys=capsys)
+    lacking = rejected(own.path, capsys=capsys)
     assert "no complete global model" in lacking
     assert "--client K" in lacking
     assert "client_model" not in lacking
-    assert "there is no client 9" in refused(own.path, "--client", 9, capsys=capsys)
+    assert "there is no client 9" in rejected(own.path, "--client", 9, capsys=capsys)
 
 
 def test_a_file_of_weights_with_the_networks_name(tmp_path, run, capsys):
@@ -126,13 +126,13 @@ def test_a_file_of_weights_with_the_networks_name(tmp_path, run, capsys):
     file = run.path / "model.safetensors"
     facts = found(file, "digits", "--model", "cnn", *options, capsys=capsys)
     assert_measured(facts, run.model(), *prepared())
-    unfit = refused(file, "digits", "--model", "cnn", capsys=capsys)
+    unfit = rejected(file, "digits", "--model", "cnn", capsys=capsys)
     assert unfit.startswith(f'fullrank: "{file}" does not fit the model: ')
-    missing = refused(tmp_path / "none.safetensors", "digits", "--model", "cnn", capsys=capsys)
+    missing = rejected(tmp_path / "none.safetensors", "digits", "--model", "cnn", capsys=capsys)
     assert missing == f'fullrank: there is no file "{tmp_path / "none.safetensors"}"\n'
-    assert "--model cnn" in refused(file, "digits", capsys=capsys)
-    assert "name a data set" in refused(file, "--model", "cnn", capsys=capsys)
-    assert 'did you mean "cnn"?' in refused(file, "digits", "--model", "cmn", capsys=capsys)
+    assert "--model cnn" in rejected(file, "digits", capsys=capsys)
+    assert "name a data set" in rejected(file, "--model", "cnn", capsys=capsys)
+    assert 'did you mean "cnn"?' in rejected(file, "digits", "--model", "cmn", capsys=capsys)
 
 
 class Own(nn.Module):
@@ -187,14 +187,14 @@ def test_any_torch_model_by_the_function_that_makes_it(capsys, name):
         (["test_inspect:trained", "digits", "--model", "cnn"], ["makes its own network"]),
     ],
 )
-def test_what_cannot_be_inspected_is_refused_in_one_sentence(capsys, arguments, words):
-    err = refused(*arguments, capsys=capsys)
+def test_what_cannot_be_inspected_is_rejected_in_one_sentence(capsys, arguments, words):
+    err = rejected(*arguments, capsys=capsys)
     for word in words:
         assert word in err
 
 
 def test_a_run_knows_its_own_model(run, capsys):
-    assert "contains its model" in refused(run.path, "--set", "model.width=3", capsys=capsys)
+    assert "contains its model" in rejected(run.path, "--set", "model.width=3", capsys=capsys)
 
 
 def test_a_run_on_other_data(tmp_path, run, capsys):
@@ -209,7 +209,7 @@ def test_a_run_on_other_data(tmp_path, run, capsys):
     np.savez(
         tmp_path / "rgb.npz", x_train=coloured, x_test=coloured, y_train=np.arange(20) % 10, y_test=np.arange(20) % 10
     )
-    assert "does not take" in refused(run.path, tmp_path / "rgb.npz", capsys=capsys)
+    assert "does not take" in rejected(run.path, tmp_path / "rgb.npz", capsys=capsys)
 
 
 @pytest.mark.parametrize("ending", ["png", "pdf"])

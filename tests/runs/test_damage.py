@@ -19,7 +19,7 @@ import fullrank.federated.site
 import fullrank.runs.display
 from commands import fullrank as command
 from fullrank import Method
-from fullrank.errors import Refusal, RunFailed
+from fullrank.errors import InputError, RunFailed
 from fullrank.files import read_json, write_json
 from fullrank.trees import pointwise
 from killing import assert_equal_outcomes, nothing_changes
@@ -89,7 +89,7 @@ def test_files_of_the_users_own_are_left_alone(name, key, tmp_path, capsys):
 def test_a_rejected_run_removes_the_folders_that_it_created_and_no_others(existing, tmp_path):
     (tmp_path / existing).mkdir(parents=True, exist_ok=True)
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(Refusal):
+    with pytest.raises(InputError):
         fullrank.run({"data.name": "nosuchdata"}, tmp_path / "a" / "b")
     assert sorted(tmp_path.rglob("*")) == before
 
@@ -124,17 +124,17 @@ def damage_the_checkpoints(path):
 )
 def test_a_rejected_continuation_changes_nothing(damage, copied):
     damage(copied)
-    with nothing_changes(copied), pytest.raises(Refusal) as caught:
+    with nothing_changes(copied), pytest.raises(InputError) as caught:
         run(copied, train__rounds=6)
     assert "\n" not in str(caught.value)
 
 
 def test_an_engine_that_does_not_open_changes_nothing(copied, monkeypatch):
     def fails(*args, **options):
-        raise Refusal("a worker process did not start")
+        raise InputError("a worker process did not start")
 
     monkeypatch.setattr(sys.modules["fullrank.runs.run"], "open_engine", fails)
-    with nothing_changes(copied), pytest.raises(Refusal, match="did not start"):
+    with nothing_changes(copied), pytest.raises(InputError, match="did not start"):
         run(copied, train__rounds=6)
     assert fullrank.load_run(copied).complete
 
@@ -169,7 +169,7 @@ def test_a_finished_run_without_its_newest_checkpoint_runs_that_round_again(how,
 def test_a_finished_run_whose_rows_are_not_all_there_is_not_complete(copied):
     rows = (copied / "metrics.jsonl").read_text().splitlines(keepends=True)
     (copied / "metrics.jsonl").write_text("".join(rows[:-1]))
-    with pytest.raises(Refusal, match="not complete"):
+    with pytest.raises(InputError, match="not complete"):
         fullrank.compare_runs([copied])
 
 
@@ -205,7 +205,7 @@ def test_a_flipped_bit_is_noticed_or_does_no_harm(file, four_rounds, six_rounds,
                 loaded = fullrank.load_run(path)
                 assert loaded.summary() == fullrank.load_run(four_rounds).summary()
             run(path, train__rounds=6)
-        except Refusal as problem:
+        except InputError as problem:
             assert "\n" not in str(problem)  # noqa: PT017 - either a sentence or the right result
         else:
             assert_equal_outcomes(path, six_rounds, f"bit of byte {place} of {file}")
@@ -218,7 +218,7 @@ def test_a_flipped_bit_in_a_tensor_is_always_noticed(file, copied):
     (copied / file).write_bytes(content)
     loaded = fullrank.load_run(copied)
     read = (lambda: loaded.probes) if file.startswith("probes") else functools.partial(loaded.client_model, 0)
-    with pytest.raises(Refusal, match=f"{Path(file).name}.*is damaged.*does not match its checksum"):
+    with pytest.raises(InputError, match=f"{Path(file).name}.*is damaged.*does not match its checksum"):
         read()
 
 
@@ -238,7 +238,7 @@ def test_json_of_another_shape_is_one_sentence(file, content, copied):
     for name, read in READERS.items():
         try:
             read(copied)
-        except (Refusal, RunFailed) as problem:
+        except (InputError, RunFailed) as problem:
             assert "\n" not in str(problem), name  # noqa: PT017 - not every reader reads every file
 
 
@@ -256,7 +256,7 @@ def test_a_missing_key_is_named(file, key, copied):
     del facts[key]
     write_json(copied / file, facts)
     reader = fullrank.load_run if file == "summary.json" else READERS["model" if "0" in file else "run"]
-    with pytest.raises(Refusal, match=rf"{Path(file).name}.* is damaged \({key}: Field required"):
+    with pytest.raises(InputError, match=rf"{Path(file).name}.* is damaged \({key}: Field required"):
         reader(copied)
 
 

@@ -1,4 +1,4 @@
-"""The run directory: what lies in it, what may change between two calls, what is refused, what survives."""
+"""The run directory: what lies in it, what may change between two calls, what is rejected, what survives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch import nn
 
 import fullrank
 import stateful
-from fullrank.errors import CallFailed, ClientFailed, Interrupted, Refusal, RunFailed, WriteFailed
+from fullrank.errors import CallFailed, ClientFailed, InputError, Interrupted, RunFailed, WriteFailed
 from fullrank.federated.client_states import ClientStates
 from fullrank.files import append_line, save_tensors, write_atomically, write_json
 from fullrank.local.step import Step
@@ -220,9 +220,12 @@ def test_an_extended_run_that_was_interrupted_shows_nothing_of_its_former_end(tm
     assert torch.equal(loaded.model().head.weight, server["model/head.weight"])
 
 
-def test_fewer_rounds_than_are_done_are_refused(tmp_path):
+def test_fewer_rounds_than_are_done_are_rejected(tmp_path):
     run(tmp_path / "run")
-    with nothing_changes(tmp_path / "run"), pytest.raises(Refusal, match=r"train.rounds = 2.* has 3 rounds behind it"):
+    with (
+        nothing_changes(tmp_path / "run"),
+        pytest.raises(InputError, match=r"train.rounds = 2.* has 3 rounds behind it"),
+    ):
         run(tmp_path / "run", {"train.rounds": 2})
 
 
@@ -230,10 +233,10 @@ def test_a_complete_run_returns_at_once(tmp_path, monkeypatch):
     first = run(tmp_path / "run", {"method.name": "stateful:Calibrated"})
     before = outcome(tmp_path / "run")
 
-    def refuse(*args):
+    def reject(*args):
         raise AssertionError("a local step was made")
 
-    monkeypatch.setattr(Step, "advance_", refuse)
+    monkeypatch.setattr(Step, "advance_", reject)
     with pytest.raises(ClientFailed, match="a local step was made"):
         run(tmp_path / "fresh")
     again = run(tmp_path / "run", {"method.name": "stateful:Calibrated"})
@@ -245,9 +248,9 @@ def test_a_complete_run_returns_at_once(tmp_path, monkeypatch):
     assert torch.equal(again.model()(x), first.model()(x))
 
 
-def test_resume_false_refuses_a_directory_that_holds_a_run(tmp_path):
+def test_resume_false_rejects_a_directory_that_holds_a_run(tmp_path):
     run(tmp_path / "run")
-    with nothing_changes(tmp_path / "run"), pytest.raises(Refusal, match="holds a run already"):
+    with nothing_changes(tmp_path / "run"), pytest.raises(InputError, match="holds a run already"):
         run(tmp_path / "run", resume=False)
 
 
@@ -270,8 +273,8 @@ def test_resume_false_refuses_a_directory_that_holds_a_run(tmp_path):
         ("evaluate.every", 2, "1", "2"),
     ],
 )
-def test_a_changed_key_is_refused_with_both_values(key, value, before, now, one_run, tmp_path):
-    with nothing_changes(one_run), pytest.raises(Refusal) as caught:
+def test_a_changed_key_is_rejected_with_both_values(key, value, before, now, one_run, tmp_path):
+    with nothing_changes(one_run), pytest.raises(InputError) as caught:
         run(one_run, {"method.name": "fedprox", key: value})
     assert f"{key} was {before}, is now {now}" in str(caught.value)
     assert str(one_run) in str(caught.value)
@@ -290,7 +293,7 @@ def test_one_client_a_round_and_all_of_them_are_different_runs():
 
 
 def test_two_changed_keys_are_shown_together(one_run):
-    with pytest.raises(Refusal, match=r"data.alpha was 0.5, is now 1.0; train.lr was 0.01, is now 0.2"):
+    with pytest.raises(InputError, match=r"data.alpha was 0.5, is now 1.0; train.lr was 0.01, is now 0.2"):
         run(one_run, {"method.name": "fedprox", "data.alpha": 1.0, "train.lr": 0.2})
 
 
@@ -310,7 +313,7 @@ def test_keys_that_may_differ_are_accepted(digits, tmp_path):
     assert_equal_outcomes(tmp_path / "run", tmp_path / "whole")
 
 
-def test_changed_data_are_refused(digits, tmp_path):
+def test_changed_data_are_rejected(digits, tmp_path):
     with np.load(digits) as arrays:
         content = dict(arrays)
     np.savez(tmp_path / "data.npz", **content)
@@ -318,27 +321,27 @@ def test_changed_data_are_refused(digits, tmp_path):
     run(tmp_path / "run", table, {"train.rounds": 1})
     content["x_test"][5, 0, 3, 3] ^= 1
     np.savez(tmp_path / "data.npz", **content)
-    with nothing_changes(tmp_path / "run" / "checkpoints"), pytest.raises(Refusal) as caught:
+    with nothing_changes(tmp_path / "run" / "checkpoints"), pytest.raises(InputError) as caught:
         run(tmp_path / "run", table)
     assert "the data set's content is not what it was" in str(caught.value)
     assert str(tmp_path / "run") in str(caught.value)
 
 
-def test_a_changed_partition_is_refused(tmp_path):
+def test_a_changed_partition_is_rejected(tmp_path):
     run(tmp_path / "other", {"seed": 1, "train.rounds": 1})
     division = tmp_path / "division.safetensors"
     run(tmp_path / "first", {"train.rounds": 1})
     shutil.copy(tmp_path / "first" / "partition.safetensors", division)
     run(tmp_path / "run", {"data.partition": str(division), "train.rounds": 1})
     shutil.copy(tmp_path / "other" / "partition.safetensors", division)
-    with pytest.raises(Refusal, match="the partition is not what it was"):
+    with pytest.raises(InputError, match="the partition is not what it was"):
         run(tmp_path / "run", {"data.partition": str(division)})
 
 
 def test_another_number_of_threads_needs_consent_and_is_recorded(tmp_path):
     def both():
         run(tmp_path / "run", {"train.rounds": 1})
-        with pytest.raises(Refusal) as caught:
+        with pytest.raises(InputError) as caught:
             run(tmp_path / "run", {"engine.threads": 2})
         result = run(tmp_path / "run", {"engine.threads": 2}, change_engine=True)
         assert result.complete
@@ -362,7 +365,7 @@ def test_another_precision_goes_on_in_that_precision(tmp_path):
 
 
 def test_consent_to_another_engine_covers_nothing_else(one_run):
-    with pytest.raises(Refusal, match=r"train.lr was 0.01, is now 0.2") as caught:
+    with pytest.raises(InputError, match=r"train.lr was 0.01, is now 0.2") as caught:
         run(one_run, {"method.name": "fedprox", "train.lr": 0.2, "engine.threads": 2}, change_engine=True)
     assert "threads" not in str(caught.value)
     assert "--change-engine" not in str(caught.value)
@@ -379,7 +382,7 @@ def test_a_key_that_the_recorded_experiment_lacks_has_its_default(tmp_path):
 # Who may write
 
 
-def test_a_second_process_is_refused_and_readers_are_not(tmp_path):
+def test_a_second_process_is_rejected_and_readers_are_not(tmp_path):
     run(tmp_path / "run", {"train.rounds": 2})
     ready, tell = os.pipe()
     wait, release = os.pipe()
@@ -394,7 +397,7 @@ def test_a_second_process_is_refused_and_readers_are_not(tmp_path):
     def meanwhile(pid):
         os.close(tell)
         os.read(ready, 1)
-        with nothing_changes(tmp_path / "run"), pytest.raises(Refusal) as caught:
+        with nothing_changes(tmp_path / "run"), pytest.raises(InputError) as caught:
             run(tmp_path / "run")
         assert "another process is running in" in str(caught.value)
         assert str(tmp_path / "run") in str(caught.value)
@@ -408,16 +411,16 @@ def test_a_second_process_is_refused_and_readers_are_not(tmp_path):
 
 
 def test_a_directory_is_free_again_after_a_failure(tmp_path):
-    with pytest.raises(Refusal):
+    with pytest.raises(InputError):
         run(tmp_path / "run", {"train.participation": 9})
     assert run(tmp_path / "run").complete
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", "metrics.jsonl", "summary.json", "checkpoints/other.pt", "movie.part"])
-def test_a_directory_with_other_files_is_refused_and_left_alone(name, tmp_path):
+def test_a_directory_with_other_files_is_rejected_and_left_alone(name, tmp_path):
     (tmp_path / "run" / name).parent.mkdir(parents=True)
     (tmp_path / "run" / name).write_text("mine")
-    with pytest.raises(Refusal, match="is not empty and holds no run"):
+    with pytest.raises(InputError, match="is not empty and holds no run"):
         run(tmp_path / "run")
     assert [path.name for path in (tmp_path / "run").iterdir()] == [Path(name).parts[0]]
     assert (tmp_path / "run" / name).read_text() == "mine"
@@ -428,11 +431,11 @@ def test_an_empty_directory_is_fine(tmp_path):
 
 
 @pytest.mark.parametrize("below", ["file/run", "file", "run/checkpoints/run"])
-def test_a_path_that_cannot_be_written_is_refused(below, tmp_path):
+def test_a_path_that_cannot_be_written_is_rejected(below, tmp_path):
     (tmp_path / "file").write_text("a file")
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "checkpoints").write_text("a file")
-    with pytest.raises(Refusal, match=r"cannot be written|is not empty") as caught:
+    with pytest.raises(InputError, match=r"cannot be written|is not empty") as caught:
         run(tmp_path / below)
     assert str(tmp_path / below) in str(caught.value)
 
@@ -466,16 +469,16 @@ def test_a_damaged_row_is_named(tmp_path):
     file = tmp_path / "run" / "metrics.jsonl"
     file.write_text(file.read_text().replace('"round": 2', '"round" 2'))
     for read in (fullrank.load_run, run):
-        with pytest.raises(Refusal, match=r"metrics.jsonl.* is damaged"):
+        with pytest.raises(InputError, match=r"metrics.jsonl.* is damaged"):
             read(tmp_path / "run")
 
 
 @pytest.mark.parametrize("keep", [slice(0), slice(1), slice(1, None)])
-def test_missing_rows_are_refused(keep, tmp_path):
+def test_missing_rows_are_rejected(keep, tmp_path):
     run(tmp_path / "run")
     file = tmp_path / "run" / "metrics.jsonl"
     file.write_text("".join(line + "\n" for line in file.read_text().splitlines()[keep]))
-    with pytest.raises(Refusal, match=r"metrics.jsonl.* does not hold all of the 3 rounds"):
+    with pytest.raises(InputError, match=r"metrics.jsonl.* does not hold all of the 3 rounds"):
         run(tmp_path / "run", {"train.rounds": 4})
 
 
@@ -514,7 +517,7 @@ def test_a_damaged_checkpoint_is_named_and_an_older_one_takes_its_place(file, da
     folder = tmp_path / "run" / "checkpoints"
     damage(folder / file)
     problem = f'"{folder / file}" {"is missing" if damage is Path.unlink else "is damaged"}'
-    with nothing_changes(tmp_path / "run"), pytest.raises(Refusal, match=re.escape(problem)) as caught:
+    with nothing_changes(tmp_path / "run"), pytest.raises(InputError, match=re.escape(problem)) as caught:
         fullrank.load_run(tmp_path / "run", trust=True).client_model(0)
     assert "\n" not in str(caught.value)
     run(tmp_path / "run", STATEFUL)
@@ -539,7 +542,7 @@ def test_damaged_notes_of_clients_are_named(damage, problem, two_of_three_rounds
         lambda: run(tmp_path / "run", STATEFUL),
         lambda: fullrank.load_run(tmp_path / "run", trust=True).client_model(0),
     ):
-        with nothing_changes(tmp_path / "run"), pytest.raises(Refusal, match=problem) as caught:
+        with nothing_changes(tmp_path / "run"), pytest.raises(InputError, match=problem) as caught:
             way()
         assert str(notes) in str(caught.value)
 
@@ -547,15 +550,15 @@ def test_damaged_notes_of_clients_are_named(damage, problem, two_of_three_rounds
 def test_the_only_checkpoint_damaged(tmp_path):
     run(tmp_path / "run", {"train.rounds": 1})
     truncate(tmp_path / "run" / "checkpoints" / "server-000001.safetensors")
-    with pytest.raises(Refusal, match=r"server-000001.safetensors.* is damaged .*; start a new run"):
+    with pytest.raises(InputError, match=r"server-000001.safetensors.* is damaged .*; start a new run"):
         run(tmp_path / "run")
 
 
-def test_a_checkpoint_of_a_later_version_is_refused(tmp_path):
+def test_a_checkpoint_of_a_later_version_is_rejected(tmp_path):
     run(tmp_path / "run", {"train.rounds": 2})
     file = tmp_path / "run" / "checkpoints" / "000002.json"
     write_json(file, {**read_json(file), "format": 4})
-    with pytest.raises(Refusal, match="have format 4, this version reads 2 and 3"):
+    with pytest.raises(InputError, match="have format 4, this version reads 2 and 3"):
         run(tmp_path / "run")
 
 
@@ -823,7 +826,7 @@ def test_skipping_and_resuming_equals_skipping(tmp_path):
 def test_nobody_left_is_an_error(tmp_path):
     table = {"method.name": "stateful:AllFail", "run.on_client_error": "skip"}
     for _ in range(2):  # also when resumed
-        with pytest.raises(Refusal) as caught:
+        with pytest.raises(InputError) as caught:
             run(tmp_path / "run", table)
         assert "round 2: no client sent anything" in str(caught.value)
         assert "client 3: OSError: client 3 has no power" in str(caught.value)
@@ -909,9 +912,9 @@ def test_the_same_personal_models_from_everywhere(method, tmp_path):
     for result in (first, run(tmp_path / "run", table), fullrank.load_run(tmp_path / "run", trust=True)):
         for client in random.Random(0).sample(range(4), 4):  # in whatever order they are asked for
             assert torch.equal(result.client_model(client)(x), want[client])
-        with pytest.raises(Refusal, match=r"no complete global model.*client_model\(k\)"):
+        with pytest.raises(InputError, match=r"no complete global model.*client_model\(k\)"):
             result.model()
-        with pytest.raises(Refusal, match="there is no client 4; clients are 0 to 3"):
+        with pytest.raises(InputError, match="there is no client 4; clients are 0 to 3"):
             result.client_model(4)
 
 
@@ -936,7 +939,7 @@ def test_an_unfinished_run_gives_the_model_of_its_newest_checkpoint(tmp_path):
 
 
 def test_a_directory_that_holds_no_run_is_not_loaded(tmp_path):
-    with pytest.raises(Refusal, match=r"is not a run directory: it has no experiment.toml"):
+    with pytest.raises(InputError, match=r"is not a run directory: it has no experiment.toml"):
         fullrank.load_run(tmp_path)
 
 
@@ -968,9 +971,9 @@ def test_fit_is_killed_and_resumed(tmp_path):
     assert torch.equal(in_memory.model()(x), result.model()(x))
 
 
-def test_fit_refuses_to_go_on_with_another_module(tmp_path):
+def test_fit_rejects_to_go_on_with_another_module(tmp_path):
     fit(tmp_path / "run", rounds=1)
-    with pytest.raises(Refusal, match=r"model.structure was .*, is now"):
+    with pytest.raises(InputError, match=r"model.structure was .*, is now"):
         fit(tmp_path / "run", width=7)
 
 
@@ -978,7 +981,7 @@ def test_what_a_program_gave_is_not_loaded_without_it(tmp_path):
     fit(tmp_path / "run", rounds=1)
     loaded = fullrank.load_run(tmp_path / "run")
     assert loaded.summary()["rounds"] == 1
-    with pytest.raises(Refusal, match=r"pass the same module, clients and settings to fullrank\.fit"):
+    with pytest.raises(InputError, match=r"pass the same module, clients and settings to fullrank\.fit"):
         loaded.model()
 
 
@@ -1082,7 +1085,7 @@ def test_a_run_whose_checkpoints_are_gone_keeps_its_rows(tmp_path):
     run = stripped(tmp_path / "run")
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     for rounds in (2, 3):
-        with pytest.raises(Refusal, match="its checkpoints are gone: it can be read, not continued"):
+        with pytest.raises(InputError, match="its checkpoints are gone: it can be read, not continued"):
             fullrank.run({**run.experiment.model_dump(), "train.rounds": rounds}, tmp_path / "run")
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
     assert fullrank.load_run(tmp_path / "run").summary() == run.summary()
@@ -1093,13 +1096,13 @@ def test_a_model_that_is_not_there_is_not_made_up(tmp_path):
     want = run.model().state_dict()
     assert_same_bits(fullrank.load_run(tmp_path / "run").model().state_dict(), want)
     (tmp_path / "run" / "model.safetensors").unlink()
-    with pytest.raises(Refusal, match=r"neither a checkpoint nor model\.safetensors"):
+    with pytest.raises(InputError, match=r"neither a checkpoint nor model\.safetensors"):
         fullrank.load_run(tmp_path / "run").model()
 
 
 def test_clients_own_entries_are_not_made_up(tmp_path):
     stripped(tmp_path / "run", **{"method.name": "fedrep"})
-    with pytest.raises(Refusal, match="gone with its checkpoints"):
+    with pytest.raises(InputError, match="gone with its checkpoints"):
         fullrank.load_run(tmp_path / "run", trust=True).client_model(0)
 
 
@@ -1120,7 +1123,7 @@ def test_a_lost_or_damaged_model_is_written_again(damage, ended, tmp_path):
     damage(path / "model.safetensors")
     if damage is truncate:
         with pytest.raises(
-            Refusal, match=r"model\.safetensors\" is damaged .*; the command that started the run writes"
+            InputError, match=r"model\.safetensors\" is damaged .*; the command that started the run writes"
         ):
             fullrank.load_run(path).model()
     run(path)
@@ -1132,7 +1135,7 @@ def test_a_damaged_model_without_a_checkpoint_is_gone(tmp_path):
     stripped(path)
     truncate(path / "model.safetensors")
     with pytest.raises(
-        Refusal, match=r"model\.safetensors\" is damaged .*; run the same experiment in another directory"
+        InputError, match=r"model\.safetensors\" is damaged .*; run the same experiment in another directory"
     ):
         fullrank.load_run(path).model()
 
@@ -1142,7 +1145,7 @@ def test_an_emptied_experiment_is_not_taken_for_the_defaults(ended, tmp_path):
     shutil.copytree(ended, path)
     (path / "experiment.toml").write_text("")
     for way in (run, fullrank.load_run, lambda path: fullrank.compare_runs([path])):
-        with pytest.raises(Refusal, match=r'experiment\.toml" is empty, so it is damaged; put the experiment in it'):
+        with pytest.raises(InputError, match=r'experiment\.toml" is empty, so it is damaged; put the experiment in it'):
             way(path)
     shutil.copy(ended / "experiment.toml", path)
     assert run(path, {"train.rounds": 4}).complete
@@ -1153,7 +1156,7 @@ def test_a_damaged_summary_is_written_anew_as_its_refusal_says(ended, tmp_path):
     shutil.copytree(ended, path)
     (path / "summary.json").write_text("")
     for way in (run, fullrank.load_run):
-        with pytest.raises(Refusal, match=r'summary\.json" is damaged .*; delete it and give the command'):
+        with pytest.raises(InputError, match=r'summary\.json" is damaged .*; delete it and give the command'):
             way(path)
     (path / "summary.json").unlink()
     run(path)
@@ -1163,7 +1166,7 @@ def test_a_damaged_summary_is_written_anew_as_its_refusal_says(ended, tmp_path):
 def test_a_damaged_summary_is_not_to_be_deleted_where_the_run_would_begin_anew(tmp_path):
     stripped(tmp_path / "run")
     (tmp_path / "run" / "summary.json").write_text("")
-    with pytest.raises(Refusal, match=r'summary\.json" is damaged .*; run the same experiment in another directory'):
+    with pytest.raises(InputError, match=r'summary\.json" is damaged .*; run the same experiment in another directory'):
         fullrank.load_run(tmp_path / "run")
 
 
@@ -1173,7 +1176,9 @@ def test_a_run_goes_on_with_the_files_of_its_like(name, damage, ended, tmp_path)
     path = tmp_path / "run"
     shutil.copytree(ended, path)
     damage(path / name)
-    with pytest.raises(Refusal, match=rf"{name}.* the same experiment in another directory writes one before round 1"):
+    with pytest.raises(
+        InputError, match=rf"{name}.* the same experiment in another directory writes one before round 1"
+    ):
         run(path, {"train.rounds": 4})
     run(tmp_path / "other", {"train.rounds": 1})
     shutil.copy(tmp_path / "other" / name, path)

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 import fullrank
 from commands import fullrank as command
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.files import read_json, write_json
 from fullrank.models.reparam.scales import write_scales
 
@@ -144,7 +144,7 @@ def test_a_module_that_a_program_gave_is_asked_for(tmp_path):
     clients = [(torch.randn(20, 4), torch.arange(20) % 2)]
     fullrank.fit(torch.nn.Sequential(torch.nn.Linear(4, 2)), clients, rounds=1, method="fedavg", out=tmp_path / "run")
     for way in (fullrank.load_run(tmp_path / "run").model, lambda: fullrank.export(tmp_path / "run")):
-        with pytest.raises(Refusal, match=r"pass the same module, clients and settings to fullrank\.fit with out="):
+        with pytest.raises(InputError, match=r"pass the same module, clients and settings to fullrank\.fit with out="):
             way()
 
 
@@ -197,7 +197,7 @@ def test_other_data_are_not_taken_for_the_runs_own(home, monkeypatch):
     arrays["x_train"][0] += 1
     here = elsewhere(run.path, monkeypatch)
     np.savez("sites.npz", **arrays)
-    with pytest.raises(Refusal, match="the data set's content is not what it was"):
+    with pytest.raises(InputError, match="the data set's content is not what it was"):
         fullrank.load_run(here, root=".").client_model(0)
 
 
@@ -228,7 +228,7 @@ def test_kept_personal_models_need_no_data(method, holdout, engine, home, monkey
     if holdout:
         assert made_again.summary()["personal"] == run.summary()["personal"]
     assert command("export", here, "--client", 1, capsys=capsys)[0] == 0
-    with pytest.raises(Refusal, match="needs that client's data"):
+    with pytest.raises(InputError, match="needs that client's data"):
         fullrank.load_run(here).client_model(0, "received")
 
 
@@ -308,7 +308,7 @@ def test_files_that_a_model_function_reads_are_recorded(how, own):
     digest = hashlib.sha256(weights.read_bytes()).hexdigest()
     assert recorded == {f"model.name ({weights.name})": digest}
     write_weights(weights, how, 2.0)
-    with pytest.raises(Refusal, match=r"the file of model\.name \(weights\..*\) is not what it was"):
+    with pytest.raises(InputError, match=r"the file of model\.name \(weights\..*\) is not what it was"):
         run_with({**settings, "train.rounds": 2}, own)
 
 

@@ -13,7 +13,7 @@ from commands import fullrank
 from fullrank import models
 from fullrank.config.experiment import Experiment
 from fullrank.data import load_dataset
-from fullrank.errors import ClientFailed, Refusal
+from fullrank.errors import ClientFailed, InputError
 from fullrank.runs.assemble import assemble
 from small import blobs
 
@@ -64,7 +64,7 @@ def test_an_npz_file_is_found_in_the_environments_folder_and_in_root(tmp_path, m
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("FULLRANK_DATA", str(tmp_path / "there"))
     assert len(load_dataset("mine.npz").train) == 60
-    with pytest.raises(Refusal, match=r"neither in \$FULLRANK_DATA"):
+    with pytest.raises(InputError, match=r"neither in \$FULLRANK_DATA"):
         load_dataset("other.npz")
     monkeypatch.delenv("FULLRANK_DATA")
     assert fullrank("partition", "--set", "data.name=mine.npz", capsys=capsys)[0] == 2

@@ -8,7 +8,7 @@ import torch
 
 import fullrank
 from commands import fullrank as command
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.metrics.evaluate import evaluate
 
 SETTINGS = {
@@ -69,9 +69,9 @@ def test_a_clients_model_can_be_had_where_gradients_are_off(method, off, runs):
 
 
 def test_a_stage_that_the_method_does_not_have_is_rejected(runs, capsys):
-    with pytest.raises(Refusal, match='"fedavg" does not personalise; take the stage "received" or "local"'):
+    with pytest.raises(InputError, match='"fedavg" does not personalise; take the stage "received" or "local"'):
         runs["fedavg"].client_model(0, "personalised")
-    with pytest.raises(Refusal, match=r'no stage "personalized".*did you mean "personalised"'):
+    with pytest.raises(InputError, match=r'no stage "personalized".*did you mean "personalised"'):
         runs["fedetf"].client_model(0, "personalized")
     status, _, err = command("export", runs["fedavg"].path, "--stage", "local", capsys=capsys)
     assert status == 2

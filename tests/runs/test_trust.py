@@ -10,7 +10,7 @@ import tomli_w
 import fullrank
 from commands import fullrank as command
 from fullrank.config.experiment import tomllib
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.files import read_json, write_json
 
 PAYLOAD = """
@@ -126,7 +126,7 @@ def test_no_roundabout_name_imports_what_only_a_file_names(case, honest, tmp_pat
         lambda: fullrank.load_run("folder/run").client_model(0),
         lambda: fullrank.run(fullrank.load_run("folder/run").experiment, "again"),
     ):
-        with pytest.raises(Refusal):
+        with pytest.raises(InputError):
             way()
     assert not ran(tmp_path)
     assert not (tmp_path / "RAN").exists()
@@ -149,7 +149,7 @@ def test_programs_import_nothing_that_only_the_directory_names(reader, hostile, 
     if kind == "data" and needs_no_data:
         READERS[reader](fullrank.load_run("folder/run"))
     else:
-        with pytest.raises(Refusal, match=f'{re.escape(name)}".*trust=True'):
+        with pytest.raises(InputError, match=f'{re.escape(name)}".*trust=True'):
             READERS[reader](fullrank.load_run("folder/run"))
     assert not ran(tmp_path)
 
@@ -178,7 +178,7 @@ def test_an_export_names_code_only_for_those_who_trust_it(key, honest, tmp_path,
     write_json(done.path / "model.json", facts)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
-    with pytest.raises(Refusal, match=rf'{key}\.name = "{re.escape(NAMES[key][1])}".*trust=True'):
+    with pytest.raises(InputError, match=rf'{key}\.name = "{re.escape(NAMES[key][1])}".*trust=True'):
         fullrank.load_export(done.path)
     assert not ran(tmp_path)
     try:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 import fullrank
 from commands import fullrank as command
 from fullrank.data import DataSet, Split, load_dataset
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.models.reparam.repvgg import repvgg
 from fullrank.runs.display import Silent
 from fullrank.search.scales import for_search, search_scales, searched
@@ -120,10 +120,10 @@ def test_one_clients_part_of_a_partition_that_a_run_saved(size, tmp_path):
     assert facts["data"]["subset"] == f"client 2 of 3, {saved['partition']}"
 
 
-def test_a_partition_of_other_data_is_refused(tmp_path):
+def test_a_partition_of_other_data_is_rejected(tmp_path):
     run = fullrank.run({"data.clients": 3, "model.name": "mlp", "train.rounds": 1}, tmp_path / "run")
     saved = {"name": "digits", "partition": str(run.path / "partition.safetensors"), "clients": 3, "size": 16}
-    with pytest.raises(Refusal, match="divides other data"):
+    with pytest.raises(InputError, match="divides other data"):
         search_scales(NAME, tmp_path / "a", values={**SMALL, "data": saved}, client=0)
 
 
@@ -144,7 +144,9 @@ def test_everything_that_was_chosen_is_in_the_facts(tmp_path):
 
 @pytest.mark.parametrize("key", ["epochs", "steps", "participation"])
 def test_a_round_is_an_epoch_of_all(key):
-    with pytest.raises(Refusal, match=f"train.{key}: a round of a search is an epoch of all its samples; leave it out"):
+    with pytest.raises(
+        InputError, match=f"train.{key}: a round of a search is an epoch of all its samples; leave it out"
+    ):
         searched("repvgg-a0", {"train": {key: 2}})
 
 
@@ -209,8 +211,8 @@ def test_the_file_is_what_the_network_learned_and_what_an_experiment_takes(tmp_p
         (NAME, SMALL, {"per_class": 1000}, "1000 samples of each class are wanted, and class 0 has"),
     ],
 )
-def test_what_cannot_be_searched_is_refused(model, values, more, said, tmp_path):
-    with pytest.raises(Refusal, match=said):
+def test_what_cannot_be_searched_is_rejected(model, values, more, said, tmp_path):
+    with pytest.raises(InputError, match=said):
         search_scales(model, tmp_path / "a", values=values, **more)
     assert list(tmp_path.iterdir()) == []
 
@@ -223,11 +225,11 @@ def test_what_cannot_be_searched_is_refused(model, values, more, said, tmp_path)
         ({}, 1437, "more data"),
     ],
 )
-def test_samples_that_fill_no_batch_are_refused_before_anything_is_written(more, samples, advice, tmp_path):
+def test_samples_that_fill_no_batch_are_rejected_before_anything_is_written(more, samples, advice, tmp_path):
     batch = 1438 if not more else 128
     clients = 63 if "client" in more else 1
     values = {**SMALL, "data": {"name": "digits", "clients": clients}, "train": {"rounds": 1, "batch_size": batch}}
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(InputError) as caught:
         search_scales(NAME, tmp_path / "below" / "a", values=values, **more)
     assert str(caught.value) == (
         f'one batch of {batch} is not filled by {samples} samples (train.last_batch = "drop"): take {advice}, or '
@@ -242,22 +244,22 @@ def test_a_batch_that_is_kept_need_not_be_full(tmp_path):
     assert json.loads((tmp_path / "a.json").read_text())["data"]["subset"] == "1 sample of each class"
 
 
-def test_other_samples_than_those_of_a_search_that_was_begun_are_refused(tmp_path):
+def test_other_samples_than_those_of_a_search_that_was_begun_are_rejected(tmp_path):
     values = {**SMALL_CLIENTS, "train": {"rounds": 1, "batch_size": 16}}
     search_scales(NAME, tmp_path / "a", values=values, client=1)
     before = (tmp_path / "a.safetensors").read_bytes()
     for more in ({"client": 2}, {"per_class": 5}, {}):
-        with pytest.raises(Refusal, match="take another --out, or delete it") as caught:
+        with pytest.raises(InputError, match="take another --out, or delete it") as caught:
             search_scales(NAME, tmp_path / "a", values=values, **more)
         assert str(caught.value).startswith(f'the samples are not those with which "{tmp_path / "a.run"}" was begun')
-    with pytest.raises(Refusal, match="seed was 0, is now 1"):
+    with pytest.raises(InputError, match="seed was 0, is now 1"):
         search_scales(NAME, tmp_path / "a", values={**values, "seed": 1}, client=1)
     assert (tmp_path / "a.safetensors").read_bytes() == before
 
 
-def test_data_that_are_no_images_are_refused():
+def test_data_that_are_no_images_are_rejected():
     data = DataSet("table", Split(torch.randn(4, 3), torch.arange(4)), None, ("a", "b", "c", "d"))
-    with pytest.raises(Refusal, match="a search needs 8-bit grey or colour images"):
+    with pytest.raises(InputError, match="a search needs 8-bit grey or colour images"):
         for_search(data)
 
 

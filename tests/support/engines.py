@@ -14,12 +14,12 @@ def play(values, engine_of, rounds=2):
     parts = assemble(Experiment.of(values))
     engine = engine_of(parts.site)
     try:
-        played = [parts.server.run_round(engine) for _ in range(rounds)]
+        outcome = [parts.server.run_round(engine) for _ in range(rounds)]
         if isinstance(engine, Cuda):
             engine.recorded_then = recordings(engine)
     finally:
         engine.close()
-    return parts, played, engine
+    return parts, outcome, engine
 
 
 def recordings(engine):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import fullrank
 from fullrank import collapse, methods, theory
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.report.style import drawing
 from fullrank.theory import __main__ as command
 from fullrank.theory import disjoint, linear, panels, sphere_study, theorem, toy_study
@@ -165,9 +165,9 @@ def test_few_classes_let_few_singular_values_grow():
     assert equal.effective_rank[-1] > 8
     assert two.effective_rank[-1] < 2.5
     assert rare.effective_rank[-1] < 3
-    with pytest.raises(Refusal, match="sum to 1"):
+    with pytest.raises(InputError, match="sum to 1"):
         theory.growth([0.5, 0.6])
-    with pytest.raises(Refusal, match="classes ≤ width ≤ inputs, not 40, 16 and 32"):
+    with pytest.raises(InputError, match="classes ≤ width ≤ inputs, not 40, 16 and 32"):
         theory.growth([1 / 40] * 40)
 
 
@@ -232,11 +232,11 @@ def test_alignment_of_digits():
     again = theory.alignment("digits", epochs=(1,), seed=0)
     np.testing.assert_array_equal(again[1], found[1])
     assert not np.array_equal(theory.alignment("digits", epochs=(1,), start="default")[1], found[1])
-    with pytest.raises(Refusal, match="balanced"):
+    with pytest.raises(InputError, match="balanced"):
         theory.alignment("digits", start="zeros")
-    with pytest.raises(Refusal, match="lr = 0: must be a number above 0"):
+    with pytest.raises(InputError, match="lr = 0: must be a number above 0"):
         theory.alignment("digits", lr=0)
-    with pytest.raises(Refusal, match="beyond all bounds in epoch 1 with lr = 100"):
+    with pytest.raises(InputError, match="beyond all bounds in epoch 1 with lr = 100"):
         theory.alignment("digits", lr=100)
 
 
@@ -250,7 +250,7 @@ def test_only_as_many_directions_grow_as_classes_but_one():
 def test_alignment_of_fashion_mnist():
     try:
         found = theory.alignment()
-    except Refusal as absent:
+    except InputError as absent:
         pytest.skip(str(absent))
     assert found[3].diagonal()[:9].min() > 0.9
     assert found[9].diagonal()[:9].min() > 0.97
@@ -311,7 +311,7 @@ def test_bound_edges():
     assert theory.fedmr_bound(1, 0, math.inf, 1, 0) == 2
     assert theory.fedmr_bound(0.5, 0.2, 0, 3, 1) == 6
     for wrong in ((0.5, 0.6, 1), (-0.1, 0.5, 1), (0.5, 0.1, -1)):
-        with pytest.raises(Refusal):
+        with pytest.raises(InputError):
             theory.fedmr_bound(*wrong)
 
 
@@ -380,7 +380,7 @@ def test_a_sphere_from_features():
     want /= np.linalg.norm(want, axis=1, keepdims=True)
     np.testing.assert_allclose(np.abs(seen.points), np.abs(want), atol=1e-4)
     assert seen.effective_rank == pytest.approx(collapse.effective_rank(wide))
-    with pytest.raises(Refusal, match="8 dimensions"):
+    with pytest.raises(InputError, match="8 dimensions"):
         theory.sphere("no", wide, y, 0.5)
     assert math.isnan(theory.smallest_angle(np.eye(3), np.zeros(3, dtype=int)))
 
@@ -404,9 +404,9 @@ def test_a_sphere_is_turned_towards_its_points(tmp_path):
     assert spheres.view_of(around) == spheres.ASIDE
 
 
-def test_an_unknown_projection_is_refused_before_training(monkeypatch):
+def test_an_unknown_projection_is_rejected_before_training(monkeypatch):
     monkeypatch.setattr(sphere_study, "execute", lambda *_: pytest.fail("trained in vain"))
-    with pytest.raises(Refusal, match='project = "foo"; known are neck'):
+    with pytest.raises(InputError, match='project = "foo"; known are neck'):
         theory.unit_sphere("tiny", project="foo")
 
 
@@ -418,7 +418,7 @@ def test_unit_sphere_in_small(tmp_path):
     assert found.counts.sum() == 1437
     command.figures.draw_unit_sphere(found, tmp_path / "sphere.pdf")
     assert (tmp_path / "sphere.pdf").read_bytes().startswith(b"%PDF")
-    with pytest.raises(Refusal, match="tiny"):
+    with pytest.raises(InputError, match="tiny"):
         theory.unit_sphere("teny")
 
 
@@ -483,7 +483,7 @@ def test_one_command_a_figure(name, more, says, suffix, tmp_path, capsys, monkey
         ("toy-sphere", "--seed", -1, "must be at least 0"),
     ],
 )
-def test_a_number_out_of_range_is_refused(name, option, value, says, tmp_path, capsys, monkeypatch):
+def test_a_number_out_of_range_is_rejected(name, option, value, says, tmp_path, capsys, monkeypatch):
     target = tmp_path / "figure.png"
     assert call(name, "--out", target, option, value, monkeypatch=monkeypatch) == 2
     assert capsys.readouterr().err == f"fullrank: {option} {value}: {says}\n"
@@ -491,7 +491,7 @@ def test_a_number_out_of_range_is_refused(name, option, value, says, tmp_path, c
 
 
 @pytest.mark.parametrize("name", ["theorem", "growth", "alignment", "disjoint", "bound", "toy-sphere", "unit-sphere"])
-def test_a_file_that_cannot_be_written_is_refused_at_once(name, tmp_path, capsys, monkeypatch):
+def test_a_file_that_cannot_be_written_is_rejected_at_once(name, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(command, "figures", None)  # which nobody should get to
     for study in ("aligned_example", "growth", "alignment", "toy_sphere", "unit_sphere"):
         monkeypatch.setattr(command, study, lambda *_, **__: pytest.fail("computed in vain"))

@@ -14,7 +14,7 @@ from fullrank.bench.alone import bare
 from fullrank.bench.figures import Figure, ratio, table
 from fullrank.bench.race import Contestant, Lap, race
 from fullrank.bench.workload import Workload
-from fullrank.errors import Refusal, nearest
+from fullrank.errors import InputError, nearest
 
 BASE = "bare loop"
 LATER_ROUNDS = {"cnn": 2, "linear": 20}
@@ -65,13 +65,13 @@ def check(networks: Sequence[str], repeats: int) -> None:
     """Reject networks that no task has and a race without laps.
 
     Raises:
-        Refusal: if there is nothing to measure.
+        InputError: if there is nothing to measure.
     """
     if repeats < 1:
-        raise Refusal(f"--repeats {repeats}: at least one")
+        raise InputError(f"--repeats {repeats}: at least one")
     for network in networks:
         if network not in LATER_ROUNDS:
-            raise Refusal(f'--networks "{network}" is not known; {nearest(network, LATER_ROUNDS)}')
+            raise InputError(f'--networks "{network}" is not known; {nearest(network, LATER_ROUNDS)}')
 
 
 def summary(laps: Sequence[Lap]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Figure:
     def of(cls, values: Sequence[float]) -> Figure:
         """The median, the least and the most of one value at least."""
         if not values:
-            raise Refusal("there is nothing measured to take a median of")
+            raise InputError("there is nothing measured to take a median of")
         return cls(statistics.median(values), min(values), max(values), len(values))
 
     def text(self, digits: int = 2) -> str:

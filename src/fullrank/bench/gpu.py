@@ -15,7 +15,7 @@ from fullrank.bench.figures import Figure
 from fullrank.config.experiment import Experiment, merged, nested, parse_overrides
 from fullrank.data import DataSet, Split
 from fullrank.data.federation import Federation
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.runs.assemble import federate
 from fullrank.runs.display import Silent
 from fullrank.runs.result import threads
@@ -68,9 +68,9 @@ def measure(
     A stage that fails is noted and the next one goes on: time on a GPU is dear.
     """
     if rounds < 1:
-        raise Refusal(f"--rounds {rounds}: at least one round after the first")
+        raise InputError(f"--rounds {rounds}: at least one round after the first")
     if not 0 < eager_fraction <= 1:
-        raise Refusal(f"--eager-fraction {eager_fraction}: a share above 0 and up to 1")
+        raise InputError(f"--eager-fraction {eager_fraction}: a share above 0 and up to 1")
     described = {
         name: Experiment(**merged(merged(values, parse_overrides(overrides)), _of(name, rounds))) for name in methods
     }
@@ -111,7 +111,7 @@ def eager_round(
     """The eager loop on an experiment's data, model and settings."""
     data, train = federation.data, experiment.train
     if data.mean is None or data.std is None:
-        raise Refusal(f'the eager loop normalises images, and the data set "{data.name}" has no mean and std')
+        raise InputError(f'the eager loop normalises images, and the data set "{data.name}" has no mean and std')
     torch.manual_seed(experiment.seed)
     network: Any = models.build(experiment.model.name, data.num_classes, data.in_channels, **experiment.model.options)
     network.to(device)

@@ -12,14 +12,14 @@ import torch
 
 from fullrank._version import __version__
 from fullrank.engine import cores
-from fullrank.errors import Refusal, writing
+from fullrank.errors import InputError, writing
 from fullrank.runs.environment import cpu_name
 
 
 def describe(device: str = "cpu") -> dict[str, Any]:
     """Hardware and versions."""
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise Refusal(
+        raise InputError(
             f'--device {device}: this machine has no CUDA device that torch can use; try "--device cpu --tiny"'
         )
     facts: dict[str, Any] = {

@@ -19,7 +19,7 @@ from fullrank.bench.figures import Figure, table
 from fullrank.bench.gpu import feddecorr_round
 from fullrank.config.experiment import Experiment, merged, parse_overrides
 from fullrank.engine import Engine, open_engine
-from fullrank.errors import ClientFailed, Refusal
+from fullrank.errors import ClientFailed, InputError
 from fullrank.runs.assemble import Assembly, assemble, federate
 from fullrank.runs.result import threads
 
@@ -55,7 +55,7 @@ def measure(
 ) -> dict[str, Any]:
     """Training seconds of a round by method, `repeats` times in turns, after a first round that sets things up."""
     if repeats < 1:
-        raise Refusal(f"--repeats {repeats}: at least one")
+        raise InputError(f"--repeats {repeats}: at least one")
     names = list(dict.fromkeys([BASE, *names]))
     settings = merged(values, parse_overrides(overrides))
     described = {
@@ -73,7 +73,7 @@ def measure(
             for name, contestant in contestants.items():
                 try:
                     result["rounds"][name] = {"first": contestant.play(), "later": []}
-                except (Refusal, ClientFailed) as problem:  # time on a GPU is dear: the others go on
+                except (InputError, ClientFailed) as problem:  # time on a GPU is dear: the others go on
                     if name == BASE:
                         raise
                     result["failed"][name] = str(problem)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 PROC = Path("/proc")
 
@@ -13,7 +13,7 @@ PROC = Path("/proc")
 def require() -> None:
     """Refuse to measure where there is no /proc to read."""
     if not (PROC / "self" / "stat").exists():
-        raise Refusal("the CPU benchmark reads /proc, which this system has not; it runs on Linux")
+        raise InputError("the CPU benchmark reads /proc, which this system has not; it runs on Linux")
 
 
 def tree(pid: int) -> list[int]:

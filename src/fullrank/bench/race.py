@@ -16,7 +16,7 @@ from typing import Any
 
 from fullrank.bench import proctree
 from fullrank.bench.alone.task import SOCKET
-from fullrank.errors import Refusal, RunFailed
+from fullrank.errors import InputError, RunFailed
 
 LOOK_SECONDS = 1.0
 """Between two looks at the tree's memory."""
@@ -158,7 +158,7 @@ def _summed(
     name: str, looks: Sequence[_Look], said: Sequence[dict[str, Any]], facts: dict[str, Any], memory: int
 ) -> Lap:
     if len(looks) < 2:
-        raise Refusal(f"{name} played {len(looks)} rounds; it takes two at least to tell the first from the others")
+        raise InputError(f"{name} played {len(looks)} rounds; it takes two at least to tell the first from the others")
     first, last, later = looks[0], looks[-1], len(looks) - 1
     return Lap(
         name,

@@ -25,7 +25,7 @@ from fullrank.bench.overheads import open_engine_of
 from fullrank.config.experiment import Experiment
 from fullrank.data import DataSet, Pipeline, Split
 from fullrank.data.federation import Federation, given
-from fullrank.errors import Refusal, RunFailed, nearest
+from fullrank.errors import InputError, RunFailed, nearest
 from fullrank.methods.fedrepopt import FedRepOpt
 from fullrank.plugins import GIVEN
 from fullrank.runs.assemble import assemble
@@ -50,7 +50,7 @@ CLASSES = 200
 
 @dataclass(frozen=True)
 class Size:
-    """How much is played, and where."""
+    """How much is outcome, and where."""
 
     device: str = "cpu"
     clients: int = 2
@@ -66,7 +66,7 @@ class Size:
     def __post_init__(self) -> None:
         for name, least in (("rounds", 1), ("repeats", 1), ("clients", 1), ("samples", self.batch_size)):
             if getattr(self, name) < least:
-                raise Refusal(f"--{name} {getattr(self, name)}: {least} at least")
+                raise InputError(f"--{name} {getattr(self, name)}: {least} at least")
 
     @property
     def steps(self) -> int:
@@ -129,7 +129,7 @@ def measure(
     for what, names, known in (("--models", models, list(MODELS)), ("--modes", modes, list(MODES))):
         for name in names:
             if name not in known:
-                raise Refusal(f'{what} "{name}" is not known; {nearest(name, known)}')
+                raise InputError(f'{what} "{name}" is not known; {nearest(name, known)}')
     result: dict[str, Any] = {"machine": machine.describe(size.device), "size": asdict(size), "models": {}}
     result |= {"clock": size.clock, "steps": size.steps}
     for model in models:

@@ -37,7 +37,7 @@ from fullrank.cli.options import (
 )
 from fullrank.config.experiment import Experiment, parse_overrides
 from fullrank.data.heterogeneity import draw_text
-from fullrank.errors import Interrupted, Refusal
+from fullrank.errors import InputError, Interrupted
 from fullrank.local import interrupt
 from fullrank.runs import display
 from fullrank.runs.assemble import federate
@@ -92,7 +92,7 @@ def run(
     Example: fullrank run --set method.name=fedavg+feddecorr --set data.alpha=0.05 --set train.rounds=30
     """
     experiment = _experiment(file, overrides)
-    _refuse_without_effect(experiment, overrides)
+    _reject_without_effect(experiment, overrides)
     try:
         with display.choose(quiet, as_json) as watcher:
             finished = run_experiment(experiment, out, change_engine=change_engine, watcher=watcher)
@@ -182,12 +182,12 @@ def _apart(facts: dict[str, Any]) -> str:
     return f" (and {', '.join(parts)})" if parts else ""
 
 
-def _refuse_without_effect(experiment: Experiment, overrides: list[str] | None) -> None:
+def _reject_without_effect(experiment: Experiment, overrides: list[str] | None) -> None:
     """Reject --set of hyper-parameters of a method that is not used; a file may contain them for a comparison."""
     used = {methods.find(piece).name for piece in experiment.method.name.split("+")}
     for name, value in parse_overrides(overrides or []).get("method", {}).items():
         if isinstance(value, dict) and name not in used:
-            raise Refusal(
+            raise InputError(
                 f"--set method.{name}.{next(iter(value), '')}: the method is {experiment.method.name}, so this has no "
                 f"effect; add the method, as in --set method.name={experiment.method.name}+{name}"
             )

@@ -18,7 +18,7 @@ from fullrank.cli.options import AsJson, Overrides, Root, experiment_values, fai
 from fullrank.comparison.compare import compare
 from fullrank.comparison.parallel import Onlooker, Task
 from fullrank.comparison.table import Comparison, Row, compare_runs
-from fullrank.errors import Interrupted, Refusal
+from fullrank.errors import InputError, Interrupted
 from fullrank.runs.display import PAUSE, STAGES, Pace, amiss, averaged, clock, counted, scores, setting
 from fullrank.runs.summary import LOWER_IS_BETTER
 
@@ -78,7 +78,7 @@ def compare_command(
     """
     if runs:
         if methods or overrides or out or root:
-            raise Refusal("--runs compares existing runs: omit --methods, --set, --root and --out")
+            raise InputError("--runs compares existing runs: omit --methods, --set, --root and --out")
         found = compare_runs(inputs or [], measure=measure, value=value)
     else:
         there = [f"data.root={root}"] if root else []
@@ -99,13 +99,13 @@ def compare_command(
 def _experiment(inputs: Sequence[str], methods: str, overrides: list[str] | None) -> dict[str, Any]:
     """Return the values of the experiment that all methods and seeds share."""
     if len(inputs) > 1:
-        raise Refusal(f"compare takes one experiment, not {len(inputs)}; use --runs to compare run directories")
+        raise InputError(f"compare takes one experiment, not {len(inputs)}; use --runs to compare run directories")
     if not methods.strip():
-        raise Refusal("name the methods to compare, as in --methods fedavg,fedavg+feddecorr")
+        raise InputError("name the methods to compare, as in --methods fedavg,fedavg+feddecorr")
     for text in overrides or []:
         key = text.partition("=")[0].strip()
         if key in ("seed", "method.name"):
-            raise Refusal(
+            raise InputError(
                 f"--set {key} has no effect in a comparison; use {'--seeds' if key == 'seed' else '--methods'}"
             )
     return experiment_values(inputs[0] if inputs else None, overrides)
@@ -133,10 +133,10 @@ def parse_seeds(text: str) -> list[int]:
     for piece in text.split(","):
         match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", piece)
         if match is None or (match[2] and int(match[2]) < int(match[1])):
-            raise Refusal(f'--seeds "{text}" is not a list of seeds, as in 0,1,2 or 0-4')
+            raise InputError(f'--seeds "{text}" is not a list of seeds, as in 0,1,2 or 0-4')
         several = range(int(match[1]), int(match[2] or match[1]) + 1)
         if several.stop - several.start > MOST_SEEDS:
-            raise Refusal(f'--seeds "{text}" are more than {MOST_SEEDS} seeds; each seed is a run of every method')
+            raise InputError(f'--seeds "{text}" are more than {MOST_SEEDS} seeds; each seed is a run of every method')
         found += several
     return found
 

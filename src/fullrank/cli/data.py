@@ -19,7 +19,7 @@ from fullrank.data.sources.download import Watch
 from fullrank.data.sources.download import get as get_data
 from fullrank.data.sources.registry import KNOWN
 from fullrank.data.sources.stored import FileFacts, Stored
-from fullrank.errors import Refusal, nearest
+from fullrank.errors import InputError, nearest
 from fullrank.runs import display
 
 EMBEDDED = "digits"
@@ -76,7 +76,7 @@ def check(
 
 def _known(name: str) -> Stored:
     if name not in KNOWN:
-        raise Refusal(f'unknown data set "{name}": {nearest(name, (EMBEDDED, *KNOWN))}')
+        raise InputError(f'unknown data set "{name}": {nearest(name, (EMBEDDED, *KNOWN))}')
     return KNOWN[name]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from fullrank.comparison.table import runs_in
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.report.figures import KINDS, draw_figure
 from fullrank.runs.result import Run
 
@@ -57,7 +57,7 @@ def figure_command(
     options: dict[str, Any] = {"rounds": _numbers("--rounds", rounds), "clients": _numbers("--clients", clients)}
     options |= {"top": top, "term": term}
     if top is not None and top < 1:
-        raise Refusal(f"--top {top}: must be at least 1")
+        raise InputError(f"--top {top}: must be at least 1")
     runs: list[Run] = [run for path in inputs for run in runs_in(Path(path))] if kind in KINDS else []
     first = runs[0].path if runs else None
     target = Path(out) if out is not None else (first or Path()) / "figures" / f"{kind}.pdf"
@@ -71,5 +71,5 @@ def _numbers(option: str, text: str) -> list[int]:
     except ValueError:
         found = [-1]
     if any(number < 0 for number in found):
-        raise Refusal(f"{option} {text}: must be integers, as in 1,5,10")
+        raise InputError(f"{option} {text}: must be integers, as in 1,5,10")
     return found

@@ -13,7 +13,7 @@ from fullrank.cli.options import AsJson, Overrides, Root, StageName, Trust, pict
 from fullrank.collapse import recall
 from fullrank.collapse.spectra import THRESHOLD
 from fullrank.config.experiment import parse_overrides
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.federated.site import Stage
 from fullrank.files import writable
 from fullrank.report.inspect import FILE, Inspected, inspect_model, inspect_run, is_run
@@ -80,7 +80,7 @@ def inspect_command(
     picture(png)
     if is_run(what):
         if model or overrides:
-            raise Refusal(f'"{what}" is a run, which contains its model; omit --model and --set')
+            raise InputError(f'"{what}" is a run, which contains its model; omit --model and --set')
         run = run_at(what, trust, "" if data else root)
         found = inspect_run(run, client, data, root, cast(Stage | None, stage))
     else:
@@ -100,11 +100,11 @@ def inspect_command(
 def _inspect(what: str, data: str, client: int | None, model: str, root: str, overrides: list[str] | None) -> Inspected:
     if not (what.endswith(FILE) or ":" in what):
         there = "is not a run directory: it has no experiment.toml" if Path(what).exists() else "does not exist"
-        raise Refusal(f'"{what}" {there}; give a run, a package.module:function, or a {FILE} file')
+        raise InputError(f'"{what}" {there}; give a run, a package.module:function, or a {FILE} file')
     if client is not None:
-        raise Refusal("--client is for runs: other models have no clients")
+        raise InputError("--client is for runs: other models have no clients")
     if not data:
-        raise Refusal("name a data set, as in: fullrank inspect MODEL digits")
+        raise InputError("name a data set, as in: fullrank inspect MODEL digits")
     return inspect_model(what, data, kind=model, root=root, settings=parse_overrides(overrides or []))
 
 

@@ -17,7 +17,7 @@ from rich.markup import escape
 from fullrank.cli.options import AsJson
 from fullrank.config.experiment import Experiment
 from fullrank.config.schema import Table
-from fullrank.errors import Refusal, nearest
+from fullrank.errors import InputError, nearest
 
 TYPES = {bool: "true or false", int: "integer", float: "float", str: "string"}
 BOUNDS = {"ge": ">=", "gt": ">", "lt": "<", "le": "<="}
@@ -42,7 +42,7 @@ def list_keys(
     if not found:
         every = {piece for key, _ in _fields(Experiment) for piece in (key, *key.split("."))}
         hint = nearest(word, every, otherwise='"fullrank keys" lists them all')
-        raise Refusal(f'no key of an experiment has "{word}" in its name; {hint}')
+        raise InputError(f'no key of an experiment has "{word}" in its name; {hint}')
     if as_json:
         print(json.dumps(found, indent=1))
         return

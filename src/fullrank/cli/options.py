@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from fullrank.config.experiment import merged, parse_overrides, read_toml
-from fullrank.errors import ClientFailed, Refusal, RunFailed, WriteFailed, in_words
+from fullrank.errors import ClientFailed, InputError, RunFailed, WriteFailed, in_words
 
 File = Annotated[
     str | None,
@@ -115,7 +115,7 @@ def answer(command: Callable[[], Any]) -> None:
     """Run a command line. Errors that a user can cause end in one sentence and a non-zero exit status."""
     try:
         _run_and_flush(command)
-    except Refusal as problem:
+    except InputError as problem:
         fail(str(problem), 2)
     except (ClientFailed, RunFailed) as failure:
         sentence, traceback = in_words(failure)

@@ -9,7 +9,7 @@ import typer
 
 from fullrank.cli.options import AsJson, Overrides, Quiet, fail
 from fullrank.config.experiment import merged, nested, parse_overrides
-from fullrank.errors import Interrupted, Refusal
+from fullrank.errors import InputError, Interrupted
 from fullrank.runs import display
 from fullrank.search.scales import search_scales, searched
 
@@ -52,7 +52,7 @@ def search_command(
     short = nested({"data.name": data, "data.root": root})
     if epochs is not None:
         if epochs < 1:
-            raise Refusal(f"--epochs {epochs}: must be at least 1")
+            raise InputError(f"--epochs {epochs}: must be at least 1")
         short = merged(short, nested({"train.rounds": epochs}))
     values = merged(short, parse_overrides(overrides or []))
     name = out or f"scales/{model.rpartition(':')[2]}-{searched(model, values).data_label}"

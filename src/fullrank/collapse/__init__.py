@@ -2,7 +2,7 @@
 
 Pure functions that give plain numbers. Features are (N, d), NumPy arrays or tensors on any device, in one piece or,
 where it says so, as a stream of batches, of which `Moments` and `Similarity` keep what is needed: any number of samples
-in O(d²) memory. All sums are in float64. What is not defined is nan; only no sample at all is refused.
+in O(d²) memory. All sums are in float64. What is not defined is nan; only no sample at all is rejected.
 
 >>> import numpy as np
 >>> z = np.random.default_rng(0).normal(size=(1000, 8)) * [9, 3, 1, 0, 0, 0, 0, 0]

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 Array: TypeAlias = Tensor | NDArray[Any] | Sequence[Any]
 """Numbers in one piece; nested lists will do."""
@@ -36,7 +36,7 @@ def matrix(x: Array, what: str = "features") -> Tensor:
     """Numbers that must be (samples, width), in their own dtype."""
     found = raw(x)
     if found.dim() != 2 or found.shape[1] == 0:
-        raise Refusal(f"{what} must have the shape (samples, width), not {tuple(found.shape)}")
+        raise InputError(f"{what} must have the shape (samples, width), not {tuple(found.shape)}")
     return found
 
 
@@ -44,7 +44,7 @@ def pooled(x: Array) -> Tensor:
     """Features of a layer (N, channels): the maps of a convolution (N, channels, …) are averaged over their places."""
     found = raw(x)
     if found.dim() < 2:
-        raise Refusal(f"features of a layer must have the shape (samples, channels, …), not {tuple(found.shape)}")
+        raise InputError(f"features of a layer must have the shape (samples, channels, …), not {tuple(found.shape)}")
     return found if found.dim() == 2 else found.to(torch.float64).flatten(2).mean(2)
 
 
@@ -78,20 +78,20 @@ def labelled(features: Features, labels: Array | None) -> Iterator[tuple[Tensor,
     """Batches with their labels, which are given whole or come with the batches, as pairs."""
     if labels is None:
         if is_whole(features):
-            raise Refusal("features in one piece need labels, one a sample")
+            raise InputError("features in one piece need labels, one a sample")
         for pair in features:
             if not _is_pair(pair):
-                raise Refusal("labels are missing: give them whole, or let every batch be a pair (features, labels)")
+                raise InputError("labels are missing: give them whole, or let every batch be a pair (features, labels)")
             yield matrix(pair[0]), whole_numbers(pair[1])
         return
     y, start = whole_numbers(labels), 0
     for z in pieces(features):
         if start + len(z) > len(y):
-            raise Refusal(f"there are {start + len(z)} samples or more, but {len(y)} labels")
+            raise InputError(f"there are {start + len(z)} samples or more, but {len(y)} labels")
         yield z, y[start : start + len(z)]
         start += len(z)
     if start != len(y):
-        raise Refusal(f"there are {start} samples, but {len(y)} labels")
+        raise InputError(f"there are {start} samples, but {len(y)} labels")
 
 
 def _is_batch(x: Any) -> bool:
@@ -107,11 +107,11 @@ def whole_numbers(labels: Array) -> Tensor:
     y = raw(labels)
     if y.dim() != 1 or y.is_floating_point() or y.is_complex():
         if y.numel():
-            raise Refusal(f"labels must be whole numbers of the shape (samples,), not {y.dtype} {tuple(y.shape)}")
+            raise InputError(f"labels must be whole numbers of the shape (samples,), not {y.dtype} {tuple(y.shape)}")
         y = y.reshape(-1)
     y = y.to(torch.int64)
     if len(y) and int(y.min()) < 0:
-        raise Refusal(f"labels count classes from 0, so {int(y.min())} is none")
+        raise InputError(f"labels count classes from 0, so {int(y.min())} is none")
     return y
 
 
@@ -121,6 +121,6 @@ def plain(x: Tensor) -> Numbers:
     return found
 
 
-def no_samples(what: str) -> Refusal:
+def no_samples(what: str) -> InputError:
     """The one thing about which nothing can be said."""
-    return Refusal(f"{what}: there is no sample at all; give at least one")
+    return InputError(f"{what}: there is no sample at all; give at least one")

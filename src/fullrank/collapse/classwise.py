@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullrank.collapse.arrays import Array, Numbers, no_samples, raw, whole_numbers
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.metrics.measures import counted_pairs
 
 
@@ -23,13 +23,13 @@ def confusion(predicted: Array, labels: Array, num_classes: int | None = None) -
     given, y = raw(predicted), whole_numbers(labels)
     taken = _taken(given).to(y.device)
     if len(taken) != len(y):
-        raise Refusal(f"there are {len(taken)} predictions, but {len(y)} labels")
+        raise InputError(f"there are {len(taken)} predictions, but {len(y)} labels")
     if len(y) == 0:
         raise no_samples("confusion")
     seen = max(int(y.max()), int(taken.max())) + 1
     classes = num_classes or max(seen, given.shape[1] if given.dim() == 2 else 0)
     if seen > classes:
-        raise Refusal(f"there are {classes} classes, counted from 0, but class {seen - 1} occurs")
+        raise InputError(f"there are {classes} classes, counted from 0, but class {seen - 1} occurs")
     table: NDArray[np.int64] = counted_pairs(y, taken, classes).cpu().numpy()
     return table
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from fullrank.collapse.arrays import Array, Numbers, matrix, no_samples, plain, raw, wide
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 
 def prototype_consistency(prototypes: Array, held: Array | None = None) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def prototype_consistency(prototypes: Array, held: Array | None = None) -> dict[
     if held is not None:
         told = raw(held).cpu().numpy().astype(bool)
         if told.shape != known.shape:
-            raise Refusal(f"held must say yes or no for every client and class, {known.shape}, not {told.shape}")
+            raise InputError(f"held must say yes or no for every client and class, {known.shape}, not {told.shape}")
         known, rows = known & told, rows * told[..., None]
     number = known.sum(0)
     sums = (np.square(rows.sum(0)).sum(-1) - number) / 2  # the sum over pairs of unit vectors' scalar products
@@ -96,12 +96,12 @@ def classifier_map(classifiers: Array, seed: int = 0) -> tuple[Numbers, Numbers]
     try:
         from sklearn.manifold import TSNE
     except ImportError as error:
-        raise Refusal("a map of classifiers needs scikit-learn: pip install 'fullrank[report]'") from error
+        raise InputError("a map of classifiers needs scikit-learn: pip install 'fullrank[report]'") from error
     rows, known = _directions(classifiers, "classifiers")
     points = rows.reshape(-1, rows.shape[-1])
     classes = np.tile(np.arange(known.shape[1], dtype=np.float64), known.shape[0])
     if len(points) < 4 or points.shape[1] < 2:
-        raise Refusal(f"a map needs four rows of two weights at least, not {points.shape}")
+        raise InputError(f"a map needs four rows of two weights at least, not {points.shape}")
     t_sne = TSNE(perplexity=min(30, (len(points) - 1) / 3), init="pca", random_state=seed)
     return t_sne.fit_transform(points).astype(np.float64), classes
 
@@ -110,7 +110,7 @@ def _directions(vectors: Array, what: str) -> tuple[Numbers, np.ndarray[Any, np.
     """Unit vectors (clients, classes, d), and which of them exist; those that do not are zeros."""
     found = plain(wide(vectors))
     if found.ndim != 3:
-        raise Refusal(f"{what} must have the shape (clients, classes, width), not {found.shape}")
+        raise InputError(f"{what} must have the shape (clients, classes, width), not {found.shape}")
     if found.size == 0:
         raise no_samples(what)
     largest = np.abs(found).max(-1)
@@ -123,7 +123,7 @@ def _directions(vectors: Array, what: str) -> tuple[Numbers, np.ndarray[Any, np.
 
 def _correlation(a: Numbers, b: Numbers) -> float:
     if a.shape != b.shape:
-        raise Refusal(f"there are {len(a)} rows, but counts of {b.shape}; one a class is needed")
+        raise InputError(f"there are {len(a)} rows, but counts of {b.shape}; one a class is needed")
     a, b = a - a.mean(), b - b.mean()
     size = float(np.sqrt(np.square(a).sum() * np.square(b).sum()))
     constant = np.ptp(a) == 0 or np.ptp(b) == 0

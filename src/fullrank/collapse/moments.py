@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullrank.collapse.arrays import Array, Features, labelled, matrix, no_samples, pieces, whole_numbers, wide
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 
 class Moments:
@@ -41,16 +41,16 @@ class Moments:
                 return
             self._begin(z)
         if z.shape[1] != len(self._origin):
-            raise Refusal(f"this batch has {z.shape[1]} features a sample, those before had {len(self._origin)}")
+            raise InputError(f"this batch has {z.shape[1]} features a sample, those before had {len(self._origin)}")
         z = z.to(self._origin.device) - self._origin
         if y is not None:
             labels = whole_numbers(y).to(z.device)
             if len(labels) != len(z):
-                raise Refusal(f"a batch of {len(z)} samples came with {len(labels)} labels")
+                raise InputError(f"a batch of {len(z)} samples came with {len(labels)} labels")
         if len(z) == 0:
             return
         if self._labelled not in (None, y is not None):
-            raise Refusal("either every batch comes with its labels or none does")
+            raise InputError("either every batch comes with its labels or none does")
         self._labelled = y is not None
         self._add_to_all(z)
         if y is not None:
@@ -64,9 +64,9 @@ class Moments:
             self._begin(other._origin[None])
             self._labelled = other._labelled
         if other.width != len(self._origin) or other._labelled != self._labelled:
-            raise Refusal("moments of different widths, or with and without labels, do not go together")
+            raise InputError("moments of different widths, or with and without labels, do not go together")
         if not _same(self.announced, other.announced):
-            raise Refusal("moments go together only if all were told the same class counts, or none")
+            raise InputError("moments go together only if all were told the same class counts, or none")
         device = self._origin.device
         moved = other._origin.to(device) - self._origin
         self._join(other.samples, other._mean.to(device) + moved, other._scatter.to(device))
@@ -131,7 +131,7 @@ class Moments:
         told = self.announced.to(self._counts.device)
         told = torch.nn.functional.pad(told, (0, max(0, len(self._counts) - len(told))))
         if not torch.equal(told[: len(self._counts)], self._counts) or told[len(self._counts) :].any():
-            raise Refusal("the labels that came are not those that counts announced; the spread within is not known")
+            raise InputError("the labels that came are not those that counts announced; the spread within is not known")
         return self._within / len(classes)
 
     # How it is done: everything is measured from the first sample, so that what is constant is exactly 0
@@ -203,7 +203,7 @@ class Moments:
     def _need_labels(self) -> None:
         self._need_samples()
         if not self._labelled:
-            raise Refusal("these moments know nothing of classes; add every batch with its labels")
+            raise InputError("these moments know nothing of classes; add every batch with its labels")
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fullrank.collapse.arrays import Array, Features, labelled, matrix, wide
 from fullrank.collapse.moments import Moments, moments_of
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 RELATIVE_ZERO = 1e-10
 """Eigenvalues of Σ_B up to this share of the largest count as 0."""
@@ -83,10 +83,10 @@ def _rows(classifier: Array, moments: Moments) -> Tensor:
     """The rows W_c of the classes that have samples."""
     W = wide(matrix(classifier, "classifier")).to(moments.mean.device)
     if W.shape[1] != moments.width:
-        raise Refusal(f"the classifier takes {W.shape[1]} features, but there are {moments.width}")
+        raise InputError(f"the classifier takes {W.shape[1]} features, but there are {moments.width}")
     last = int(moments.classes.max())
     if last >= len(W):
-        raise Refusal(f"the classifier has {len(W)} rows, but class {last} has samples")
+        raise InputError(f"the classifier has {len(W)} rows, but class {last} has samples")
     return W[moments.classes]
 
 
@@ -133,7 +133,7 @@ def _nc4(
     offset = 0.0 if bias is None else wide(bias).to(means.device)[classes]
     scores = None if logits is None else matrix(logits, "logits")
     if scores is not None and scores.shape[0] != moments.samples:
-        raise Refusal(f"there are {moments.samples} samples, but logits of {scores.shape[0]}")
+        raise InputError(f"there are {moments.samples} samples, but logits of {scores.shape[0]}")
     differ = start = 0
     for z, _ in labelled(features, labels):
         z = wide(z).to(means.device)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fullrank.collapse.arrays import ROWS_AT_ONCE, Array, Features, Numbers, is_whole, no_samples, pooled, wide
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 
 def cka(a: Features, b: Features) -> float:
@@ -35,7 +35,9 @@ def cka(a: Features, b: Features) -> float:
     similarity = Similarity()
     for x, y in zip_longest(_parts(a), _parts(b)):
         if x is None or y is None:
-            raise Refusal("the two have different numbers of batches; the same samples in the same order are compared")
+            raise InputError(
+                "the two have different numbers of batches; the same samples in the same order are compared"
+            )
         similarity.add([{"": x}, {"": y}])
     return float(similarity.matrices()[""][0, 1])
 
@@ -81,14 +83,16 @@ class Similarity:
         batch = [{layer: x.to(device) for layer, x in client.items()} for client in batch]
         sizes = {len(x) for client in batch for x in client.values()}
         if len(sizes) > 1:
-            raise Refusal(f"clients' features are of {' and '.join(map(str, sorted(sizes)))} samples; of the same ones")
+            raise InputError(
+                f"clients' features are of {' and '.join(map(str, sorted(sizes)))} samples; of the same ones"
+            )
         n = sizes.pop() if sizes else 0
         if n == 0:
             return
         if not self.samples:
             self._begin(batch)
         if [client.keys() for client in batch] != [client.keys() for client in self._means]:
-            raise Refusal("the clients or their layers are not those of the first batch")
+            raise InputError("the clients or their layers are not those of the first batch")
         together = self.samples + n
         for layer in self._layers:
             centred, steps = [], []

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fullrank.collapse.arrays import Array, Features, Numbers, in_one_piece, is_whole, no_samples, plain, raw, wide
 from fullrank.collapse.moments import Moments, moments_of
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.objectives import singular_variance as _singular_variance
 
 THRESHOLD = math.exp(-2)
@@ -128,7 +128,7 @@ def singular_variance(features: Features | Moments) -> float:
 
 
 def _descending(covariance: Tensor) -> Numbers:
-    """Eigenvalues; LAPACK would refuse what is not finite."""
+    """Eigenvalues; LAPACK would reject what is not finite."""
     if not covariance.isfinite().all():
         return np.full(len(covariance), np.nan)
     return plain(torch.linalg.eigvalsh(covariance).clamp(min=0).flip(0))
@@ -143,5 +143,5 @@ def _spectrum_or(features: Features | Moments) -> Numbers:
 def _one_dimensional(values: Array) -> Numbers:
     found = raw(values)
     if found.dim() != 1:
-        raise Refusal(f"a spectrum has one number a dimension, so its shape is (d,), not {tuple(found.shape)}")
+        raise InputError(f"a spectrum has one number a dimension, so its shape is (d,), not {tuple(found.shape)}")
     return plain(found)

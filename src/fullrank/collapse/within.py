@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fullrank.collapse.arrays import Array, matrix, no_samples, plain, whole_numbers, wide
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 TOP = 50
 BATCH = 128
@@ -35,7 +35,7 @@ def class_eigenvalue_variance(
     """
     z, y = matrix(features), whole_numbers(labels)
     if len(z) != len(y):
-        raise Refusal(f"there are {len(z)} samples, but {len(y)} labels")
+        raise InputError(f"there are {len(z)} samples, but {len(y)} labels")
     if len(z) == 0:
         raise no_samples("class_eigenvalue_variance")
     found = {}

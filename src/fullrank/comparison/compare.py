@@ -15,7 +15,7 @@ from fullrank.comparison.parallel import Failure, Onlooker, Task, experiment_fil
 from fullrank.comparison.table import Comparison, check_comparable, check_measure, check_value
 from fullrank.config.experiment import Experiment, merged, nested, read_toml
 from fullrank.engine import cores
-from fullrank.errors import Interrupted, Refusal, RunFailed
+from fullrank.errors import InputError, Interrupted, RunFailed
 from fullrank.files import write_json
 from fullrank.local import interrupt
 from fullrank.runs.directory import RunDirectory
@@ -54,16 +54,16 @@ def compare(
     check_measure(measure)
     check_value(value)
     if jobs < 0:
-        raise Refusal(f"jobs = {jobs}: must be at least 0 (one per core)")
+        raise InputError(f"jobs = {jobs}: must be at least 0 (one per core)")
     planned = _planned(experiment, _checked_methods(methods), _checked_seeds(seeds))
     folder = Path(out) if out is not None else _named_after(planned)
     if RunDirectory(folder).started:
-        raise Refusal(f'"{folder}" is a run itself; a comparison holds several, so choose another directory')
+        raise InputError(f'"{folder}" is a run itself; a comparison holds several, so choose another directory')
     tasks = {pair: Task(f"{pair[0]} seed {pair[1]}", e, folder / _directory(*pair)) for pair, e in planned.items()}
     existed = folder.exists()
     try:
         failures = _complete(list(tasks.values()), jobs, onlooker or Onlooker(), folder)
-    except Refusal:
+    except InputError:
         _remove_traces(tasks.values(), folder, existed)
         raise
     failed = {pair: failures[task.path].reason for pair, task in tasks.items() if task.path in failures}
@@ -98,22 +98,22 @@ def _checked_methods(names: Sequence[str]) -> list[str]:
         names = names.split(",")
     found = ["+".join(piece.strip() for piece in name.split("+")) for name in names]
     if not any(found):
-        raise Refusal("compare needs methods, as in fedavg,fedavg+feddecorr")
+        raise InputError("compare needs methods, as in fedavg,fedavg+feddecorr")
     for index, name in enumerate(found):
         if name in found[:index]:
-            raise Refusal(f'the method "{name}" is to be compared with itself: it stands twice')
+            raise InputError(f'the method "{name}" is to be compared with itself: it stands twice')
     return found
 
 
 def _checked_seeds(seeds: Sequence[int]) -> list[int]:
     found = list(seeds)
     if not found:
-        raise Refusal("compare needs at least one seed")
+        raise InputError("compare needs at least one seed")
     for index, seed in enumerate(found):
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise Refusal(f"{seed!r} is no seed: seeds are whole numbers from 0 on")
+            raise InputError(f"{seed!r} is no seed: seeds are whole numbers from 0 on")
         if seed in found[:index]:
-            raise Refusal(f"the seed {seed} stands twice")
+            raise InputError(f"the seed {seed} stands twice")
     return found
 
 
@@ -136,7 +136,7 @@ def _with_own_tables(values: Mapping[str, Any], name: str, names: Sequence[str])
     others = {cls.name for other in names for cls in _parts(other) if cls is not library.get(cls.name)} - own
     table = values.get("method", {})
     if not isinstance(table, Mapping):
-        return dict(values)  # refused, with the reason, when the experiment is made
+        return dict(values)  # rejected, with the reason, when the experiment is made
     return {**values, "method": {**{key: v for key, v in table.items() if key not in others}, "name": name}}
 
 
@@ -176,7 +176,7 @@ def _complete(tasks: Sequence[Task], jobs: int, onlooker: Onlooker, folder: Path
 
 
 def _is_complete(task: Task) -> bool:
-    """Whether a run is there whole; one of another experiment is refused."""
+    """Whether a run is there whole; one of another experiment is rejected."""
     directory = RunDirectory(task.path)
     if not directory.started:
         return False

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fullrank.config.experiment import Experiment
-from fullrank.errors import Refusal, RunFailed, in_words, writing
+from fullrank.errors import InputError, RunFailed, in_words, writing
 from fullrank.federated.site import Result
 from fullrank.files import write_atomically
 from fullrank.local import interrupt
@@ -82,7 +82,7 @@ class Failure:
     reason: str
     traceback: str = ""
     rejected: bool = False
-    """Whether the run was refused, for what is wrong with its experiment or its files."""
+    """Whether the run was rejected, for what is wrong with its experiment or its files."""
 
 
 def run_all(tasks: Sequence[Task], jobs: int, onlooker: Onlooker, begun: bool = False) -> dict[Path, Failure]:
@@ -98,7 +98,7 @@ def run_all(tasks: Sequence[Task], jobs: int, onlooker: Onlooker, begun: bool = 
             return
         if not (begun or any(RunDirectory(other.path).started for other in tasks)):
             message = f"{task.name}: {failure.reason}"
-            raise Refusal(message) if failure.rejected else RunFailed(message, failure.traceback)
+            raise InputError(message) if failure.rejected else RunFailed(message, failure.traceback)
         failed[task.path] = failure
         onlooker.failed(task, failure.reason)
 
@@ -148,7 +148,7 @@ def _run_here(task: Task, onlooker: Onlooker) -> Failure | None:
     try:
         run(task.experiment, task.path, watcher=_Passing(task, onlooker))
     except Exception as error:
-        return Failure(*in_words(error), rejected=isinstance(error, Refusal))
+        return Failure(*in_words(error), rejected=isinstance(error, InputError))
     return None
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from fullrank._version import __version__
 from fullrank.comparison.intervals import interval, std
 from fullrank.config.experiment import Experiment, same
-from fullrank.errors import Refusal, nearest
+from fullrank.errors import InputError, nearest
 from fullrank.plugins import GIVEN
 from fullrank.runs.directory import RunDirectory, read_json
 from fullrank.runs.result import Run, load_run
@@ -103,7 +103,7 @@ class Comparison:
 
     def __post_init__(self) -> None:
         if not self.runs:
-            raise Refusal("there is nothing to compare: no runs were given")
+            raise InputError("there is nothing to compare: no runs were given")
         check_value(self.value)
         check_comparable(list(self.runs.values()))
         summaries = [run.summary() for run in self.runs.values()]
@@ -111,7 +111,7 @@ class Comparison:
             known = [
                 name for name in MEASURES if any(_look(summary, name, "last")[0] is not None for summary in summaries)
             ]
-            raise Refusal(f'no run has the measure "{self.measure}"; {nearest(self.measure, known)}')
+            raise InputError(f'no run has the measure "{self.measure}"; {nearest(self.measure, known)}')
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -254,21 +254,21 @@ def compare_runs(
 ) -> Comparison:
     """Set existing runs side by side, by method and seed; a folder stands for all runs directly in it.
 
-    Runs of one method whose hyper-parameters differ are told apart by these. Whatever else differs is refused.
+    Runs of one method whose hyper-parameters differ are told apart by these. Whatever else differs is rejected.
     """
     found = all_runs(paths)
     for run in found:
         rounds = run.experiment.train.rounds
         if not RunDirectory(_path(run)).finished(rounds):
             done = run.metrics[-1]["round"] if run.metrics else 0
-            raise Refusal(
+            raise InputError(
                 f'"{run.path}" is not complete ({done} of {rounds} rounds, no result); run it to its end first'
             )
     pairs: dict[tuple[str, int], Run] = {}
     for label, run in zip(_labels(found), found, strict=True):
         pair = (label, run.experiment.seed)
         if pair in pairs:
-            raise Refusal(f'"{pairs[pair].path}" and "{run.path}" are both {label} with seed {pair[1]}; give one')
+            raise InputError(f'"{pairs[pair].path}" and "{run.path}" are both {label} with seed {pair[1]}; give one')
         pairs[pair] = run
     return Comparison(pairs, measure, value)
 
@@ -291,7 +291,7 @@ def runs_in(path: Path) -> list[Run]:
     folders = [inner for inner in sorted(path.iterdir()) if not RunDirectory(inner).started]
     found = [*_runs_directly_in(path), *(run for folder in folders for run in _runs_directly_in(folder))]
     if not found:
-        raise Refusal(f'"{path}" is not a run directory and holds none')
+        raise InputError(f'"{path}" is not a run directory and holds none')
     return found
 
 
@@ -331,7 +331,7 @@ def _labels(runs: Sequence[Run]) -> list[str]:
 
 
 def check_comparable(runs: Sequence[Run], rounds: bool = True) -> None:
-    """Refuse runs that differ in more than method and seed: in a setting, in the data, or in their division."""
+    """Reject runs that differ in more than method and seed: in a setting, in the data, or in their division."""
     first_of: dict[int, Run] = {}
     for run in runs:
         _check_settings(runs[0], run, rounds)
@@ -345,7 +345,7 @@ def _check_settings(first: Run, run: Run, rounds: bool) -> None:
     different = [key for key in sorted(one.keys() | two.keys()) if not same(one.get(key), two.get(key))]
     if different:
         shown = (f"{key} is {one.get(key)!r} in the first, {two.get(key)!r} in the second" for key in different)
-        raise Refusal(f"{_both(first, run)}: {'; '.join(shown)}")
+        raise InputError(f"{_both(first, run)}: {'; '.join(shown)}")
 
 
 def _setting(experiment: Experiment, rounds: bool) -> dict[str, Any]:
@@ -363,10 +363,10 @@ def _check_data(first: Run, run: Run, *, same_seed: bool) -> None:
     if same_seed or not _split_by_seed(run.experiment):
         prints = one["data"]["fingerprint"], two["data"]["fingerprint"]
         if prints[0] != prints[1]:
-            raise Refusal(f"{_both(first, run)}: their data differ (fingerprint {_shortened(*prints)})")
+            raise InputError(f"{_both(first, run)}: their data differ (fingerprint {_shortened(*prints)})")
     if same_seed and one["hash"] != two["hash"]:
         hashes = _shortened(one["hash"], two["hash"])
-        raise Refusal(f"{_both(first, run)}: their clients have other samples (partition hash {hashes})")
+        raise InputError(f"{_both(first, run)}: their clients have other samples (partition hash {hashes})")
 
 
 def _split_by_seed(experiment: Experiment) -> bool:
@@ -387,16 +387,16 @@ def _shortened(one: str, two: str) -> str:
 
 
 def check_measure(measure: str) -> None:
-    """Refuse a measure that no run can have, before any is run."""
+    """Reject a measure that no run can have, before any is run."""
     first = measure.split(".")[0]
     if measure not in MEASURES and (first not in MEASURES or first in ("personal", "unseen")):
-        raise Refusal(f'there is no measure "{measure}"; {nearest(measure, MEASURES)}')
+        raise InputError(f'there is no measure "{measure}"; {nearest(measure, MEASURES)}')
 
 
 def check_value(value: str) -> None:
-    """Refuse a value that no measure has."""
+    """Reject a value that no measure has."""
     if value not in VALUES:
-        raise Refusal(f'there is no value "{value}" of a measure; {nearest(value, VALUES)}')
+        raise InputError(f'there is no value "{value}" of a measure; {nearest(value, VALUES)}')
 
 
 def _look(summary: Mapping[str, Any], measure: str, value: str) -> tuple[float | None, str]:
@@ -425,7 +425,7 @@ def _is_known(summary: Mapping[str, Any], measure: str) -> bool:
 
 
 def _family(measure: str) -> str:
-    """The measure under which a summary says why there is none: what judges the global model is absent together."""
+    """The measure under which a summary says why there is none: what evaluates the global model is absent together."""
     first = measure.split(".")[0]
     return "accuracy" if first == "loss" else first
 

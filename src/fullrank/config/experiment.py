@@ -28,9 +28,9 @@ from fullrank.config.schema import (
     Table,
     Train,
 )
-from fullrank.errors import Refusal, nearest, not_a_table, sentence
+from fullrank.errors import InputError, nearest, not_a_table, sentence
 from fullrank.files import Damaged, check_text
-from fullrank.plugins import GIVEN, is_foreign, refuse_untrusted
+from fullrank.plugins import GIVEN, is_foreign, reject_untrusted
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -64,7 +64,7 @@ class Experiment(Table):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise Refusal(_sentences(error)) from None
+            raise InputError(_sentences(error)) from None
 
     @model_validator(mode="after")
     def _resolvable(self) -> Experiment:
@@ -74,7 +74,7 @@ class Experiment(Table):
                 models.check_options(self.model.name, models.builder(self.model.name), self.model.options)
             if self._looks_up(self.method.name):
                 methods.build(self.method.name, **self.method.tables)
-        except Refusal as problem:
+        except InputError as problem:
             raise ValueError(str(problem)) from problem
         return self
 
@@ -191,16 +191,16 @@ class Recorded(Experiment):
         try:
             check_text(file.read_text(encoding="utf-8"))
         except Damaged as problem:
-            raise Refusal(f'"{file}" is damaged: {problem}') from None
+            raise InputError(f'"{file}" is damaged: {problem}') from None
         if not values:
-            raise Refusal(
+            raise InputError(
                 f'"{file}" is empty, so it is damaged; put the experiment in it with which the run was started, or '
                 "take another directory"
             )
         try:
             found = cls(**values)
-        except Refusal as problem:
-            raise Refusal(f'the experiment of the run in "{path}" cannot be read: {problem}') from None
+        except InputError as problem:
+            raise InputError(f'the experiment of the run in "{path}" cannot be read: {problem}') from None
         found._path, found._trusted = path, trust
         return found
 
@@ -211,10 +211,10 @@ class Recorded(Experiment):
             data: Whether the data will be loaded too, so that the module of `data.name` is imported.
 
         Raises:
-            Refusal: If the experiment names code outside the library and the directory is not trusted.
+            InputError: If the experiment names code outside the library and the directory is not trusted.
         """
         if not self._trusted:
-            refuse_untrusted(self._path, {k: v for k, v in self.import_paths().items() if data or k != "data.name"})
+            reject_untrusted(self._path, {k: v for k, v in self.import_paths().items() if data or k != "data.name"})
         return Experiment(**self.model_dump())
 
     def named_by(self, experiment: Experiment) -> Experiment:
@@ -247,13 +247,13 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         with Path(path).open("rb") as file:
             return tomllib.load(file)
     except FileNotFoundError:
-        raise Refusal(f'there is no file "{path}"') from None
+        raise InputError(f'there is no file "{path}"') from None
     except RecursionError:
-        raise Refusal(f'"{path}" is not an experiment: its values are nested too deeply to be read') from None
+        raise InputError(f'"{path}" is not an experiment: its values are nested too deeply to be read') from None
     except ValueError as error:  # also numbers with too many digits and text that is not UTF-8
-        raise Refusal(f'"{path}" is not valid TOML: {error}') from None
+        raise InputError(f'"{path}" is not valid TOML: {error}') from None
     except OSError as error:
-        raise Refusal(f'"{path}" cannot be read: {error.strerror}') from None
+        raise InputError(f'"{path}" cannot be read: {error.strerror}') from None
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
@@ -262,7 +262,7 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     for text in overrides:
         key, sign, value = text.partition("=")
         if not sign or not key.strip():
-            raise Refusal(f'"{text}" is not of the form key=value, as in data.alpha=0.05')
+            raise InputError(f'"{text}" is not of the form key=value, as in data.alpha=0.05')
         values[key.strip()] = _read_value(key.strip(), value.strip())
     return nested(values)
 
@@ -274,7 +274,7 @@ def _read_value(key: str, text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except RecursionError:
-        raise Refusal(f"{key}: the value is nested too deeply to be read") from None
+        raise InputError(f"{key}: the value is nested too deeply to be read") from None
     except ValueError:  # text, or a number with too many digits
         pass
     with contextlib.suppress(ValueError):
@@ -299,7 +299,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in values.items():
         *above, name = str(key).split(".")
         if len(above) > DEEPEST:
-            raise Refusal(f"{str(key)[:100]}…: there is no such key; an experiment has no tables that deep")
+            raise InputError(f"{str(key)[:100]}…: there is no such key; an experiment has no tables that deep")
         node: Any = {name: nested(value) if isinstance(value, Mapping) else _text(value)}
         for step in reversed(above):
             node = {step: node}
@@ -341,7 +341,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any], where: str = "") 
     for key, value in above.items():
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
         if isinstance(value, Mapping) and key in result and not both and _is_a_table(f"{where}{key}"):
-            raise Refusal(not_a_table(f"{where}{key}", result[key]))
+            raise InputError(not_a_table(f"{where}{key}", result[key]))
         result[key] = merged(result[key], value, f"{where}{key}.") if both else value
     return result
 

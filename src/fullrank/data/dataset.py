@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 _CHUNK_BYTES = 1 << 24
 MOST_CLASSES = 1_000_000
@@ -34,7 +34,7 @@ class Split:
 
     def __post_init__(self) -> None:
         if self.x.dim() == 0 or len(self.x) == 0:
-            raise Refusal(f"x has shape {tuple(self.x.shape)} and so no sample; its first axis must count samples")
+            raise InputError(f"x has shape {tuple(self.x.shape)} and so no sample; its first axis must count samples")
         # one layout, so that equal data give equal bits wherever they are trained on
         object.__setattr__(self, "x", self.x.contiguous())
         for name in ("y", "domain", "group"):
@@ -43,7 +43,7 @@ class Split:
                 # frozen is for readers: labels are brought to one dtype before anybody sees the object
                 object.__setattr__(self, name, _integer_column(name, column, len(self.x)))
         if self.x.is_floating_point():
-            _refuse_not_finite(self.x)
+            _reject_not_finite(self.x)
 
     def __len__(self) -> int:
         return len(self.x)
@@ -76,20 +76,20 @@ class DataSet:
 
     def __post_init__(self) -> None:
         if not self.classes:
-            raise Refusal(f"data set {self.name} has no classes; name at least one")
+            raise InputError(f"data set {self.name} has no classes; name at least one")
         for split_name, split in self._splits():
-            _refuse_outside(split_name, "label", split.y, self.num_classes)
+            _reject_outside(split_name, "label", split.y, self.num_classes)
             if self.domains and split.domain is not None:
-                _refuse_outside(split_name, "domain", split.domain, len(self.domains))
+                _reject_outside(split_name, "domain", split.domain, len(self.domains))
         if self.test is not None:
-            self._refuse_unlike(self.test.x)
+            self._reject_unlike(self.test.x)
         if (self.mean is None) != (self.std is None):
-            raise Refusal(f"data set {self.name} has only one of mean and std; give both or neither")
+            raise InputError(f"data set {self.name} has only one of mean and std; give both or neither")
 
-    def _refuse_unlike(self, test: Tensor) -> None:
+    def _reject_unlike(self, test: Tensor) -> None:
         train = self.train.x
         if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
-            raise Refusal(
+            raise InputError(
                 f"training samples of {self.name} are {train.dtype} of shape {tuple(train.shape[1:])} and"
                 f" test samples {test.dtype} of shape {tuple(test.shape[1:])}; both must be alike"
             )
@@ -141,14 +141,14 @@ def class_names(train: Split, test: Split, num_classes: int | None) -> tuple[str
     """Numbers as names: one class more than the largest label, unless it is said how many."""
     largest = max(int(train.y.max()), int(test.y.max()))
     if num_classes is None and largest >= MOST_CLASSES:
-        raise Refusal(f"the largest label is {largest}; labels must number the classes from 0")
+        raise InputError(f"the largest label is {largest}; labels must number the classes from 0")
     return tuple(str(label) for label in range(max(1, largest + 1) if num_classes is None else num_classes))
 
 
 def with_classes(data: DataSet, num_classes: int | None) -> DataSet:
     """The data set, if it has as many classes as was said."""
     if num_classes not in (None, data.num_classes):
-        raise Refusal(f"num_classes is {num_classes}, but {data.name} names {data.num_classes} classes")
+        raise InputError(f"num_classes is {num_classes}, but {data.name} names {data.num_classes} classes")
     return data
 
 
@@ -159,29 +159,29 @@ def is_integer(dtype: torch.dtype) -> bool:
 
 def _integer_column(name: str, column: Tensor, length: int) -> Tensor:
     if column.dim() != 1 or not is_integer(column.dtype):
-        raise Refusal(
+        raise InputError(
             f"{name} is {column.dtype} of shape {tuple(column.shape)};"
             f" it must be one whole number per sample, of shape ({length},)"
         )
     if len(column) != length:
-        raise Refusal(f"x has {length} samples and {name} has {len(column)}; they must be equally many")
+        raise InputError(f"x has {length} samples and {name} has {len(column)}; they must be equally many")
     return column.to(torch.int64)
 
 
-def _refuse_not_finite(x: Tensor) -> None:
+def _reject_not_finite(x: Tensor) -> None:
     for start, chunk in _chunks(x):
         finite = torch.isfinite(chunk)
         if not finite.all():
             first = start + int((~finite.reshape(len(chunk), -1).all(1)).nonzero()[0])
-            raise Refusal(f"sample {first} of x holds NaN or infinity; every value must be finite")
+            raise InputError(f"sample {first} of x holds NaN or infinity; every value must be finite")
 
 
-def _refuse_outside(split: str, what: str, values: Tensor, count: int) -> None:
+def _reject_outside(split: str, what: str, values: Tensor, count: int) -> None:
     plural = f"{what}s" if what == "domain" else "classes"
     outside = ((values < 0) | (values >= count)).nonzero()
     if len(outside):
         first = int(outside[0])
-        raise Refusal(
+        raise InputError(
             f"sample {first} of the {split} split has {what} {int(values[first])};"
             f" with {count} {plural} it must lie in 0..{count - 1}"
         )

@@ -15,7 +15,7 @@ from fullrank.data.augment.pipeline import Pipeline
 from fullrank.data.dataset import DataSet
 from fullrank.data.heterogeneity import counts, describe, partition_hash
 from fullrank.data.split import split_by_class
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.files import load_tensors
 from fullrank.randomness import generator, key
 
@@ -35,7 +35,7 @@ class Federation:
     """Samples kept back from everybody, to choose settings and rounds by."""
     pipeline: Pipeline
     unseen: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    """Clients that never train: how a model serves newcomers is judged on them."""
+    """Clients that never train: how a model serves newcomers is evaluated on them."""
 
     @property
     def clients(self) -> int:
@@ -146,23 +146,23 @@ def divide(
     labels = data.train.y.numpy()
     if how.endswith(".safetensors"):
         if holdout or validation:
-            raise Refusal("data.holdout and data.validation: a saved partition brings its own; leave both at 0")
+            raise InputError("data.holdout and data.validation: a saved partition brings its own; leave both at 0")
         return _saved(data, pipeline, Path(how), clients, repeats=passes > 1)
     if data.train.group is not None:
-        _refuse_to_tear_groups(data, how, holdout, validation)
+        _reject_to_tear_groups(data, how, holdout, validation)
     if how == "domain":
         if data.train.domain is None:
-            raise Refusal(f'data.partition = "domain": the data set "{data.name}" has no domains')
+            raise InputError(f'data.partition = "domain": the data set "{data.name}" has no domains')
         found = partition.by_domain(data.train.domain.numpy(), equal or False, validation, seed)
         if len(found) != clients:
-            raise Refusal(f"data.clients = {clients}: the data come in {len(found)} domains, and each is one client")
+            raise InputError(f"data.clients = {clients}: the data come in {len(found)} domains, and each is one client")
         parts = list(found)
         kept_back = np.sort(np.concatenate(found.validation))
     else:
         keep, kept_back = split_by_class(labels, validation, seed)
         parts = [keep[part] for part in _parts(labels[keep], how, clients, seed, alpha, variant, classes, passes)]
     if not any(map(len, parts)):
-        raise Refusal("no client has any sample")
+        raise InputError("no client has any sample")
     return _held_out(data, parts, kept_back, pipeline, holdout, seed)
 
 
@@ -186,7 +186,7 @@ def keep_unseen(federation: Federation, share: float, seed: int) -> Federation:
     if not share:
         return federation
     if not 0 < number < federation.clients:
-        raise Refusal(
+        raise InputError(
             f"data.unseen = {share}: of {federation.clients} clients {number} would never train; it must be one at "
             "least, and one must be left"
         )
@@ -194,13 +194,13 @@ def keep_unseen(federation: Federation, share: float, seed: int) -> Federation:
     return replace(federation, unseen=np.sort(chosen))
 
 
-def _refuse_to_tear_groups(data: DataSet, how: str, holdout: float, validation: float) -> None:
+def _reject_to_tear_groups(data: DataSet, how: str, holdout: float, validation: float) -> None:
     """Reject every division that is drawn sample by sample, because it would separate samples of one group."""
     drawn = [f"data.{name} = {share}" for name, share in (("holdout", holdout), ("validation", validation)) if share]
     if how != "domain":
         drawn.append(f'data.partition = "{how}"')
     if drawn:
-        raise Refusal(
+        raise InputError(
             f'the data set "{data.name}" has groups (samples that belong together, such as those of one patient), and '
             f"{' and '.join(drawn)} would put samples of one group on both sides; give a partition that keeps groups "
             'together (data.partition = "mine.safetensors"), or data.partition = "domain" without hold-out and '
@@ -235,7 +235,7 @@ def _parts(
         return partition.pathological(labels, clients, classes, seed, variant)
     if how == "class-disjoint":
         return partition.class_disjoint(labels, clients, classes, seed, passes)
-    raise Refusal(f'data.partition = "{how}" stands for data that a program hands over with fullrank.fit')
+    raise InputError(f'data.partition = "{how}" stands for data that a program hands over with fullrank.fit')
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
@@ -252,19 +252,21 @@ def _saved(data: DataSet, pipeline: Pipeline, path: Path, clients: int, repeats:
     `repeats` allows training samples that several clients have, or one client twice.
     """
     if not path.is_file():
-        raise Refusal(f'data.partition: there is no file "{path}"')
+        raise InputError(f'data.partition: there is no file "{path}"')
     try:
         saved = {name: tensor.numpy() for name, tensor in load_tensors(path).items()}
         lists = {name: _divided(saved[name], saved[f"{name}_sizes"]) for name in ("train", "holdout")}
         validation, fingerprint = saved["validation"].astype(np.int64, casting="safe"), saved["fingerprint"]
     except Exception as error:
-        raise Refusal(f'data.partition: "{path}" is not a saved partition ({error})') from None
+        raise InputError(f'data.partition: "{path}" is not a saved partition ({error})') from None
     if bytes(fingerprint).hex() != data.fingerprint():
-        raise Refusal(f'data.partition: "{path}" divides other data than "{data.name}": their fingerprints differ')
+        raise InputError(f'data.partition: "{path}" divides other data than "{data.name}": their fingerprints differ')
     if len(lists["train"]) != clients:
-        raise Refusal(f'data.clients = {clients}, but the saved partition "{path}" has {len(lists["train"])} clients')
+        raise InputError(
+            f'data.clients = {clients}, but the saved partition "{path}" has {len(lists["train"])} clients'
+        )
     if problem := _problem_of(data, lists["train"], lists["holdout"], validation, repeats):
-        raise Refusal(f'data.partition: in "{path}" {problem}')
+        raise InputError(f'data.partition: in "{path}" {problem}')
     return Federation(data, lists["train"], lists["holdout"], validation, pipeline)
 
 

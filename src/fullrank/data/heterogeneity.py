@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fullrank.data.partition import IndexArray, Labels, whole_labels
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 CountArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -26,16 +26,16 @@ _TICK_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 def counts(labels: Labels, parts: Sequence[IndexArray], num_classes: int) -> CountArray:
     """How many samples of each class each client holds, (clients, classes); one held twice counts twice."""
     if not len(parts):
-        raise Refusal("the partition has no clients; it needs at least one")
+        raise InputError("the partition has no clients; it needs at least one")
     y = whole_labels(labels)
     if y.min() < 0 or y.max() >= num_classes:
-        raise Refusal(f"labels lie between {y.min()} and {y.max()}; they must lie in 0..{num_classes - 1}")
+        raise InputError(f"labels lie between {y.min()} and {y.max()}; they must lie in 0..{num_classes - 1}")
     held = _joined(parts)
     holder = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     outside = np.flatnonzero((held < 0) | (held >= len(y)))
     if len(outside):
         client = holder[outside[0]]
-        raise Refusal(f"client {client} has indices outside 0..{len(y) - 1}, the samples that there are")
+        raise InputError(f"client {client} has indices outside 0..{len(y) - 1}, the samples that there are")
     cells = np.bincount(holder * num_classes + y[held], minlength=len(parts) * num_classes)
     return cells.reshape(len(parts), num_classes)
 
@@ -113,7 +113,7 @@ def class_labels(counts: CountArray, class_names: Sequence[str] | None) -> list[
     """The names of the table's classes, or their numbers where there are no names."""
     classes = counts.shape[1]
     if class_names is not None and len(class_names) != classes:
-        raise Refusal(f"{len(class_names)} class names for {classes} classes; one for each is needed")
+        raise InputError(f"{len(class_names)} class names for {classes} classes; one for each is needed")
     return [str(name) for name in (range(classes) if class_names is None else class_names)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 
 def memory_limit() -> int:
@@ -21,8 +21,8 @@ def memory_limit() -> int:
     return min(limit for limit in limits if limit > 0)
 
 
-def refuse_too_large(what: str, needed: int, hint: str) -> None:
+def reject_too_large(what: str, needed: int, hint: str) -> None:
     """Reject what needs more bytes than there are; `what` begins the sentence, `hint` says what to do."""
     if needed > memory_limit():
         there = memory_limit() / 2**30
-        raise Refusal(f"{what} would take {needed / 2**30:.4g} GiB of memory, and there are {there:.4g}; {hint}")
+        raise InputError(f"{what} would take {needed / 2**30:.4g} GiB of memory, and there are {there:.4g}; {hint}")

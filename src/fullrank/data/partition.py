@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fullrank.errors import Refusal, nearest
+from fullrank.errors import InputError, nearest
 
 IndexArray: TypeAlias = npt.NDArray[np.int64]
 Labels: TypeAlias = torch.Tensor | npt.NDArray[Any] | Sequence[Any]
@@ -68,7 +68,7 @@ def dirichlet(labels: Labels, clients: int, alpha: float, seed: int, variant: st
     """
     divide = _look_up(variant, _DIRICHLET_VARIANTS, "Dirichlet variant")
     if not alpha > 0:
-        raise Refusal(f"alpha of a Dirichlet partition is {alpha}; it must be above 0 (inf for an IID split)")
+        raise InputError(f"alpha of a Dirichlet partition is {alpha}; it must be above 0 (inf for an IID split)")
     if math.isinf(alpha):
         return iid(labels, clients, seed)
     by_class = _indices_by_class(labels)
@@ -129,7 +129,7 @@ def by_domain(domains: Labels, equal: bool | float = False, validation: float = 
     by_value = _indices_by_value(_as_array(domains, "domains"))
     smallest = min(map(len, by_value))
     if share and not _floor_share(share, smallest):
-        raise Refusal(
+        raise InputError(
             f"equal={equal} of the smallest domain's {smallest} samples is less than one sample; "
             f"it must be at least 1/{smallest}"
         )
@@ -150,12 +150,12 @@ def hold_out(parts: Sequence[IndexArray], share: float, seed: int) -> tuple[Part
     Li et al. 2023 (FedETF) hold out 30 % so. Classes may be missing on either side.
     """
     if not 0 <= share < 1:
-        raise Refusal(f"the hold-out share is {share}; it must be at least 0 and below 1")
+        raise InputError(f"the hold-out share is {share}; it must be at least 0 and below 1")
     rng = _generator(seed)
     training, held_out = Partition(validation=getattr(parts, "validation", ())), Partition()
     for client, part in enumerate(parts):
         if len(np.unique(part)) < len(part):
-            raise Refusal(
+            raise InputError(
                 f"client {client} holds samples twice, so a hold-out would be trained on; "
                 "a class-disjoint partition needs passes=1 for a hold-out"
             )
@@ -167,17 +167,17 @@ def hold_out(parts: Sequence[IndexArray], share: float, seed: int) -> tuple[Part
 
 
 def whole_labels(labels: Labels) -> IndexArray:
-    """Class labels as an array of whole numbers, or a refusal."""
+    """Class labels as an array of whole numbers, or a error."""
     y = _as_array(labels, "labels")
     if y.dtype.kind not in "biu":
-        raise Refusal(f"labels are of type {y.dtype}; one whole number per sample is needed")
+        raise InputError(f"labels are of type {y.dtype}; one whole number per sample is needed")
     return y.astype(np.int64)
 
 
 def _capped(by_class: _ByClass, clients: int, alpha: float, rng: np.random.RandomState) -> list[IndexArray]:
     samples = sum(map(len, by_class))
     if clients * MIN_SAMPLES > samples:
-        raise Refusal(
+        raise InputError(
             f"a balanced Dirichlet partition gives each client {MIN_SAMPLES} samples at least, too many for "
             f"{clients} clients and {samples} samples; take {samples // MIN_SAMPLES} clients at most"
         )
@@ -265,8 +265,8 @@ def _dirichlet_rows(
     raise _gave_up(by_class, clients, alpha, "proportions for every class", 0)
 
 
-def _gave_up(by_class: _ByClass, clients: int, alpha: float, aim: str, largest_minimum: int) -> Refusal:
-    return Refusal(
+def _gave_up(by_class: _ByClass, clients: int, alpha: float, aim: str, largest_minimum: int) -> InputError:
+    return InputError(
         f"{MAX_TRIES} Dirichlet draws over N={sum(map(len, by_class))} samples, K={clients} clients, "
         f"alpha={alpha} did not give {aim} (the largest minimum reached was {largest_minimum}); "
         "take fewer clients or a less extreme alpha"
@@ -275,7 +275,7 @@ def _gave_up(by_class: _ByClass, clients: int, alpha: float, aim: str, largest_m
 
 def _balanced(by_class: _ByClass, clients: int, classes: int, seed: int) -> list[IndexArray]:
     if clients * classes < len(by_class):
-        raise Refusal(
+        raise InputError(
             f"{clients} clients of {classes} classes cannot own all {len(by_class)} classes; "
             f"clients times classes must be at least {len(by_class)}"
         )
@@ -329,7 +329,7 @@ def _divide_evenly(by_class: _ByClass, owned: Sequence[set[int]], rng: np.random
     for number, indices in enumerate(by_class):
         owners = [client for client, hand in enumerate(owned) if number in hand]
         if len(owners) > len(indices):
-            raise Refusal(
+            raise InputError(
                 f"a class of {len(indices)} samples cannot be divided among its {len(owners)} owners; "
                 "take fewer clients or fewer classes per client"
             )
@@ -359,7 +359,7 @@ def _indices_by_value(values: npt.NDArray[Any]) -> list[IndexArray]:
 def _as_array(values: Labels, what: str) -> npt.NDArray[Any]:
     array = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
     if array.ndim != 1 or not len(array):
-        raise Refusal(f"{what} have the shape {array.shape}; one value per sample is needed")
+        raise InputError(f"{what} have the shape {array.shape}; one value per sample is needed")
     return array
 
 
@@ -371,40 +371,40 @@ def _floor_share(share: float, of: int) -> int:
 def _generator(seed: int) -> np.random.RandomState:
     _check_whole("seed", seed, 0)
     if seed >= 2**32:
-        raise Refusal(f"seed is {seed}; it must be below 2**32")
+        raise InputError(f"seed is {seed}; it must be below 2**32")
     return np.random.RandomState(seed)
 
 
 def _look_up(name: str, known: Mapping[str, _Named], what: str) -> _Named:
     if name not in known:
-        raise Refusal(f'unknown {what} "{name}"; {nearest(str(name), known)}')
+        raise InputError(f'unknown {what} "{name}"; {nearest(str(name), known)}')
     return known[name]
 
 
 def _check_clients(clients: int, samples: int) -> None:
     _check_whole("clients", clients, 1)
     if clients > samples:
-        raise Refusal(f"{clients} clients cannot share {samples} samples; take {samples} clients at most")
+        raise InputError(f"{clients} clients cannot share {samples} samples; take {samples} clients at most")
 
 
 def _check_classes(classes: int, total: int) -> None:
     _check_whole("classes per client", classes, 1)
     if classes > total:
-        raise Refusal(f"{classes} classes per client are wanted, but the labels have {total}; take at most {total}")
+        raise InputError(f"{classes} classes per client are wanted, but the labels have {total}; take at most {total}")
 
 
 def _check_whole(name: str, value: Any, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise Refusal(f"{name}: {value!r} must be a whole number of at least {least}")
+        raise InputError(f"{name}: {value!r} must be a whole number of at least {least}")
 
 
 def _check_shares(equal: float, validation: float) -> None:
     if not 0 <= equal <= 1:
-        raise Refusal(f"equal={equal} must be between 0 and 1 (0 or False: all samples of each domain)")
+        raise InputError(f"equal={equal} must be between 0 and 1 (0 or False: all samples of each domain)")
     if not 0 <= validation < 1:
-        raise Refusal(f"validation={validation} must be at least 0 and below 1")
+        raise InputError(f"validation={validation} must be at least 0 and below 1")
     if equal + validation > 1 + 1e-9:
-        raise Refusal(f"equal={equal} and validation={validation} together must not exceed 1")
+        raise InputError(f"equal={equal} and validation={validation} together must not exceed 1")
 
 
 _Divide: TypeAlias = Callable[[_ByClass, int, float, np.random.RandomState], list[IndexArray]]

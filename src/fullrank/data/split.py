@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fullrank.data.dataset import Split
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.randomness import generator
 
 Indices = npt.NDArray[np.int64]
@@ -32,10 +32,10 @@ def split_by_class(y: Tensor | npt.NDArray[Any], share: float, seed: int) -> tup
     (4, 2)
     """
     if not 0 <= share < 1:
-        raise Refusal(f"a share of {share} cannot be split off; it must be at least 0 and below 1")
+        raise InputError(f"a share of {share} cannot be split off; it must be at least 0 and below 1")
     labels = np.asarray(y.cpu() if isinstance(y, Tensor) else y)
     if labels.ndim != 1:
-        raise Refusal(f"labels have shape {labels.shape}; they must be one per sample")
+        raise InputError(f"labels have shape {labels.shape}; they must be one per sample")
     _, class_of, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     quotas = _largest_remainder([int(size) for size in sizes], share)
     # the length is part of the key, so that splitting the kept samples again with the same seed draws anew;
@@ -66,11 +66,11 @@ def _largest_remainder(sizes: Sequence[int], share: float) -> list[int]:
 def split_off_test(whole: Split, seed: int) -> tuple[Split, Split]:
     """Training and test split of data that come whole: a fifth of every class is for the test."""
     if whole.group is not None:
-        raise Refusal(
+        raise InputError(
             "the data have groups, and splitting off a test set by class would put samples of one group on both sides; "
             "give training and test data separately"
         )
     keep, taken = split_by_class(whole.y, TEST_SHARE, seed)
     if not len(taken):
-        raise Refusal("no class has two samples, so no test set can be split off; give training and test data apart")
+        raise InputError("no class has two samples, so no test set can be split off; give training and test data apart")
     return whole.take(torch.from_numpy(keep)), whole.take(torch.from_numpy(taken))

@@ -20,18 +20,18 @@ from fullrank import methods, models
 from fullrank._version import __version__
 from fullrank.data import DataSet
 from fullrank.deploy.formats import FORMATS, Format, Predict, chosen
-from fullrank.errors import CallFailed, Refusal, writing
+from fullrank.errors import CallFailed, InputError, writing
 from fullrank.federated.site import Stage
 from fullrank.files import Damaged, load_tensors, write_json
 from fullrank.methods import Composition
 from fullrank.models.network import Network
 from fullrank.models.reparam.fuse import to_deploy
 from fullrank.models.reparam.operators import operators
-from fullrank.plugins import GIVEN, refuse_untrusted
+from fullrank.plugins import GIVEN, reject_untrusted
 from fullrank.randomness import seeded
 from fullrank.runs.assemble import apply_method, is_given
 from fullrank.runs.directory import read_json
-from fullrank.runs.result import Run, chosen_model, refuse_lost_model, run_at, threads
+from fullrank.runs.result import Run, chosen_model, reject_lost_model, run_at, threads
 
 DESCRIPTION = "model.json"
 TOLERANCE = 1e-4
@@ -88,7 +88,7 @@ def export(
         root: Where the data lie, if not where they lay for the run.
 
     Raises:
-        Refusal: If there is no such model, or if it no longer has the test accuracy that the run recorded.
+        InputError: If there is no such model, or if it no longer has the test accuracy that the run recorded.
         ExportFailed: If a file does not predict as the run's model does.
 
     >>> import fullrank, tempfile
@@ -98,14 +98,14 @@ def export(
     """
     wanted = chosen([formats] if isinstance(formats, str) else list(formats))
     run = run if isinstance(run, Run) else run_at(run, trust, root)
-    _refuse_without_model(run)
+    _reject_without_model(run)
     folder = _folder(run, to, client)
     trained = _trained(run, client, stage)
     plain, form = _deployed(trained)
     facts = _facts(run, client, stage, plain, form)
     samples = _samples(run, trained)
     if client is None:
-        _refuse_other_accuracy(run, facts["accuracy"])
+        _reject_other_accuracy(run, facts["accuracy"])
     facts["checked_on"] = samples.kind
     with _place_for(folder, wanted) as scratch:
         facts["files"] = {
@@ -132,14 +132,14 @@ def load_export(path: str | Path, *, trust: bool = False) -> nn.Module:
     path = Path(path)
     facts = read_json(path / DESCRIPTION)
     if not trust:
-        refuse_untrusted(path / DESCRIPTION, {f"{key}.name": facts[key]["name"] for key in ("model", "method")})
+        reject_untrusted(path / DESCRIPTION, {f"{key}.name": facts[key]["name"] for key in ("model", "method")})
     file = path / FORMATS["safetensors"].file
     if file.name not in facts["files"]:
-        raise Refusal(f'"{path}" holds {", ".join(facts["files"])}; export it in the format "safetensors" too')
+        raise InputError(f'"{path}" holds {", ".join(facts["files"])}; export it in the format "safetensors" too')
     if facts["model"]["name"] == GIVEN:
         plain = facts["model"]["form"] == "plain"
         how = "give it its plain form by fullrank.models.reparam.fuse.to_deploy, and load" if plain else "and load"
-        raise Refusal(
+        raise InputError(
             f'the model in "{path}" is a {facts["model"]["class"]} that a program gave: make one there, {how} '
             f'"{file.name}" with safetensors.torch.load_model'
         )
@@ -147,28 +147,28 @@ def load_export(path: str | Path, *, trust: bool = False) -> nn.Module:
     try:
         module.load_state_dict(load_tensors(file))
     except Damaged as problem:
-        raise Refusal(f'"{file}" is damaged ({problem}); export the run again') from None
+        raise InputError(f'"{file}" is damaged ({problem}); export the run again') from None
     return module
 
 
 # What is exported
 
 
-def _refuse_without_model(run: Run) -> None:
+def _reject_without_model(run: Run) -> None:
     """Of a run that this process did not make, if its directory does not hold all that is needed."""
     if run.path is None or run._assembly is not None:
         return
-    refuse_lost_model(run)
+    reject_lost_model(run)
     if not (run.path / "model.safetensors").is_file():
         done = run.metrics[-1]["round"] if run.metrics else 0
         how_far = f"is not finished ({done} of {run.experiment.train.rounds} rounds)"
         if run.complete:
             how_far = "was stopped between its last round and its end"
-        raise Refusal(
+        raise InputError(
             f'the run in "{run.path}" {how_far}, so it has no model yet; the command that started it goes on with it'
         )
     if is_given(run.experiment):
-        raise Refusal(
+        raise InputError(
             f'the model of "{run.path}" was given to fullrank.fit by a program: pass the same module, clients and '
             f'settings to fullrank.fit with out="{run.path}", and its result to fullrank.export'
         )
@@ -179,16 +179,16 @@ def _is_given(name: str) -> bool:
     return name == GIVEN or name.startswith(f"{GIVEN}:")
 
 
-def _refuse_other_accuracy(run: Run, recorded: float | None) -> None:
+def _reject_other_accuracy(run: Run, recorded: float | None) -> None:
     """Of a global model that does not score on the test set what the run recorded: other code makes other models."""
     assembly = run._assembly
     if assembly is None or assembly.federation.data.test is None or recorded is None:
         return
     with threads(run.experiment.engine.threads):
-        found = assembly.judge(run._final_entries(assembly))["accuracy"]
+        found = assembly.evaluate(run._final_entries(assembly))["accuracy"]
     elsewhere = assembly.experiment.engine.device != run.experiment.engine.device
     if abs(found - recorded) > (ACCURACY_ELSEWHERE if elsewhere else ACCURACY):
-        raise Refusal(
+        raise InputError(
             f"the model has a test accuracy of {found:.4f}, but the run recorded {recorded:.4f}: the code of its model "
             "or method, or a version that environment.json names, is no longer the one with which it was trained"
         )
@@ -197,10 +197,10 @@ def _refuse_other_accuracy(run: Run, recorded: float | None) -> None:
 def _folder(run: Run, to: str | Path | None, client: int | None) -> Path:
     if to is not None:
         if Path(to).exists() and not Path(to).is_dir():
-            raise Refusal(f'"{to}" is a file; name a directory to export to')
+            raise InputError(f'"{to}" is a file; name a directory to export to')
         return Path(to)
     if run.path is None:
-        raise Refusal("the run is in no directory, so to= must say where to export it")
+        raise InputError("the run is in no directory, so to= must say where to export it")
     return run.path / ("export" if client is None else f"export-client-{client}")
 
 
@@ -339,7 +339,7 @@ def _samples(run: Run, trained: nn.Module) -> _Samples:
         x = (data.test or data.train).x
         x = x[torch.linspace(0, len(x) - 1, min(SAMPLES, len(x))).long()].cpu()
         kind = "test samples" if data.test is not None else "training samples"
-    except (Refusal, CallFailed) as problem:
+    except (InputError, CallFailed) as problem:
         assembly = run._without_data()
         x = _random_inputs(assembly.federation.data)
         kind = "random inputs"
@@ -394,7 +394,7 @@ def _to_fill(plain: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
 @contextlib.contextmanager
 def _place_for(folder: Path, wanted: Mapping[str, Format]) -> Iterator[Path]:
     """A directory beside the files' place: what does not hold is gone with it, and what was there before stays."""
-    _refuse_others_files(folder, wanted)
+    _reject_others_files(folder, wanted)
     new = not folder.exists()
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -409,12 +409,12 @@ def _place_for(folder: Path, wanted: Mapping[str, Format]) -> Iterator[Path]:
         raise
 
 
-def _refuse_others_files(folder: Path, wanted: Mapping[str, Format]) -> None:
+def _reject_others_files(folder: Path, wanted: Mapping[str, Format]) -> None:
     """Files of an earlier export, which its model.json lists, are replaced; others of these names are not ours."""
     own = _listed(folder)
     for name in (DESCRIPTION, *(kind.file for kind in wanted.values())):
         if (folder / name).exists() and name not in own:
-            raise Refusal(f'"{folder / name}" is there already and no export of fullrank; choose another --to (to=)')
+            raise InputError(f'"{folder / name}" is there already and no export of fullrank; choose another --to (to=)')
 
 
 def _forget_earlier(folder: Path) -> None:

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fullrank.errors import Refusal, nearest
+from fullrank.errors import InputError, nearest
 from fullrank.files import save_tensors
 
 OPSET = 18
@@ -50,15 +50,15 @@ class Format:
 
 
 def chosen(names: Sequence[str]) -> dict[str, Format]:
-    """The formats of these names, each once; refused where one is unknown or its extra is missing."""
+    """The formats of these names, each once; rejected where one is unknown or its extra is missing."""
     if not names:
-        raise Refusal(f"no format was named; known: {', '.join(FORMATS)}")
+        raise InputError(f"no format was named; known: {', '.join(FORMATS)}")
     for name in names:
         if name not in FORMATS:
-            raise Refusal(f'the format "{name}" is not known; {nearest(name, FORMATS)}')
+            raise InputError(f'the format "{name}" is not known; {nearest(name, FORMATS)}')
         missing = [module for module in FORMATS[name].needs if importlib.util.find_spec(module) is None]
         if missing:
-            raise Refusal(f"the format \"{name}\" needs {', '.join(missing)}: pip install 'fullrank[{name}]'")
+            raise InputError(f"the format \"{name}\" needs {', '.join(missing)}: pip install 'fullrank[{name}]'")
     return {name: FORMATS[name] for name in dict.fromkeys(names)}
 
 
@@ -131,7 +131,7 @@ def _traced(module: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
         except Exception as error:
             problems.append(error)
     first = next(iter(str(problems[0]).strip().splitlines()), "")
-    raise Refusal(
+    raise InputError(
         f"torch cannot trace the forward of {type(module).__name__} for batches of any size "
         f'({type(problems[0]).__name__}: {first}); the format "safetensors" needs no trace'
     ) from problems[0]

@@ -12,7 +12,7 @@ from fullrank.engine.cuda.engine import Cuda
 from fullrank.engine.processes.engine import Processes
 from fullrank.engine.serial import Serial
 from fullrank.engine.vectorised import Vectorised
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.federated.site import Job, Result, Site
 
 __all__ = ["Engine", "choose", "open_engine"]
@@ -28,7 +28,7 @@ class Engine(Protocol):
         """Do the jobs, in whatever order and place; give the results in the jobs' order."""
 
     def notes(self) -> dict[str, Any]:
-        """What a round's row of the metrics should say of how it was played."""
+        """What a round's row of the metrics should say of how it was outcome."""
 
     def close(self) -> None:
         """Give back whatever the engine holds."""
@@ -69,7 +69,7 @@ def open_engine(
     """
     if name == "processes":
         if site.device.type != "cpu":
-            raise Refusal(f'engine.name = "processes" trains on the CPU, not on engine.device = "{site.device}"')
+            raise InputError(f'engine.name = "processes" trains on the CPU, not on engine.device = "{site.device}"')
         return Processes(site, min(workers or cores(), clients_a_round), threads)
     if name == "vectorised":
         return Vectorised(site, clients_a_round, (last or {}).get("one_by_one", ()))
@@ -83,6 +83,6 @@ def _devices(device: torch.device, workers: int) -> list[torch.device]:
     first = torch.cuda.current_device() if device.index is None else device.index
     others: list[int] = [] if device.index is not None else [k for k in range(torch.cuda.device_count()) if k != first]
     if workers > 1 + len(others):
-        raise Refusal(f"engine.workers = {workers}: there are only {1 + len(others)} CUDA devices to work on")
+        raise InputError(f"engine.workers = {workers}: there are only {1 + len(others)} CUDA devices to work on")
     chosen = [first, *others][: workers or None]
     return [device if index == first else torch.device("cuda", index) for index in chosen]

@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors import safe_open
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.files import Damaged, verify_tensors
 from fullrank.trees import Tree, by_name, nbytes, unflatten
 
@@ -113,7 +113,7 @@ class ClientStates:
             try:
                 verify_tensors(path)
             except Damaged as problem:
-                raise Refusal(f'the checkpoint file "{path}" is damaged ({problem})') from None
+                raise InputError(f'the checkpoint file "{path}" is damaged ({problem})') from None
             self._verified.add(path.name)
         # Clones, so that a tensor is aligned as it was when it was put: some kernels round differently on others.
         with safe_open(path, framework="pt") as file:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fullrank.channels import Mean, OtherForm, OtherSize, Reduction, Sum, Traffic, Unusable, Upload, too_large
 from fullrank.data.augment.pipeline import Pipeline
-from fullrank.errors import ClientFailed, Refusal, WroteInPlace, kind_of, said_by
+from fullrank.errors import ClientFailed, InputError, WroteInPlace, kind_of, said_by
 from fullrank.federated.client_states import ClientStates
 from fullrank.federated.site import Job, Kind, Result
 from fullrank.federated.uploads import SYNTHETIC, Rehearsal, described, form_of
@@ -135,7 +135,7 @@ class Server:
                 self._own[part.name] = by_name(clone(state))
             for name in self._sent_of(part):
                 if name not in self._own.get(part.name, {}):
-                    raise Refusal(f'"{part.name}" broadcasts "{name}", which its server_state does not have')
+                    raise InputError(f'"{part.name}" broadcasts "{name}", which its server_state does not have')
 
     # What a method looks at and asks for
 
@@ -176,7 +176,7 @@ class Server:
         part = getattr(query, "__self__", None)
         name = getattr(query, "__name__", "")
         if not (isinstance(part, Method) and part in self._composition.parts):
-            raise Refusal(f"server.ask takes a function of the method itself, not {query!r}")
+            raise InputError(f"server.ask takes a function of the method itself, not {query!r}")
         everybody = self.scheduled(self._named(range(self.clients)))
         reduction = self._reduction(query=(part.name, name))
         self._progress.begin(0, len(everybody))
@@ -214,41 +214,43 @@ class Server:
         self,
         engine: Engine,
         watch: Callable[[Result], None] | None = None,
-        judge: bool = False,
+        evaluate: bool = False,
         show: Collection[int] = (),
     ) -> RoundResult:
-        """One round; with `judge`, clients judge the model they received and the one they trained on their hold-outs.
+        """Run one round; with `evaluate`, clients evaluate the received and the trained model on their hold-outs.
 
         The results of the clients in `show` carry the models that they trained: no traffic, but a look at them.
         Nothing of the server's or the clients' state changes before all of it has succeeded.
         """
         self._engine = engine
         self.taking_part = self.sample(self.round)
-        played = RoundResult(self.round)
+        outcome = RoundResult(self.round)
         reduction = self._reduction()
         expected = {"w": self.w, "buffers": {name: self._model[name] for name in self._entries.buffers}}
         states: dict[int, Tree] = {}
-        for result in self._collect("train", self.scheduled(self.taking_part), played.traffic, judge=judge, show=show):
-            if not self._usable(reduction, result, expected, played.skipped):
+        for result in self._collect(
+            "train", self.scheduled(self.taking_part), outcome.traffic, evaluate=evaluate, show=show
+        ):
+            if not self._usable(reduction, result, expected, outcome.skipped):
                 continue
             if not result.steps:
-                played.idle.append(result.client)
-            played.traffic.count_up(result.upload)
+                outcome.idle.append(result.client)
+            outcome.traffic.count_up(result.upload)
             states[result.client] = result.state
             result.upload, result.state = {}, {}
-            played.results.append(result)
+            outcome.results.append(result)
             if watch is not None:
                 watch(result)
         nobody_has_data = not any(map(self._sizes, self.taking_part))
         if not reduction.clients and not nobody_has_data:
-            reasons = "; ".join(f"client {k}: {why}" for k, why in list(played.skipped.items())[:3])
-            more = f"; and {len(played.skipped) - 3} more" if len(played.skipped) > 3 else ""
+            reasons = "; ".join(f"client {k}: {why}" for k, why in list(outcome.skipped.items())[:3])
+            more = f"; and {len(outcome.skipped) - 3} more" if len(outcome.skipped) > 3 else ""
             reasons = reasons + more or (
                 "none of them made a step; take a smaller train.batch_size, or train.last_batch = keep"
             )
-            raise Refusal(f"round {self.round + 1}: no client sent anything ({reasons}){self._model_at_fault()}")
-        played.cautions = [*self._unknown_form(), *_suspicious(reduction, played)]
-        self.taking_part = tuple(sorted(set(states) - set(played.idle)))  # those whose uploads are in the means
+            raise InputError(f"round {self.round + 1}: no client sent anything ({reasons}){self._model_at_fault()}")
+        outcome.cautions = [*self._unknown_form(), *_suspicious(reduction, outcome)]
+        self.taking_part = tuple(sorted(set(states) - set(outcome.idle)))  # those whose uploads are in the means
         if reduction.clients:  # else the draw met clients without data only: the model stays as it is
             self._aggregate(reduction)
         for client, state in states.items():
@@ -256,7 +258,7 @@ class Server:
             if state:
                 self.store.put(client, state)
         self.round += 1
-        return played
+        return outcome
 
     def sample(self, round: int) -> tuple[int, ...]:
         """Who takes part: a function of seed and round, the same for every method."""
@@ -283,7 +285,7 @@ class Server:
         client: int,
         broadcast: Tree,
         query: tuple[str, str],
-        judge: bool = False,
+        evaluate: bool = False,
         show: bool = False,
     ) -> Job:
         entries, model = self._entries, self._model
@@ -297,7 +299,7 @@ class Server:
             personal={name: model[name] for name in entries.personal} if first else {},
             state=self.store.get(client),
             query=query,
-            judge=judge,
+            evaluate=evaluate,
             show=show,
         )
 
@@ -323,7 +325,7 @@ class Server:
         clients: list[int],
         traffic: Traffic,
         query: tuple[str, str] = ("", ""),
-        judge: bool = False,
+        evaluate: bool = False,
         show: Collection[int] = (),
         known: Collection[int] = (),
     ) -> Iterator[Result]:
@@ -335,7 +337,7 @@ class Server:
 
         def jobs() -> Iterator[Job]:
             for client in clients:
-                job = self._job(kind, client, broadcast, query, judge, client in show)
+                job = self._job(kind, client, broadcast, query, evaluate, client in show)
                 traffic.add(sent)
                 traffic.count_down(job.personal)
                 if self.store.contacts.get(client) != self.frozen_version:
@@ -357,7 +359,7 @@ class Server:
 
     def _rehearsed(self, kind: Kind, query: tuple[str, str] = ("", "")) -> Result:
         if self._rehearsal is None:
-            raise Refusal("there is no site on which the method could run")
+            raise InputError("there is no site on which the method could run")
         return self._rehearsal.do(self._job(kind, SYNTHETIC, self._broadcast(), query))
 
     def _reduction(self, query: tuple[str, str] = ("", "")) -> Reduction:
@@ -397,7 +399,7 @@ class Server:
             return False
         if reduction.clients:
             new = ", ".join(sorted(described(fresh.upload).keys() - described(known.upload).keys()))
-            raise Refusal(
+            raise InputError(
                 f'"{self._composition.method.name}" sends {new or "less than before"}, and a client of round '
                 f"{self.round + 1} that did not was counted already; declare what the method sends in its `uploads`"
             )
@@ -431,7 +433,7 @@ class Server:
     def _reduce(self, reduction: Reduction, result: Result, expected: Tree | None) -> None:
         if result.error is not None:
             if kind_of(result.error) in (WroteInPlace.__name__, BadGradient.__name__):
-                raise Refusal(said_by(result.error))  # the method's fault and not the client's
+                raise InputError(said_by(result.error))  # the method's fault and not the client's
             raise ClientFailed(result.client, f"{kind_of(result.error)}: {said_by(result.error)}") from result.error
         if not result.upload and not result.steps:
             return
@@ -478,11 +480,11 @@ class Server:
                 uploads = {**reduced.get(part.name, {}), "w": mean["w"]}
                 new = hooked(part, "aggregate", self.seen_by(part), new, uploads)
                 if not isinstance(new, Mapping):
-                    raise Refusal(f'"{part.name}".aggregate returned {new!r}; it must return the new shared entries')
+                    raise InputError(f'"{part.name}".aggregate returned {new!r}; it must return the new shared entries')
                 beside |= {name: value for name, value in new.items() if name not in mean["w"]}
                 new = part_of(new, mean["w"])
             if lost := [name for name in self._entries.shared if name not in new]:
-                raise Refusal(f"the aggregated model does not fit: {lost[0]} is missing")
+                raise InputError(f"the aggregated model does not fit: {lost[0]} is missing")
             self._accept({**new, **beside, **mean["buffers"]})
         except Exception:
             self._own.clear()
@@ -496,7 +498,7 @@ class Server:
         problem = misfit(new, known) or (f"{personal.pop()} is personal" if personal else None)
         problem = problem or _other_kind(new, known) or too_large(new, known)
         if problem:
-            raise Refusal(f"the aggregated model does not fit: {problem}")
+            raise InputError(f"the aggregated model does not fit: {problem}")
         self._model.update({name: value.detach().to(known[name].dtype) for name, value in new.items()})
         if set(new) & set(self._entries.frozen):
             self.frozen_version += 1
@@ -524,7 +526,7 @@ class Server:
         final.restore(state, self.round, device)
         return final
 
-    def judge_clients(
+    def evaluate_clients(
         self,
         engine: Engine,
         *,
@@ -532,12 +534,12 @@ class Server:
         note: Callable[[int, Mapping[str, Any]], None] | None = None,
         progress: Progress | None = None,
         keep: Callable[[Result], None] | None = None,
-        judge: bool = True,
+        evaluate: bool = True,
     ) -> tuple[dict[int, dict[str, Any]], Traffic, dict[int, str]]:
         """Evaluate every client's own models on its hold-out: scores by client and stage, and who failed.
 
         Clients in `known`, as an earlier process noted them, are not evaluated again; the others are noted as soon as
-        they are done. `keep` is called with each result, which then carries the client's model; with `judge=False`
+        they are done. `keep` is called with each result, which then carries the client's model; with `evaluate=False`
         nothing is evaluated. Nothing that the server knows changes.
         """
         self._engine, traffic = engine, Traffic()
@@ -547,7 +549,7 @@ class Server:
         progress.begin(len(found), len(everybody))
         skipped: dict[int, str] = {}
         shown = frozenset(everybody if keep is not None else ())
-        for result in self._collect("personal", everybody, traffic, judge=judge, show=shown, known=set(found)):
+        for result in self._collect("personal", everybody, traffic, evaluate=evaluate, show=shown, known=set(found)):
             if self._usable(Reduction(), result, None, skipped):
                 found[result.client] = {key: result.metrics[key] for key in ("personal",) if key in result.metrics}
                 if keep is not None:
@@ -597,11 +599,11 @@ def _other_kind(new: Tensors, known: Tensors) -> str | None:
     return None
 
 
-def _suspicious(reduction: Reduction, played: RoundResult) -> list[str]:
+def _suspicious(reduction: Reduction, outcome: RoundResult) -> list[str]:
     """A warning that names clients whose weights are far larger than the model that was sent and than the others'."""
     if not reduction.sizes:
         return []
-    senders = [result.client for result in played.results if result.client not in played.idle]
+    senders = [result.client for result in outcome.results if result.client not in outcome.idle]
     median = float(np.median(reduction.sizes))
     limit = SUSPICIOUS * max(reduction.model_size, median)
     odd = [(client, size) for client, size in zip(senders, reduction.sizes, strict=True) if limit and size > limit]
@@ -610,7 +612,7 @@ def _suspicious(reduction: Reduction, played: RoundResult) -> list[str]:
     named = ", ".join(f"client {client}: {size:.2g}" for client, size in odd[:CLIENTS_NAMED])
     more = f" and {len(odd) - CLIENTS_NAMED} more" if len(odd) > CLIENTS_NAMED else ""
     return [
-        f"round {played.round + 1}: weights of a norm more than {SUSPICIOUS:.0e} times that of the model sent "
+        f"round {outcome.round + 1}: weights of a norm more than {SUSPICIOUS:.0e} times that of the model sent "
         f"({reduction.model_size:.2g}) and of the median client ({median:.2g}) are in the mean ({named}{more})"
     ]
 
@@ -619,6 +621,6 @@ def participants(participation: float | int, clients: int) -> int:
     """How many clients take part: a share (the nearest number, at least one) or, as an integer, a number."""
     if isinstance(participation, int):
         if participation > clients:
-            raise Refusal(f"train.participation = {participation}: there are only {clients} clients")
+            raise InputError(f"train.participation = {participation}: there are only {clients} clients")
         return participation
     return max(1, round(participation * clients))

@@ -11,7 +11,7 @@ import torch
 
 from fullrank.channels import Mean, Upload
 from fullrank.data.federation import Federation
-from fullrank.errors import Refusal, WroteInPlace
+from fullrank.errors import InputError, WroteInPlace
 from fullrank.local import interrupt
 from fullrank.local.client import Client
 from fullrank.local.loop import Eager, Samples, StepperOf
@@ -50,8 +50,8 @@ class Job:
     """What the client kept; None at first contact."""
     query: tuple[str, str] = ("", "")
     """For a query: the method's name and the name of its function."""
-    judge: bool = False
-    """Whether the client's models are judged on its hold-out."""
+    evaluate: bool = False
+    """Whether the client's models are evaluated on its hold-out."""
     show: bool = False
     """Whether the result of a job that trains or evaluates carries the client's model too."""
     stage: Stage | None = None
@@ -86,7 +86,7 @@ class Work:
     state: Tree
     """What the client keeps."""
     received: dict[str, float]
-    """How the model that it received was judged on its hold-out, if it was."""
+    """How the model that it received was evaluated on its hold-out, if it was."""
     writes: int | None
     """How often what the client received had been written in place when the job was begun; None: `do` watches it."""
 
@@ -164,7 +164,7 @@ class Site:
         """A job to train up to its fits; with `aside` the client's entries stay out of the network until needed."""
         writes = _writes(job) if aside else None
         client, state = self._client(job, aside)
-        work = Work(job, client, state, self._judged(client) if job.judge else {}, writes)
+        work = Work(job, client, state, self._evaluated(client) if job.evaluate else {}, writes)
         if aside:
             client.home.leave()
         return work
@@ -174,7 +174,7 @@ class Site:
         client, state = work.client, work.state
         metrics = _measured(client)
         if work.received:
-            metrics["personal"] = {"received": work.received, "local": self._judged(client)}
+            metrics["personal"] = {"received": work.received, "local": self._evaluated(client)}
         result = Result(client.id, client.n, state=state, metrics=metrics)
         if work.job.show:
             result.model = clone(client.model)
@@ -199,37 +199,37 @@ class Site:
         return Result(job.client, client.n, upload=upload, state=state)
 
     def _personal(self, job: Job) -> Result:
-        """The client's own model at the job's stage; with `judge`, every stage evaluated on the client's hold-out."""
+        """Give the client's model at the job's stage; with `evaluate`, evaluate every stage on its hold-out."""
         known = stages(self.composition)
         wanted = job.stage or known[-1]
-        judged = job.judge and len(self.federation.holdouts[job.client]) > 0
+        evaluated = job.evaluate and len(self.federation.holdouts[job.client]) > 0
         result = Result(job.client, self.federation.size(job.client))
-        shown = wanted if job.show or not job.judge else None
+        shown = wanted if job.show or not job.evaluate else None
         for stage in known:
-            if not judged and stage != shown:
+            if not evaluated and stage != shown:
                 continue
-            client = self._at(stage, job, judged)
-            if judged:
+            client = self._at(stage, job, evaluated)
+            if evaluated:
                 course = {"course": client.course} if client.course else {}
-                result.metrics.setdefault("personal", {})[stage] = {**self._judged(client), **course}
+                result.metrics.setdefault("personal", {})[stage] = {**self._evaluated(client), **course}
             if stage == shown:
                 result.model = clone(client.model)
         return result
 
-    def _at(self, stage: Stage, job: Job, judged: bool) -> Client:
+    def _at(self, stage: Stage, job: Job, evaluated: bool) -> Client:
         """The client with its model at a stage."""
         client, _ = self._client(job)
         if stage == "local":
             self._fits(client)
         elif stage == "personalised":
             part, personalise = self.composition.exclusive("personalise")
-            if judged:
-                client.judge = lambda: self._judged(client)
+            if evaluated:
+                client.evaluate = lambda: self._evaluated(client)
             if tree := personalise(client.seen_by(part)):
                 client.network.load(tree)
         return client
 
-    def _judged(self, client: Client) -> dict[str, float]:
+    def _evaluated(self, client: Client) -> dict[str, float]:
         """How good the client's current model is on its hold-out; nothing where it has none."""
         index = torch.from_numpy(self.federation.holdouts[client.id]).to(self.device)
         if not len(index):
@@ -295,7 +295,7 @@ class Site:
         for part in self.composition.parts:
             if extra := dict(part.after(client.seen_by(part)) or {}):
                 if reserved := {"w"} & set(extra):
-                    raise Refusal(f'"{part.name}" cannot upload under the reserved name "{reserved.pop()}"')
+                    raise InputError(f'"{part.name}" cannot upload under the reserved name "{reserved.pop()}"')
                 upload[part.name] = extra
         return upload
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullrank.errors import Refusal, WroteInPlace, nearest
+from fullrank.errors import InputError, WroteInPlace, nearest
 from fullrank.local.entries import ClientEntries
 from fullrank.local.loop import Eager, Fit, Report, Samples, StepperOf, train
 from fullrank.local.optimiser import memory
@@ -68,7 +68,7 @@ class Client:
         self.home = ClientEntries(network, received, aside, w0)
         self.entries = entries
         self.reports: list[Report] = []
-        self.judge: Callable[[], dict[str, float]] | None = None
+        self.evaluate: Callable[[], dict[str, float]] | None = None
         """Scores of the current model on the client's hold-out, where there is one and somebody wants to know."""
         self.course: list[dict[str, float]] = []
         self._network = network
@@ -137,12 +137,12 @@ class Client:
     def travel(self) -> float:
         """How far a constant unit gradient would have moved a shared weight in this round's fits."""
         if self._settings.optimizer != "sgd":
-            raise Refusal(
+            raise InputError(
                 f"{self._settings.optimizer} has no travel, which this method needs; take train.optimizer = sgd"
             )
         found = {self._travels[name].distance for name in self.entries.shared if name in self._travels}
         if len(found) > 1:
-            raise Refusal(
+            raise InputError(
                 "the shared entries were trained for different numbers of steps, so they have no common travel"
             )
         return found.pop() if found else 0.0
@@ -194,8 +194,8 @@ class Client:
 
     def mark(self) -> None:
         """Note how good the current model is on the client's hold-out: the course of a personalisation."""
-        if self.judge is not None:
-            self.course.append(self.judge())
+        if self.evaluate is not None:
+            self.course.append(self.evaluate())
 
     @torch.no_grad()
     def features(self, batch_size: int = 0) -> tuple[Tensor, Tensor]:
@@ -246,7 +246,7 @@ class Client:
         known = [field.name for field in dataclasses.fields(Settings)]
         for key in optimiser:
             if key not in known:
-                raise Refusal(f'client.fit has no setting "{key}"; {nearest(key, known)}')
+                raise InputError(f'client.fit has no setting "{key}"; {nearest(key, known)}')
         if "lr" in optimiser:
             optimiser = {**optimiser, "moving": None}  # its own rate is no part of the schedule
         settings = dataclasses.replace(self._settings, **optimiser)
@@ -432,5 +432,5 @@ def _trainable(network: Network, frozen: frozenset[str], only: str | tuple[str, 
         named = frozen & set(selectors)
         trainable = [n for n in network.parameter_names if n in chosen and (n not in frozen or n in named)]
     if not trainable:
-        raise Refusal(f"there is nothing to train: every parameter{f' of {only}' if only else ''} is frozen")
+        raise InputError(f"there is nothing to train: every parameter{f' of {only}' if only else ''} is frozen")
     return tuple(trainable)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from fullrank.errors import Refusal, nearest
+from fullrank.errors import InputError, nearest
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 LAST_BATCHES = ("keep", "drop", "wrap")
@@ -35,11 +35,11 @@ class Settings:
         for name, least in (("epochs", 1), ("steps", 0), ("batch_size", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
-                raise Refusal(f"client.fit({name}={value!r}): it must be a whole number of at least {least}")
+                raise InputError(f"client.fit({name}={value!r}): it must be a whole number of at least {least}")
         if self.optimizer not in OPTIMIZERS:
-            raise Refusal(f'client.fit(optimizer="{self.optimizer}"): {nearest(self.optimizer, OPTIMIZERS)}')
+            raise InputError(f'client.fit(optimizer="{self.optimizer}"): {nearest(self.optimizer, OPTIMIZERS)}')
         if self.last_batch not in LAST_BATCHES:
-            raise Refusal(f'client.fit(last_batch="{self.last_batch}"): {nearest(self.last_batch, LAST_BATCHES)}')
+            raise InputError(f'client.fit(last_batch="{self.last_batch}"): {nearest(self.last_batch, LAST_BATCHES)}')
 
     def rates(self, steps: int) -> list[float]:
         """The learning rate of each of so many steps."""

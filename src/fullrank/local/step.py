@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.local.optimiser import clipped, descend_
 from fullrank.local.settings import Settings
 from fullrank.methods._batch import Batch
@@ -26,7 +26,7 @@ from fullrank.trees import Flat, Tensors, Tree, combine, flats, merged, misfit, 
 Objective = Callable[[Tensors], tuple[Tensor, Any]]
 
 
-class BadGradient(Refusal):
+class BadGradient(InputError):
     """A gradient correction that returns something other than a gradient."""
 
 
@@ -80,7 +80,7 @@ def multiplied(g: Tensors, times: Flat | None) -> Tensors:
 def depending(value: Tensor) -> Tensor:
     """An objective's value, if it depends on what trains; `torch.func.grad` would give zeros where it does not."""
     if not value.requires_grad:
-        raise Refusal(
+        raise InputError(
             "the loss does not depend on any entry that trains, so there is no gradient: the model's forward (or the "
             "method's criterion) is detached, as under torch.no_grad() or by .detach()"
         )

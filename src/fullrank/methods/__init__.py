@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, get_type_hints
 
-from fullrank.errors import Refusal, checked, nearest, not_a_table
+from fullrank.errors import InputError, checked, nearest, not_a_table
 from fullrank.methods._compose import Composed, Composition, defines
 from fullrank.methods._method import Method
-from fullrank.plugins import import_object
+from fullrank.plugins import Registry
 
 __all__ = ["Composed", "Composition", "Method", "available", "build", "defines", "find"]
 
@@ -31,6 +31,11 @@ def _library() -> dict[str, type[Method]]:
     return found
 
 
+@cache
+def _registry() -> Registry[type[Method]]:
+    return Registry("methods", "method.name", _library(), "Class")
+
+
 def available() -> dict[str, type[Method]]:
     """The library's methods by name.
 
@@ -42,35 +47,33 @@ def available() -> dict[str, type[Method]]:
 
 def find(name: str) -> type[Method]:
     """The class behind one method's name, or behind `package.module:Class`."""
-    if ":" not in name:
-        if name not in _library():
-            raise Refusal(f'method.name: there is no method "{name}"; {nearest(name, _library())}')
+    if name in _library():
         return _library()[name]
-    found = import_object(name, "method.name", "Class")
+    found = _registry().find(name)
     if not (isinstance(found, type) and issubclass(found, Method)):
-        raise Refusal(f'method.name: "{name}" is not a subclass of fullrank.Method')
-    _refuse_undeclared_fields(found, name)
+        raise InputError(f'method.name: "{name}" is not a subclass of fullrank.Method')
+    _reject_undeclared_fields(found, name)
     return found
 
 
-def refuse_no_method(method: Any) -> None:
+def reject_no_method(method: Any) -> None:
     """Of what a program hands over as a method: what is neither a name nor an instance."""
     if isinstance(method, type):
-        raise Refusal(f"method is the class {method.__name__}; give an instance, {method.__name__}()")
+        raise InputError(f"method is the class {method.__name__}; give an instance, {method.__name__}()")
     if not isinstance(method, (str, Method)):
-        raise Refusal(f"method is a {type(method).__name__}; it must be a method's name or a fullrank.Method")
+        raise InputError(f"method is a {type(method).__name__}; it must be a method's name or a fullrank.Method")
 
 
-def refuse_undeclared(method: Method) -> None:
-    """Of an instance: one of a class that `find` would refuse, alone or in a composition."""
+def reject_undeclared(method: Method) -> None:
+    """Of an instance: one of a class that `find` would reject, alone or in a composition."""
     for part in method.parts:
         cls = type(part)
-        _refuse_undeclared_fields(cls, f"{cls.__module__}:{cls.__qualname__}")
+        _reject_undeclared_fields(cls, f"{cls.__module__}:{cls.__qualname__}")
 
 
-def _refuse_undeclared_fields(cls: type[Method], name: str) -> None:
+def _reject_undeclared_fields(cls: type[Method], name: str) -> None:
     if missed := _undeclared_fields(cls):
-        raise Refusal(
+        raise InputError(
             f'method.name: "{name}" sets {", ".join(missed)} to no effect: a hyper-parameter is declared with its type '
             f"({missed[0]}: float = …) in a class with @dataclass(frozen=True) above it"
         )
@@ -93,13 +96,13 @@ def _undeclared_fields(cls: type[Method]) -> list[str]:
 def check_fields(cls: type[Method], table: Mapping[str, Any]) -> dict[str, Any]:
     """Validate a method's hyper-parameters against its dataclass fields."""
     if not isinstance(table, Mapping):
-        raise Refusal(not_a_table(f"method.{cls.name}", table))
+        raise InputError(not_a_table(f"method.{cls.name}", table))
     fields = {field.name: field for field in dataclasses.fields(cls)}
     for key in table:
         if key not in fields:
-            raise Refusal(f"method.{cls.name}.{key}: there is no such hyper-parameter; {nearest(key, fields)}")
+            raise InputError(f"method.{cls.name}.{key}: there is no such hyper-parameter; {nearest(key, fields)}")
         if table[key] is None and fields[key].default is not None:
-            raise Refusal(f"method.{cls.name}.{key} = None: a file cannot say that; leave it out for its default")
+            raise InputError(f"method.{cls.name}.{key} = None: a file cannot say that; leave it out for its default")
     kinds = get_type_hints(cls, include_extras=True)
     return {
         name: checked(kinds[name], table[name], f"method.{cls.name}.{name}") if name in table else _default(cls, field)
@@ -111,7 +114,7 @@ def _default(cls: type[Method], field: dataclasses.Field[Any]) -> Any:
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()
     if field.default is dataclasses.MISSING:
-        raise Refusal(f"method.{cls.name}.{field.name} must be given: it has no default")
+        raise InputError(f"method.{cls.name}.{field.name} must be given: it has no default")
     return field.default
 
 
@@ -124,7 +127,7 @@ def build(name: str, **tables: Mapping[str, Any]) -> Method:
     parts: list[Method] = []
     pieces = [piece.strip() for piece in name.split("+")]
     if len(pieces) > 1 and "" in pieces:
-        raise Refusal(f'method.name = "{name}": a name is missing before or after "+", as in "fedprox+feddecorr"')
+        raise InputError(f'method.name = "{name}": a name is missing before or after "+", as in "fedprox+feddecorr"')
     for piece in pieces:
         cls = find(piece)
         parts.append(cls(**check_fields(cls, tables.get(cls.name, {}))))
@@ -132,6 +135,6 @@ def build(name: str, **tables: Mapping[str, Any]) -> Method:
         if table in {part.name for part in parts}:
             continue  # checked as that part's, which may be a user's class under a name of the library
         if table not in _library():
-            raise Refusal(f"method.{table}: there is no such method; {nearest(table, _library())}")
+            raise InputError(f"method.{table}: there is no such method; {nearest(table, _library())}")
         check_fields(_library()[table], tables[table])
     return parts[0] if len(parts) == 1 else Composed(tuple(parts))

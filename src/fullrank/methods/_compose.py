@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fullrank.errors import Conflict, Refusal
+from fullrank.errors import Conflict, InputError
 from fullrank.methods._method import Method
 
 RESERVED = ("criterion", "drift", "fit", "grad_norm", "model", "optimizer")
@@ -69,7 +69,7 @@ class Composition:
         self.correct: set[str] = set()
         """The parts whose gradient corrections are known to return gradients."""
         if taken := [part.name for part in self.parts if part.name in RESERVED]:
-            raise Refusal(
+            raise InputError(
                 f'no method can be called "{taken[0]}": states and metrics hold other things under that name; '
                 'give the class another, or set its name = "…"'
             )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fullrank.channels import Sum
-from fullrank.errors import Conflict, Refusal
+from fullrank.errors import Conflict, InputError
 from fullrank.methods._method import Method, Positive
 from fullrank.methods._prototypes import single_samples
 from fullrank.models.entries import select
@@ -87,7 +87,7 @@ class CCVR(Method):
         rng = server.generator("features")
         known = np.flatnonzero(moments["n"])
         if not len(known):
-            raise Refusal(f"ccvr: no client has min_count = {self.min_count} samples of any class")
+            raise InputError(f"ccvr: no client has min_count = {self.min_count} samples of any class")
         drawn = [draw(rng, self.samples, *(moments[name][c] for name in ("n", "z", "zz"))) for c in known]
         like = next(iter(server.w.values()))
         z = torch.from_numpy(np.concatenate(drawn)).to(like)

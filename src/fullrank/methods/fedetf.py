@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.methods._batch import Batch
 from fullrank.methods._method import Method, NotNegative, Positive
 from fullrank.models.entries import select
@@ -65,7 +65,7 @@ class FedETF(Method):
     def head(self, net: "Network") -> nn.Module:
         """Projection, temperature and frame."""
         if self.dim and self.dim < net.num_classes - 1:
-            raise Refusal(
+            raise InputError(
                 f"method.fedetf.dim = {self.dim}: vectors of {net.num_classes} classes at equal angles need at least "
                 f"{net.num_classes - 1} dimensions; 0 takes as many as there are classes"
             )

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fullrank.channels import Sum
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.methods._batch import Batch
 from fullrank.methods._method import NotNegative
 from fullrank.methods._prototypes import FEATURE_SUMS, WithPrototypes
@@ -60,7 +60,7 @@ class FedMR(WithPrototypes):
     def server_state(self, server: "Server") -> Tree:
         """No prototypes yet; none at all where they do not travel."""
         if self.mu2 > 0 and self.prototypes == "onehot" and server.net.feature_dim < server.net.num_classes:
-            raise Refusal(
+            raise InputError(
                 f'method.fedmr.prototypes = "onehot" needs as many features as classes; this model has '
                 f"{server.net.feature_dim} for {server.net.num_classes}"
             )

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fullrank.channels import Sum
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.methods._method import Method, Positive
 from fullrank.trees import Tree
 
@@ -26,7 +26,7 @@ class Hypersphere(nn.Module):
     def __init__(self, width: int, classes: int, scale: float, dtype: torch.dtype):
         super().__init__()
         if classes > width:
-            raise Refusal(
+            raise InputError(
                 f"fednh needs at least as many features as classes: {classes} prototypes cannot be orthogonal "
                 f"in {width} dimensions; take a model with a wider representation"
             )

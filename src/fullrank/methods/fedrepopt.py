@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.methods._batch import Batch
 from fullrank.methods._method import Method
 from fullrank.models.reparam.operators import SCALES, centre_diagonal
@@ -47,7 +47,7 @@ class FedRepOpt(Method):
     def model(self, net: Network) -> Network:
         """The network itself, if it carries scales."""
         if not mapped_kernels(tuple(net.names)):
-            raise Refusal(
+            raise InputError(
                 "fedrepopt needs a network that carries scales: a repvgg or repghost with model.mode = repopt"
             )
         return net

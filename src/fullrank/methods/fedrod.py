@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.methods._batch import Batch
 from fullrank.methods._method import Method
 from fullrank.objectives import balanced_cross_entropy
@@ -50,7 +50,7 @@ class FedRoD(Method):
         """Both classifiers."""
         generic = net.bare_head()
         if not isinstance(generic, nn.Linear):
-            raise Refusal(f"fedrod needs a linear classifier; this model's is a {type(generic).__name__}")
+            raise InputError(f"fedrod needs a linear classifier; this model's is a {type(generic).__name__}")
         return TwoHeads(generic)
 
     def criterion(self, b: Batch) -> Tensor:

@@ -110,7 +110,7 @@ def dying(shares: Sequence[float]) -> bool:
 
 
 def at_once(device: torch.device) -> int:
-    """How many samples are judged at once on a device."""
+    """How many samples are evaluated at once on a device."""
     return ON_A_GPU if device.type == "cuda" else ELSEWHERE
 
 

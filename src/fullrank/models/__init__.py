@@ -9,7 +9,7 @@ from typing import Any, get_type_hints
 
 from torch import nn
 
-from fullrank.errors import Refusal, checked, nearest
+from fullrank.errors import InputError, checked, nearest
 from fullrank.models.alexnet import alexnet_bn
 from fullrank.models.cnn import cnn
 from fullrank.models.efficientnet import efficientnet_b0
@@ -22,7 +22,7 @@ from fullrank.models.reparam.repghost import repghost_half
 from fullrank.models.reparam.repvgg import repvgg_a0, repvgg_b0, repvgg_b1
 from fullrank.models.resnet import resnet18, resnet20, resnet20_conv, resnet32
 from fullrank.models.wrn import wrn_28_10
-from fullrank.plugins import called, import_object
+from fullrank.plugins import Registry, called
 
 __all__ = ["Net", "Network", "Output", "available", "build", "builder"]
 
@@ -43,6 +43,7 @@ _BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "resnet32": resnet32,
     "wrn-28-10": wrn_28_10,
 }
+MODELS = Registry("models", "model.name", _BUILDERS)
 
 
 def available() -> dict[str, Callable[..., nn.Module]]:
@@ -56,11 +57,7 @@ def available() -> dict[str, Callable[..., nn.Module]]:
 
 def builder(name: str) -> Callable[..., nn.Module]:
     """The function behind a model's name, or behind `package.module:function`."""
-    if ":" in name:
-        return import_object(name, "model.name", "function")  # type: ignore[no-any-return]
-    if name not in _BUILDERS:
-        raise Refusal(f'model.name = "{name}" is not known; {nearest(name, _BUILDERS)}')
-    return _BUILDERS[name]
+    return MODELS.find(name)
 
 
 def build(name: str, num_classes: int, in_channels: int = 3, **options: Any) -> nn.Module:
@@ -75,7 +72,9 @@ def build(name: str, num_classes: int, in_channels: int = 3, **options: Any) -> 
     arguments = {"num_classes": num_classes, "in_channels": in_channels, **options}
     net = called(function, name, "model.name", **arguments) if ":" in name else _built(function, name, arguments)
     if not isinstance(net, nn.Module):
-        raise Refusal(f'model.name = "{name}": it must return a torch.nn.Module, but returned a {type(net).__name__}')
+        raise InputError(
+            f'model.name = "{name}": it must return a torch.nn.Module, but returned a {type(net).__name__}'
+        )
     return net
 
 
@@ -85,21 +84,21 @@ def _built(function: Callable[..., nn.Module], name: str, arguments: dict[str, A
         return function(**arguments)
     except (RuntimeError, MemoryError, OverflowError, TypeError) as error:
         why = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise Refusal(
+        raise InputError(
             f'model.name = "{name}": it cannot be built for {arguments["num_classes"]} classes with these options of '
             f"[model]; smaller ones need less memory ({why})"
         ) from error
 
 
 def check_options(name: str, function: Callable[..., Any], options: dict[str, Any]) -> None:
-    """Refuse options that a network does not take or lacks, and values of the wrong kind."""
+    """Reject options that a network does not take or lacks, and values of the wrong kind."""
     signature = inspect.signature(function)
     if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values()):
         _check_each(name, function, options, list(signature.parameters))
     try:
         signature.bind(num_classes=None, in_channels=None, **options)
     except TypeError as error:
-        raise Refusal(
+        raise InputError(
             f'model.name = "{name}": it must accept num_classes=, in_channels= and the other keys of [model], '
             f"and need nothing else: {error}"
         ) from None
@@ -110,6 +109,6 @@ def _check_each(name: str, function: Callable[..., Any], options: dict[str, Any]
     kinds = get_type_hints(function, include_extras=True) if inspect.isroutine(function) else {}
     for key, value in options.items():
         if key not in known:
-            raise Refusal(f'model.{key}: the network "{name}" has no such option; {nearest(key, known)}')
+            raise InputError(f'model.{key}: the network "{name}" has no such option; {nearest(key, known)}')
         if key in kinds:
             checked(kinds[key], value, f"model.{key}")

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.models.net import Net
 
 
@@ -63,4 +63,4 @@ def _norm(kind: str, channels: int) -> nn.Module:
         return nn.GroupNorm(max(groups for groups in range(1, 9) if channels % groups == 0), channels)
     if kind == "none":
         return nn.Identity()
-    raise Refusal(f'model.norm = "{kind}": the CNN knows none, batch and group')
+    raise InputError(f'model.norm = "{kind}": the CNN knows none, batch and group')

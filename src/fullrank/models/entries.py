@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from fullrank.errors import Refusal, nearest
+from fullrank.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from fullrank.models.network import Network
@@ -67,7 +67,7 @@ def _frozen_buffers(network: Network, named: set[str]) -> set[str]:
 
 
 def select(network: Network, selectors: str | Iterable[str]) -> set[str]:
-    """The names of the entries that selectors name; one that names nothing is refused.
+    """The names of the entries that selectors name; one that names nothing is rejected.
 
     A selector is "all", "norm" (by module type), "head", "neck", "backbone", "buffers", an entry's name, a prefix
     (`backbone.layer1`) or a pattern (`*.bias`).
@@ -78,7 +78,7 @@ def select(network: Network, selectors: str | Iterable[str]) -> set[str]:
         if not found:
             known = {*network.names, "all", "norm", "head", "neck", "backbone", "buffers"} - {selector}
             hint = nearest(selector, known)
-            raise Refusal(f'the selector "{selector}" names no entry of the model; {hint}')
+            raise InputError(f'the selector "{selector}" names no entry of the model; {hint}')
         chosen |= found
     return chosen
 

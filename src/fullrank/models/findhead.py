@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullrank.errors import Refusal, nearest
+from fullrank.errors import InputError, nearest
 from fullrank.models.net import Net
 
 Dropouts = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
@@ -24,7 +24,7 @@ def find_head(module: nn.Module, example: Tensor, head: str | None) -> tuple[str
     """One eval forward: the name of the classifier, of the module whose input is z; z, logits, the model's result."""
     if isinstance(module, Net):
         if head not in (None, "head"):
-            raise Refusal(
+            raise InputError(
                 f'model.head = "{head}" (head= in a program) is for networks of your own; the library\'s have theirs, '
                 "so leave it out"
             )
@@ -33,7 +33,7 @@ def find_head(module: nn.Module, example: Tensor, head: str | None) -> tuple[str
         return "head", "head", out.z, out.logits, out.logits
     names = dict(module.named_modules())
     if head is not None and head not in names:
-        raise Refusal(f'the model has no part called "{head}"; {nearest(head, [n for n in names if n])}')
+        raise InputError(f'the model has no part called "{head}"; {nearest(head, [n for n in names if n])}')
     calls: list[tuple[str, Any, Any]] = []
     versions: list[int] = []
 
@@ -59,10 +59,10 @@ def find_head(module: nn.Module, example: Tensor, head: str | None) -> tuple[str
     )
     if not candidates:
         called = f'"{head}" is never called' if head is not None else "no nn.Linear is called"
-        raise Refusal(f"{called} in the model's forward; name the classifier with head= (model.head in a file)")
+        raise InputError(f"{called} in the model's forward; name the classifier with head= (model.head in a file)")
     name, z, logits = candidates[-1]
     if sum(c[0] == name for c in calls) > 1:
-        raise Refusal(f'the layer "{name}" is called more than once in a forward; name the classifier: head=')
+        raise InputError(f'the layer "{name}" is called more than once in a forward; name the classifier: head=')
     # In eval mode a dropout hands on its very input, so the one in front of the classifier is known by identity
     # (unless something wrote into the tensor in between, as an in-place ReLU does).
     in_front = [
@@ -77,15 +77,15 @@ def find_head(module: nn.Module, example: Tensor, head: str | None) -> tuple[str
 
 @contextlib.contextmanager
 def _first_forward(module: nn.Module, example: Tensor) -> Iterator[None]:
-    """In eval mode; data that the model cannot take are refused."""
+    """In eval mode; data that the model cannot take are rejected."""
     try:
         with _eval(module):
             yield
-    except (Refusal, torch.OutOfMemoryError):
+    except (InputError, torch.OutOfMemoryError):
         raise
     except (RuntimeError, TypeError, ValueError, IndexError, MemoryError, OverflowError) as error:
         lines = str(error).strip().splitlines()
-        raise Refusal(
+        raise InputError(
             f"the model ({type(module).__name__}) cannot take a batch of shape {tuple(example.shape)} and dtype "
             f"{example.dtype} ({': '.join([type(error).__name__, *lines[:1]])}); {_what_would_fit(example)}"
         ) from error

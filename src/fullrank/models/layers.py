@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 from torch import Tensor, nn
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 
 def conv_bn(in_width: int, width: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
@@ -30,9 +30,9 @@ class FromSize(nn.Sequential):
         self.model, self.smallest = model, smallest
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the last layer gives; smaller images are refused."""
+        """What the last layer gives; smaller images are rejected."""
         if x.dim() == 4 and min(x.shape[2:]) < self.smallest:
-            raise Refusal(
+            raise InputError(
                 f'model.name = "{self.model}" needs images of at least {self.smallest}×{self.smallest} pixels, and '
                 f"these have {x.shape[2]}×{x.shape[3]}; choose a model for small images, as the library's cnn is"
             )

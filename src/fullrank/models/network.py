@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.models.entries import NORM_LAYERS
 from fullrank.models.findhead import Dropouts, find_head
 from fullrank.models.net import Net, Output, output_of
@@ -59,17 +59,17 @@ class Network:
         asks = "name the classifier with head= (model.head in a file)"
         if not isinstance(z, Tensor) or z.dim() != 2:
             shape = tuple(z.shape) if isinstance(z, Tensor) else type(z).__name__
-            raise Refusal(
+            raise InputError(
                 f'the input of the classifier "{head_name}" has shape {shape}, not (samples, features); {asks}'
             )
         if logits.dim() != 2 or logits.shape[1] != num_classes:
-            raise Refusal(
+            raise InputError(
                 f'the model\'s classifier "{head_name}" gives {logits.shape[-1]} outputs, but the data have '
                 f"{num_classes} classes; give the model {num_classes} outputs, or {asks}"
             )
         if not isinstance(result, Tensor) or result.shape != (len(example), num_classes):
             shape = f"shape {tuple(result.shape)}" if isinstance(result, Tensor) else f"type {type(result).__name__}"
-            raise Refusal(f"the model's forward gives a result of {shape}; it must give scores (samples, classes)")
+            raise InputError(f"the model's forward gives a result of {shape}; it must give scores (samples, classes)")
         return cls(module, head_name, z_name, num_classes, z.shape[1])
 
     # Entries
@@ -195,7 +195,7 @@ class Network:
     @head.setter
     def head(self, head: nn.Module) -> None:
         if not self.head_name:
-            raise Refusal("the model is a single layer, so its classifier cannot be replaced; wrap it in a module")
+            raise InputError("the model is a single layer, so its classifier cannot be replaced; wrap it in a module")
         self._settled, self.flat = False, None
         neck, replaced = self.neck, head is not self.head
         self.module.set_submodule(self.head_name, head)
@@ -235,7 +235,7 @@ class Network:
             owner = self.module.get_submodule(".".join(path[:depth]))
             if not isinstance(owner, _CALLS_ITS_CHILDREN) and not hasattr(owner, "neck"):
                 return ".".join([*path[:depth], "neck"])
-        raise Refusal("the model has no place for a neck: its classifier and all around it are containers; wrap it")
+        raise InputError("the model has no place for a neck: its classifier and all around it are containers; wrap it")
 
     def bare_head(self) -> nn.Module:
         """A copy of the classifier alone, without a neck that a method put in front of it."""

@@ -9,7 +9,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.models.layers import conv_bn, global_pool
 from fullrank.models.net import Net
 
@@ -64,7 +64,7 @@ def resnet18(num_classes: int, in_channels: int = 3, *, init: Literal["default",
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     elif init != "default":
-        raise Refusal(f'model.init = "{init}": ResNet18 knows default and fan-out')
+        raise InputError(f'model.init = "{init}": ResNet18 knows default and fan-out')
     return net
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 
 def balanced_cross_entropy(
@@ -25,7 +25,7 @@ def balanced_cross_entropy(
     0.318454
     """
     if logits.ndim != 2 or counts.shape != logits.shape[1:]:
-        raise Refusal(
+        raise InputError(
             f"balanced_cross_entropy: logits must be (samples, classes) and counts (classes,), "
             f"not {tuple(logits.shape)} and {tuple(counts.shape)}"
         )

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 
 def contrastive(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float = 0.5) -> Tensor:
@@ -21,7 +21,7 @@ def contrastive(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: fl
     """
     if not z.shape == z_global.shape == z_previous.shape or z.ndim != 2:
         shapes = ", ".join(str(tuple(features.shape)) for features in (z, z_global, z_previous))
-        raise Refusal(f"contrastive: three features of one shape (samples, width) are compared, not {shapes}")
+        raise InputError(f"contrastive: three features of one shape (samples, width) are compared, not {shapes}")
     near, far = (F.cosine_similarity(_wide(z), _wide(other.detach())) for other in (z_global, z_previous))
     return F.softplus((far - near) / temperature).mean()
 

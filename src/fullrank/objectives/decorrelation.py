@@ -15,7 +15,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from fullrank.errors import Refusal, nearest
+from fullrank.errors import InputError, nearest
 
 Scale = Literal["code", "paper", "algorithm"]
 
@@ -41,7 +41,7 @@ def decorrelation(z: Tensor, scale: Scale = "code") -> Tensor:
     [0.6268, 0.519, 0.292]
     """
     if scale not in get_args(Scale):
-        raise Refusal(f'decorrelation: no scale "{scale}"; {nearest(str(scale), get_args(Scale))}')
+        raise InputError(f'decorrelation: no scale "{scale}"; {nearest(str(scale), get_args(Scale))}')
     n, d = _shape(z)
     if n < 2:
         return _zero(z)
@@ -80,7 +80,7 @@ def singular_variance(z: Tensor) -> Tensor:
 
 def _shape(z: Tensor) -> tuple[int, int]:
     if z.ndim != 2 or z.shape[1] == 0:
-        raise Refusal(f"features must have the shape (samples, width), not {tuple(z.shape)}")
+        raise InputError(f"features must have the shape (samples, width), not {tuple(z.shape)}")
     return z.shape[0], z.shape[1]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.objectives.decorrelation import _centred, _gram, _shape, _zero
 
 
@@ -44,7 +44,7 @@ def structured_decov(z: Tensor, groups: int = 8) -> Tensor:
     """
     n, d = _shape(z)
     if groups < 1:
-        raise Refusal(f"structured_decov: groups = {groups}, but there is at least one")
+        raise InputError(f"structured_decov: groups = {groups}, but there is at least one")
     if n < 2:
         return _zero(z)
     z = _centred(z)

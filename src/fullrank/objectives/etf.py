@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 
 def simplex_etf(num_classes: int, dim: int | None = None, seed: int = 0) -> Tensor:
@@ -24,9 +24,9 @@ def simplex_etf(num_classes: int, dim: int | None = None, seed: int = 0) -> Tens
     """
     dim = num_classes if dim is None else dim
     if num_classes < 2:
-        raise Refusal(f"a simplex needs at least 2 classes, not {num_classes}")
+        raise InputError(f"a simplex needs at least 2 classes, not {num_classes}")
     if dim < num_classes - 1:
-        raise Refusal(
+        raise InputError(
             f"{num_classes} vectors with equal angles need at least {num_classes - 1} dimensions, and {dim} are given"
         )
     rng = np.random.default_rng(seed)

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from fullrank.errors import Refusal, nearest
+from fullrank.errors import InputError, nearest
 from fullrank.objectives.decorrelation import EPS
 
 Scale = Literal["code", "paper"]
@@ -36,9 +36,9 @@ def intra_class_decorrelation(z: Tensor, y: Tensor, num_classes: int, scale: Sca
     [0.4, 3.25]
     """
     if scale not in get_args(Scale):
-        raise Refusal(f'intra_class_decorrelation: no scale "{scale}"; {nearest(str(scale), get_args(Scale))}')
+        raise InputError(f'intra_class_decorrelation: no scale "{scale}"; {nearest(str(scale), get_args(Scale))}')
     if z.ndim != 2 or z.shape[1] == 0 or y.shape != z.shape[:1]:
-        raise Refusal(
+        raise InputError(
             "intra_class_decorrelation: features must be (samples, width) and labels (samples,), "
             f"not {tuple(z.shape)} and {tuple(y.shape)}"
         )

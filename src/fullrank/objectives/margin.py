@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 _EXACT = "donot_use_mm_for_euclid_dist"
 """Expanded squares would lose the small distances."""
@@ -65,12 +65,12 @@ def prototype_margin_literal(z: Tensor, y: Tensor, prototypes: Tensor, available
 def _distances(z: Tensor, y: Tensor, prototypes: Tensor, available: Tensor) -> Tensor:
     """From every sample to every prototype."""
     if z.ndim != 2 or y.shape != z.shape[:1] or prototypes.shape[1:] != z.shape[1:]:
-        raise Refusal(
+        raise InputError(
             "prototypes: features must be (samples, width), labels (samples,) and prototypes (classes, width), "
             f"not {tuple(z.shape)}, {tuple(y.shape)} and {tuple(prototypes.shape)}"
         )
     if available.shape != prototypes.shape[:1] or available.dtype != torch.bool:
-        raise Refusal(
+        raise InputError(
             f"available must say True or False of each of {len(prototypes)} classes, "
             f"not {tuple(available.shape)} of {available.dtype}"
         )

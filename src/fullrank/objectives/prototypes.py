@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 
 def class_prototypes(z: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
@@ -19,7 +19,7 @@ def class_prototypes(z: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Te
     ([[3.0, 4.0], [0.0, 0.0], [6.0, 8.0]], [1.0, 0.0, 2.0])
     """
     if z.ndim != 2 or y.shape != z.shape[:1]:
-        raise Refusal(
+        raise InputError(
             f"class_prototypes: features (samples, width) and labels (samples), not {tuple(z.shape)}, {tuple(y.shape)}"
         )
     z = z.to(torch.promote_types(z.dtype, torch.float32))

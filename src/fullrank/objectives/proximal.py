@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 
 def proximal(w: Mapping[str, Tensor], w0: Mapping[str, Tensor]) -> Tensor:
@@ -24,9 +24,9 @@ def proximal(w: Mapping[str, Tensor], w0: Mapping[str, Tensor]) -> Tensor:
     """
     for name in [*w, *w0]:
         if name not in w or name not in w0:
-            raise Refusal(f'proximal: "{name}" is in {"w" if name in w else "w0"} only')
+            raise InputError(f'proximal: "{name}" is in {"w" if name in w else "w0"} only')
         if w[name].shape != w0[name].shape:
-            raise Refusal(f'proximal: "{name}" has shape {tuple(w[name].shape)} in w, {tuple(w0[name].shape)} in w0')
+            raise InputError(f'proximal: "{name}" has shape {tuple(w[name].shape)} in w, {tuple(w0[name].shape)} in w0')
     squares = [(_wide(x) - _wide(w0[name].detach())).square().sum() for name, x in w.items()]
     return torch.stack(squares).sum() / 2 if squares else torch.zeros(())
 

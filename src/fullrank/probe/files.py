@@ -16,7 +16,7 @@ import torch
 from typing_extensions import NotRequired, TypedDict
 
 from fullrank.collapse import recall
-from fullrank.errors import Refusal, naming_file
+from fullrank.errors import InputError, naming_file
 from fullrank.files import Damaged, append_line, load_tensors, read_lines, save_tensors, write_lines
 
 LINES, FOLDER = "probes.jsonl", "probes"
@@ -90,9 +90,9 @@ def _read(path: Path, line: dict[str, Any]) -> dict[str, Any]:
         arrays = {name: tensor.numpy() for name, tensor in load_tensors(file).items()}
         return Probe(line, arrays).joined()
     except FileNotFoundError:
-        raise Refusal(f'the file "{file}", which "{path / LINES}" names, is missing') from None
+        raise InputError(f'the file "{file}", which "{path / LINES}" names, is missing') from None
     except (Damaged, KeyError, IndexError, ValueError) as error:
-        raise Refusal(f'the file "{file}" is damaged ({error})') from None
+        raise InputError(f'the file "{file}" is damaged ({error})') from None
 
 
 def _file(path: Path, round: int) -> Path:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fullrank import collapse
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.federated.server import RoundResult
 from fullrank.files import writable
 from fullrank.probe.classifier import classifier_of
@@ -37,7 +37,7 @@ class Prober:
         table = assembly.experiment.probe
         self.every, self.number, self.rounds = table.every, table.clients, assembly.experiment.train.rounds
         if self.every and assembly.federation.data.test is None:
-            raise Refusal(
+            raise InputError(
                 f"probe.every = {self.every}: representations are looked at on the test set, and there is none; "
                 "give one, or set probe.every = 0"
             )
@@ -54,7 +54,7 @@ class Prober:
         here = [probe["round"] for probe in self.found]
         # The last round of a run that was to have fewer was due then, and it is forgotten if it is not due any more.
         if missing := [round for round in range(1, done + 1) if self.is_due(round) and round not in here]:
-            raise Refusal(
+            raise InputError(
                 f'"{self.path / LINES}" lacks the probe of round {missing[0]}, which was due; put the file back, or '
                 "start a new run"
             )
@@ -87,18 +87,18 @@ class Prober:
         assert test is not None
         return ModelProbe(self.assembly, test)
 
-    def note(self, played: RoundResult) -> None:
+    def note(self, outcome: RoundResult) -> None:
         """Look at what a round made, and keep it."""
-        probe = self.look(played)
+        probe = self.look(outcome)
         self.found.append(probe.joined())
         if self.path is not None:
             write_probe(self.path, probe)
 
-    def look(self, played: RoundResult) -> Probe:
+    def look(self, outcome: RoundResult) -> Probe:
         """What a round made of the global model and of the clients that were shown."""
         server, experiment = self.assembly.server, self.assembly.experiment
         # in the order of clients, whatever the order of work; who failed or made no step has sent nothing
-        local = {r.client: r.model for r in sorted(played.results, key=lambda r: r.client) if r.model and r.steps}
+        local = {r.client: r.model for r in sorted(outcome.results, key=lambda r: r.client) if r.model and r.steps}
         # a network may draw numbers even in eval mode: the run's own are not to be moved by a look
         with seeded(experiment.seed, "probe", server.round, device=self.assembly.device):
             return self._probe(server.round, local)

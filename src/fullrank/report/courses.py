@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.report.labels import Group, grouped
 from fullrank.report.probed import locals_of, mean, number, probes_of
 from fullrank.report.seeds import band_entry, draw_rounds
@@ -59,7 +59,7 @@ def _accuracy_key(run: Run) -> str:
     for key in ("accuracy", "personal_accuracy"):
         if any(row.get(key) is not None for row in run.metrics):
             return key
-    raise Refusal(f'"{run.path}" has no accuracy in its metrics')
+    raise InputError(f'"{run.path}" has no accuracy in its metrics')
 
 
 def draw_collapse(runs: Sequence[Run], path: str | Path, *, clients: Sequence[int] = ()) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fullrank.errors import Refusal, nearest
+from fullrank.errors import InputError, nearest
 from fullrank.report.courses import draw_accuracy, draw_collapse
 from fullrank.report.directions import draw_tsne
 from fullrank.report.heatmaps import draw_cka, draw_classifier
@@ -31,20 +31,20 @@ KINDS: dict[str, Callable[..., None]] = {
 def draw_figure(kind: str, runs: Sequence[Run | str | Path], path: str | Path, **options: Any) -> None:
     """Draw a figure of runs or run directories into a PDF or PNG, one column wide.
 
-    `options` are those of the kind: rounds, clients, top, term. One that a kind does not have is refused.
+    `options` are those of the kind: rounds, clients, top, term. One that a kind does not have is rejected.
 
     >>> import fullrank, tempfile
     >>> few = {"train.rounds": 1, "data.clients": 2, "model.name": "mlp", "probe.every": 1}
     >>> draw_figure("spectrum", [fullrank.run(few, out=tempfile.mkdtemp())], tempfile.mkdtemp() + "/spectrum.pdf")
     """
     if kind not in KINDS:
-        raise Refusal(f'there is no figure "{kind}"; {nearest(kind, KINDS)}')
+        raise InputError(f'there is no figure "{kind}"; {nearest(kind, KINDS)}')
     if not runs:
-        raise Refusal("a figure needs a run at least")
+        raise InputError("a figure needs a run at least")
     known = [name for name in inspect.signature(KINDS[kind]).parameters if name not in ("runs", "path")]
     for name in options:
         if name not in known:
             has = f"it has {', '.join(known)}" if known else "it has none"
-            raise Refusal(f'the figure "{kind}" has no option {name}; {has}')
+            raise InputError(f'the figure "{kind}" has no option {name}; {has}')
     figure_file(path)  # before runs are read and a map is computed in vain
     KINDS[kind]([run if isinstance(run, Run) else load_run(run) for run in runs], path, **options)

@@ -13,7 +13,7 @@ from torch import nn
 from fullrank.collapse import recall
 from fullrank.config.experiment import Experiment, merged
 from fullrank.data import DataSet, Split, load_dataset, resized
-from fullrank.errors import CallFailed, Refusal
+from fullrank.errors import CallFailed, InputError
 from fullrank.federated.site import Stage
 from fullrank.models.network import Network
 from fullrank.plugins import GIVEN, import_object
@@ -21,7 +21,7 @@ from fullrank.probe import ModelProbe
 from fullrank.randomness import seeded
 from fullrank.runs.assemble import Assembly, assemble
 from fullrank.runs.directory import RunDirectory
-from fullrank.runs.result import Run, chosen_model, refuse_lost_model, threads
+from fullrank.runs.result import Run, chosen_model, reject_lost_model, threads
 
 FILE = ".safetensors"
 
@@ -58,7 +58,7 @@ def inspect_run(
     run: Run, client: int | None = None, data: str = "", root: str = "", stage: Stage | None = None
 ) -> Inspected:
     """A run's final global model, or a client's own, on the run's test set or on another one, prepared as the run's."""
-    _refuse_untrained(run)
+    _reject_untrained(run)
     module = chosen_model(run, client, stage)
     if data:
         given = resized(load_dataset(data, root, seed=run.experiment.seed), run.experiment.data.size)
@@ -82,7 +82,7 @@ def _with_data_if_there(run: Run) -> Assembly:
     """The run's parts, with its data if they can be read: they say how many samples of each class were seen."""
     try:
         return run._assembled()
-    except (Refusal, CallFailed):
+    except (InputError, CallFailed):
         return run._without_data()
 
 
@@ -96,11 +96,11 @@ def inspect_model(name: str, data: str, *, kind: str = "", root: str = "", setti
     values = merged({"data": described, "evaluate": {"personal": "never"}}, settings)
     if name.endswith(FILE):
         if not kind:
-            raise Refusal(f'"{name}" holds weights alone; say of which network, as in --model cnn')
+            raise InputError(f'"{name}" holds weights alone; say of which network, as in --model cnn')
         assembly = _from_file(Experiment(**merged(values, {"model": {"name": kind, "start": name}})))
     else:
         if kind:
-            raise Refusal(f'--model {kind} says what a safetensors file holds; "{name}" makes its own network')
+            raise InputError(f'--model {kind} says what a safetensors file holds; "{name}" makes its own network')
         loaded = load_dataset(data, root, seed=values.get("seed", 0))
         with seeded(0, "model"):  # a network that is not trained is the same every time
             module = _made(name, loaded)
@@ -111,21 +111,21 @@ def inspect_model(name: str, data: str, *, kind: str = "", root: str = "", setti
     return _inspected(f"{name} ({kind})" if kind else name, assembly.federation.data, looking, found)
 
 
-def _refuse_untrained(run: Run) -> None:
+def _reject_untrained(run: Run) -> None:
     """Of a run without a model or a checkpoint, whose network would be looked at as it was before round 1."""
-    refuse_lost_model(run)
+    reject_lost_model(run)
     if run.path is None or run._assembly is not None or (run.path / "model.safetensors").is_file():
         return
     if not RunDirectory(run.path).last_round():
-        raise Refusal(f'no round of the run in "{run.path}" is saved, so it has no model to look at')
+        raise InputError(f'no round of the run in "{run.path}" is saved, so it has no model to look at')
 
 
 def _from_file(experiment: Experiment) -> Assembly:
     """What an experiment with model.start makes, for a user who has named the file and not that key."""
     try:
         return assemble(experiment)
-    except Refusal as problem:
-        raise Refusal(str(problem).removeprefix("model.start: ")) from None
+    except InputError as problem:
+        raise InputError(str(problem).removeprefix("model.start: ")) from None
 
 
 def _made(name: str, data: DataSet) -> nn.Module:
@@ -137,29 +137,29 @@ def _made(name: str, data: DataSet) -> nn.Module:
     try:
         made = function(**{key: value for key, value in known.items() if every or key in parameters})
     except TypeError as error:
-        raise Refusal(f'the model "{name}" is called with num_classes and in_channels at most: {error}') from None
+        raise InputError(f'the model "{name}" is called with num_classes and in_channels at most: {error}') from None
     if not isinstance(made, nn.Module):
-        raise Refusal(f'the model "{name}": it must return a torch.nn.Module, but returned a {type(made).__name__}')
+        raise InputError(f'the model "{name}": it must return a torch.nn.Module, but returned a {type(made).__name__}')
     return made
 
 
 def _test_of(data: DataSet) -> Split:
     if data.test is None or not len(data.test):
-        raise Refusal(f'"{data.name}" has no test set to look at the representation on')
+        raise InputError(f'"{data.name}" has no test set to look at the representation on')
     return data.test
 
 
 def _check_fit(assembly: Assembly, data: DataSet) -> None:
-    """Refuse data whose inputs or classes the network does not take."""
+    """Reject data whose inputs or classes the network does not take."""
     network: Network = assembly.network
     if data.num_classes > network.num_classes:
-        raise Refusal(f'"{data.name}" has {data.num_classes} classes, the model tells {network.num_classes} apart')
+        raise InputError(f'"{data.name}" has {data.num_classes} classes, the model tells {network.num_classes} apart')
     try:
         with torch.no_grad(), network.mode(train=False):
             network(assembly.federation.pipeline(data.train.x[:2].to(assembly.device), None, network.dtype))
     except RuntimeError as error:
         shape = "×".join(map(str, data.input_shape))
-        raise Refusal(f'the model does not take "{data.name}" ({shape}): {str(error).splitlines()[0]}') from None
+        raise InputError(f'the model does not take "{data.name}" ({shape}): {str(error).splitlines()[0]}') from None
 
 
 def _inspected(

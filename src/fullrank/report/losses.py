@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fullrank.errors import Refusal, nearest
+from fullrank.errors import InputError, nearest
 from fullrank.report.labels import titles_of
 from fullrank.report.probed import few, number
 from fullrank.report.style import BLUE, GREY, draw_legend, drawing, legend_height, line, line_colours, round_ticks
@@ -70,10 +70,10 @@ def decorrelation_floor(batch: int, width: int) -> float | None:
 def _rounds(run: Run, asked: Sequence[int]) -> list[int]:
     known = [row["round"] for row in run.metrics]
     if not known:
-        raise Refusal(f'"{run.path}" has played no round')
+        raise InputError(f'"{run.path}" has played no round')
     for round in asked:
         if round not in known:
-            raise Refusal(f'"{run.path}" has no round {round}; it has 1 to {known[-1]}')
+            raise InputError(f'"{run.path}" has no round {round}; it has 1 to {known[-1]}')
     return list(asked) or sorted({known[0], known[-1]})
 
 
@@ -91,7 +91,7 @@ def _names(run: Run) -> list[str]:
 def _values(run: Run, round: int, term: str, clients: Sequence[int]) -> dict[int, list[float]]:
     """A term's means over the local epochs of a round, by client."""
     if term not in _names(run):
-        raise Refusal(f'"{run.path}" has no loss term "{term}"; {nearest(term, _names(run))}')
+        raise InputError(f'"{run.path}" has no loss term "{term}"; {nearest(term, _names(run))}')
     factor = _decorrelation(run, term).get("beta") or 1.0
     row = next(row for row in run.metrics if row["round"] == round)
     found = {
@@ -101,7 +101,7 @@ def _values(run: Run, round: int, term: str, clients: Sequence[int]) -> dict[int
     }
     for client in clients:
         if client not in found:
-            raise Refusal(f"client {client} did not train in round {round}; {nearest('', map(str, found))}")
+            raise InputError(f"client {client} did not train in round {round}; {nearest('', map(str, found))}")
     return {client: found[client] for client in sorted(clients or found)}
 
 

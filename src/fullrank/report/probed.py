@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.probe.files import FOLDER, LINES
 from fullrank.probe.prober import MOST_KEPT
 from fullrank.runs.result import Run
@@ -21,8 +21,8 @@ def probes_of(run: Run) -> list[Probe]:
     """All probes of a run."""
     if not run.probes:
         if run.path is not None and any((run.path / FOLDER).glob("*.safetensors")):
-            raise Refusal(f'"{run.path / LINES}" is empty or missing, although there are probes; put the file back')
-        raise Refusal(
+            raise InputError(f'"{run.path / LINES}" is empty or missing, although there are probes; put the file back')
+        raise InputError(
             f"{_name(run)} has no probes; run the experiment with --set probe.every=1, or with another number"
         )
     return run.probes
@@ -34,7 +34,7 @@ def probe_at(run: Run, round: int | None = None) -> Probe:
     if round is None:
         return found[max(found)]
     if round not in found:
-        raise Refusal(f"{_name(run)} has no probe of round {round}; it has {_listed(list(found))}")
+        raise InputError(f"{_name(run)} has no probe of round {round}; it has {_listed(list(found))}")
     return found[round]
 
 
@@ -43,7 +43,7 @@ def locals_of(probe: Probe, clients: Sequence[int] = ()) -> list[Probe]:
     found = {local["client"]: local for local in probe["locals"]}
     for client in clients:
         if client not in found:
-            raise Refusal(
+            raise InputError(
                 f"the probe of round {probe['round']} does not show client {client}; it shows {_listed(list(found))}"
             )
     return [found[client] for client in clients or found]
@@ -55,15 +55,15 @@ def between_clients(run: Run, round: int | None, name: str) -> Any:
     if name not in probe:
         shown = len(probe["clients"])
         if shown < 2:
-            raise Refusal(f"{_name(run)} shows too few clients to compare: {shown}; set probe.clients = 2 or more")
-        raise Refusal(f"{_name(run)} has no rows of a classifier to compare: its classifier is not linear")
+            raise InputError(f"{_name(run)} shows too few clients to compare: {shown}; set probe.clients = 2 or more")
+        raise InputError(f"{_name(run)} has no rows of a classifier to compare: its classifier is not linear")
     return probe[name]
 
 
 def few(runs: Sequence[Run]) -> Sequence[Run]:
     """The runs, if there is room for a row or panel of each."""
     if len(runs) > MOST_RUNS:
-        raise Refusal(
+        raise InputError(
             f"this figure shows each run by itself and has room for {MOST_RUNS}, not for {len(runs)}: {FEWER}"
         )
     return runs
@@ -72,7 +72,7 @@ def few(runs: Sequence[Run]) -> Sequence[Run]:
 def one(rounds: Sequence[int]) -> int | None:
     """The only round of a figure; None: the last."""
     if len(rounds) > 1:
-        raise Refusal(f"this figure shows one round, not {len(rounds)}")
+        raise InputError(f"this figure shows one round, not {len(rounds)}")
     return rounds[0] if rounds else None
 
 
@@ -81,7 +81,7 @@ def directions_of(run: Run, round: int | None) -> Any:
     between_clients(run, round, "classifier_cosines")
     probe = probe_at(run, round)
     if "classifier_directions" not in probe:
-        raise Refusal(
+        raise InputError(
             f"{_name(run)} kept no directions of its clients' classifiers: together they have more than {MOST_KEPT:,} "
             "weights, or the run is older than that; show fewer clients (probe.clients)"
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.report.labels import Group
 from fullrank.report.probed import Probe, probe_at, probes_of
 from fullrank.report.style import GREY, line
@@ -77,8 +77,8 @@ def probes_at(group: Group, round: int | None = None) -> tuple[Probe, ...]:
     return tuple(probe_at(run, round) for run in group.runs)
 
 
-def _nothing_shared(group: Group) -> Refusal:
-    return Refusal(f'the {len(group.runs)} runs of "{group.label}" have no round in common that could be drawn')
+def _nothing_shared(group: Group) -> InputError:
+    return InputError(f'the {len(group.runs)} runs of "{group.label}" have no round in common that could be drawn')
 
 
 def band_entry(groups: Sequence[Group]) -> dict[str, Any]:

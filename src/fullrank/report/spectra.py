@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullrank.collapse.spectra import RELATIVE_ZERO, THRESHOLD
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.report.labels import Group, grouped
 from fullrank.report.probed import Probe, locals_of, mean, number, probe_at, probes_of
 from fullrank.report.seeds import band_entry, draw_rounds, draw_spread, over_seeds, probes_at
@@ -97,7 +97,7 @@ def _draw_global(axes: Axes, shown: Shown, top: int) -> None:
 def _shown(groups: Sequence[Group], rounds: Sequence[int]) -> list[Shown]:
     runs = [run for group in groups for run in group.runs]
     if len(runs) > 1 and len(rounds) > 1:
-        raise Refusal("several rounds can be drawn of one run, or one round of several runs; not both")
+        raise InputError("several rounds can be drawn of one run, or one round of several runs; not both")
     if len(rounds) > 1:
         colours = line_colours(len(rounds))
         return [Shown(f"round {r}", colour, (probe_at(runs[0], r),)) for r, colour in zip(rounds, colours, strict=True)]
@@ -127,7 +127,7 @@ def draw_gap(runs: Sequence[Run], path: str | Path, *, clients: Sequence[int] = 
     groups = grouped(runs)
     for run in runs:
         if not any(local.get("gap") is not None for probe in probes_of(run) for local in probe["locals"]):
-            raise Refusal(f'"{run.path}" has no gap: it needs a global model and clients beside it (probe.clients)')
+            raise InputError(f'"{run.path}" has no gap: it needs a global model and clients beside it (probe.clients)')
     if all(len(probes_of(run)) == 1 for run in runs):
         _draw_last_gaps(groups, path, clients)
         return

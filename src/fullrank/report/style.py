@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fullrank.errors import Refusal, writing
+from fullrank.errors import InputError, writing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -75,15 +75,15 @@ def drawing(path: str | Path, height: float) -> Iterator[Figure]:
 
 
 def figure_file(path: str | Path) -> Path:
-    """Where a figure goes; refused at once where none could be written or drawn."""
+    """Where a figure goes; rejected at once where none could be written or drawn."""
     target = Path(path)
     if target.suffix.lower() not in (".pdf", ".png"):
-        raise Refusal(f'a figure is written as PDF or PNG, so "{target}" must end in .pdf or .png')
-    refuse_unwritable(target)
+        raise InputError(f'a figure is written as PDF or PNG, so "{target}" must end in .pdf or .png')
+    reject_unwritable(target)
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise Refusal("drawing needs matplotlib: pip install 'fullrank[report]'") from error
+        raise InputError("drawing needs matplotlib: pip install 'fullrank[report]'") from error
     return target
 
 
@@ -95,8 +95,8 @@ def save(figure: Figure, target: Path) -> None:
         figure.savefig(target, metadata={"CreationDate": None} if target.suffix.lower() == ".pdf" else None)
 
 
-def refuse_unwritable(target: Path) -> None:
-    """Refuse a file that could not be written, without writing anything."""
+def reject_unwritable(target: Path) -> None:
+    """Reject a file that could not be written, without writing anything."""
     with writing(target):
         present = next((place for place in (target, *target.parents) if place.exists()), Path())
         if present == target and target.is_dir():

@@ -21,7 +21,7 @@ from fullrank.config.experiment import Experiment
 from fullrank.config.schema import EngineTable, Statistics
 from fullrank.data import DataSet, Pipeline, Split, load_dataset, resized
 from fullrank.data.federation import Federation, divide, keep_unseen
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.federated.server import Server
 from fullrank.federated.site import Site
 from fullrank.federated.uploads import Rehearsal
@@ -115,14 +115,14 @@ class Assembly:
         }
 
     def check_data(self, path: Path) -> None:
-        """Refuse data or a division other than those with which the run in a directory was started."""
+        """Reject data or a division other than those with which the run in a directory was started."""
         recorded, federation = read_json(path / "partition.json"), self.federation
         for what, before, after in (
             ("the data set's content", recorded["data"]["fingerprint"], federation.data.fingerprint()),
             ("the partition", recorded["hash"], federation.hash),
         ):
             if before != after:
-                raise Refusal(
+                raise InputError(
                     f'{what} is not what it was when "{path}" was started ({before[:12]}… is now {after[:12]}…)'
                 )
 
@@ -144,20 +144,22 @@ class Assembly:
         return fingerprints(names, [*self.network.module.modules(), *self.composition.parts])
 
     def check_files(self, path: Path, recorded: Mapping[str, str]) -> None:
-        """Refuse files other than those with which the run in a directory was started."""
+        """Reject files other than those with which the run in a directory was started."""
         now = self.files()
         for key, before in recorded.items():
             if key in now and now[key] != before:
-                raise Refusal(f'the file of {key} is not what it was when "{path}" was started; choose another --out')
+                raise InputError(
+                    f'the file of {key} is not what it was when "{path}" was started; choose another --out'
+                )
 
-    def judge(self, model: Tensors) -> dict[str, Any]:
+    def evaluate(self, model: Tensors) -> dict[str, Any]:
         """How good a global model is on the test set and on the validation share, where there are."""
         if self.no_global_model:
             return {}
         self.network.load(model)
         self.site.restore_constants()
         measured: dict[str, Any] = {}
-        for prefix, split in self._judged:
+        for prefix, split in self._evaluated:
             features = FeatureRange()
             with self.network.mode(train=False):
                 scores = evaluate(
@@ -183,7 +185,7 @@ class Assembly:
         return out.logits
 
     @cached_property
-    def _judged(self) -> list[tuple[str, Split]]:
+    def _evaluated(self) -> list[tuple[str, Split]]:
         data, kept_back = self.federation.data, torch.from_numpy(self.federation.validation)
         sets = [("", data.test)] if data.test is not None else []
         if len(kept_back):
@@ -213,9 +215,9 @@ def assemble(
         network = _network(experiment, federation, composition, module, head or experiment.model.head or None, device)
     entries = classify(network, composition.personal, experiment.model.freeze, experiment.train.buffers)
     if not any(name in entries.shared or name in entries.personal for name in network.parameter_names):
-        raise Refusal("model.freeze: every parameter of the model is frozen, so there is nothing to train")
+        raise InputError("model.freeze: every parameter of the model is frozen, so there is nothing to train")
     settings = _settings(experiment)
-    decayed(network, settings)  # refuses selectors that name nothing before any client would
+    decayed(network, settings)  # rejects selectors that name nothing before any client would
     common: dict[str, Any] = {"network": network, "composition": composition, "entries": entries}
     site = Site(
         **common,
@@ -253,7 +255,7 @@ def federate(experiment: Experiment, data: DataSet | None = None) -> Federation:
     experiment = Experiment.of(experiment)
     table = experiment.data
     if GIVEN in (table.name, table.partition):
-        raise Refusal(
+        raise InputError(
             f'data.name and data.partition = "{GIVEN}" stand for data that a program hands over to fullrank.fit'
         )
     data = data or resized(load_dataset(table.name, table.root, seed=experiment.seed), table.size)
@@ -381,7 +383,9 @@ def apply_method(network: Network, composition: Composition, example: torch.Tens
         with torch.no_grad(), network.mode(train=False):
             logits = network(example).logits
         if logits.shape != (len(example), network.num_classes):
-            raise Refusal(f"the method's network gives scores of shape {tuple(logits.shape)}, not (samples, classes)")
+            raise InputError(
+                f"the method's network gives scores of shape {tuple(logits.shape)}, not (samples, classes)"
+            )
     if isinstance(network.module, Net):
         network.module.feature_dim = network.feature_dim
     return network
@@ -406,11 +410,11 @@ def _z(network: Network, example: torch.Tensor) -> torch.Tensor:
 
 def _start_from(network: Network, path: Path) -> None:
     if not path.is_file():
-        raise Refusal(f'model.start: there is no file "{path}"')
+        raise InputError(f'model.start: there is no file "{path}"')
     try:
         given = load_tensors(path)
     except Damaged as error:
-        raise Refusal(f'model.start: "{path}" is not a safetensors file or is damaged ({error})') from None
+        raise InputError(f'model.start: "{path}" is not a safetensors file or is damaged ({error})') from None
     own = network.tensors()
     wrong = [f"{name} is missing" for name in own if name not in given]
     wrong += [f"{name} is not in the model" for name in given if name not in own]
@@ -420,7 +424,7 @@ def _start_from(network: Network, path: Path) -> None:
         if name in given and given[name].shape != own[name].shape
     ]
     if wrong:
-        raise Refusal(f'model.start: "{path}" does not fit the model: {"; ".join(wrong)}')
+        raise InputError(f'model.start: "{path}" does not fit the model: {"; ".join(wrong)}')
     network.load(given)
 
 
@@ -430,11 +434,11 @@ def find_device(table: EngineTable) -> torch.device:
     try:
         device = torch.device(name or "cpu")
     except RuntimeError:
-        raise Refusal(f'engine.device = "{name}" is not a device; known are cpu, cuda, cuda:0 …') from None
+        raise InputError(f'engine.device = "{name}" is not a device; known are cpu, cuda, cuda:0 …') from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise Refusal(f'engine.device = "{name}": this machine has no CUDA device that torch can use')
+        raise InputError(f'engine.device = "{name}": this machine has no CUDA device that torch can use')
     if table.name == "cuda" and device.type != "cuda":
-        raise Refusal(f'engine.name = "cuda" needs engine.device = "cuda", not "{device}"; on a CPU take "auto"')
+        raise InputError(f'engine.name = "cuda" needs engine.device = "cuda", not "{device}"; on a CPU take "auto"')
     if device.type == "cuda":
         # Read when CUDA starts: by default streams share eight queues, in which one waits for another without need.
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")

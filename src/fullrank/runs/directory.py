@@ -14,7 +14,7 @@ from typing import IO, Any, NamedTuple
 import torch
 from typing_extensions import NotRequired, TypedDict
 
-from fullrank.errors import Refusal, RunFailed, writing
+from fullrank.errors import InputError, RunFailed, writing
 from fullrank.federated.client_states import ClientStates
 from fullrank.federated.server import Server
 from fullrank.files import (
@@ -106,9 +106,9 @@ def read_json(path: Path) -> Any:
         with reading(path):
             return read_object(path, SHAPES.get(path.name, dict[str, Any]))
     except FileNotFoundError:
-        raise Refusal(f'the file "{path}" is missing{_way_out(path)}') from None
+        raise InputError(f'the file "{path}" is missing{_way_out(path)}') from None
     except Damaged as problem:
-        raise Refusal(f'the file "{path}" is damaged ({problem}){_way_out(path)}') from None
+        raise InputError(f'the file "{path}" is damaged ({problem}){_way_out(path)}') from None
 
 
 def _way_out(path: Path) -> str:
@@ -167,7 +167,7 @@ class RunDirectory:
         except OSError:
             self._lock.close()
             self._lock = None
-            raise Refusal(
+            raise InputError(
                 f'another process is running in "{self.path}"; wait for it, or choose another --out'
             ) from None
         with writing(self.path, "the run directory "):
@@ -242,7 +242,7 @@ class RunDirectory:
                 own |= {".lock", *lines[1:]}
         names = {path.name for path in self.path.iterdir() if not CHECKPOINT_FILE.fullmatch(path.name)}
         if names - own or (self.checkpoints.is_dir() and any(self.checkpoints.iterdir())):
-            raise Refusal(f'"{self.path}" is not empty and holds no run; choose another directory')
+            raise InputError(f'"{self.path}" is not empty and holds no run; choose another directory')
 
     # The result
 
@@ -276,7 +276,7 @@ class RunDirectory:
     def reject_if_stripped(self) -> None:
         """Reject a run that has ended and has no checkpoint: it would start from scratch, over its rows."""
         if (self.path / "summary.json").is_file() and not self.last_round():
-            raise Refusal(
+            raise InputError(
                 f'the run in "{self.path}" ended, but its checkpoints are gone: it can be read, not continued; '
                 "choose another directory"
             )
@@ -306,7 +306,7 @@ class RunDirectory:
         """The rows of the first rounds, all of which must be there."""
         kept = _until(rounds, read_lines(self.path / "metrics.jsonl", _Row))
         if [row["round"] for row in kept] != list(range(1, rounds + 1)):
-            raise Refusal(
+            raise InputError(
                 f'"{self.path / "metrics.jsonl"}" does not hold all of the {rounds} rounds that the newest checkpoint '
                 "has behind it; start a new run"
             )
@@ -396,7 +396,7 @@ class RunDirectory:
             One sentence about the checkpoints that had to be passed over; empty if there were none.
 
         Raises:
-            Refusal: The checkpoint is damaged, and so are all older ones if those may be taken.
+            InputError: The checkpoint is damaged, and so are all older ones if those may be taken.
         """
         problems: list[str] = []
         for manifest in reversed(self._manifests()):
@@ -414,14 +414,14 @@ class RunDirectory:
             return f"{problems[0]}; the run continues from round {int(manifest.stem)}" if problems else ""
         if problems:
             way_out = "start a new run" if older else "the command that started the run says whether it can continue"
-            raise Refusal(f"{problems[0]}; {way_out}")
+            raise InputError(f"{problems[0]}; {way_out}")
         return ""
 
     def _checkpoint(self, path: Path) -> tuple[Tree, list[dict[str, Any]]]:
         """The server's state and the notes on clients that belong to a manifest, every file of it verified."""
         manifest = _intact(path, lambda path: read_object(path, _Manifest))
         if manifest["format"] not in READABLE:
-            raise Refusal(
+            raise InputError(
                 f'the checkpoints in "{self.path}" have format {manifest["format"]}, this version reads '
                 f"{' and '.join(map(str, READABLE))}"
             )
@@ -446,7 +446,7 @@ class RunDirectory:
         if problem is None and "frozen_version" not in state:
             problem = "frozen_version is missing"
         if problem:
-            raise Refusal(f'the checkpoint in "{self.path}" does not fit the model: {problem}')
+            raise InputError(f'the checkpoint in "{self.path}" does not fit the model: {problem}')
 
 
 def _until(round: int, lines: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.federated.server import Server
 from fullrank.files import Damaged, append_line, load_tensors, read_lines, save_tensors, write_lines
 from fullrank.trees import flatten, unflatten
@@ -71,7 +71,7 @@ class Ending:
     def _read(self, file: Path) -> list[dict[str, Any]]:
         try:
             return [line for line in read_lines(file) if line["rounds"] == self._rounds]
-        except (Refusal, KeyError, TypeError):
+        except (InputError, KeyError, TypeError):
             return []
 
     def _take(self, line: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from fullrank.config.experiment import Experiment, merged, nested
 from fullrank.data import DataSet, Pipeline, Split, as_split
 from fullrank.data.dataset import MOST_CLASSES
 from fullrank.data.federation import given, keep_unseen
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.methods import Method
 from fullrank.models.findhead import output_width
 from fullrank.plugins import GIVEN
@@ -63,11 +63,11 @@ def fit(
     2
     """
     if not clients:
-        raise Refusal("fit needs at least one client")
-    _refuse_no_module(model)
-    methods.refuse_no_method(method)
+        raise InputError("fit needs at least one client")
+    _reject_no_module(model)
+    methods.reject_no_method(method)
     changes = nested(set or {})
-    _refuse_arguments(changes)
+    _reject_arguments(changes)
     model = _copied(model)
     device = device or ("cuda" if any(p.is_cuda for p in model.parameters()) else "")
     model = model.cpu()  # from where it goes to the device with everything else
@@ -96,7 +96,7 @@ def fit(
         "engine": _engine(engine, device, model),
     }
     experiment = Experiment(**_plain(merged(values, changes)))
-    _refuse_to_tear_groups(clients, experiment)
+    _reject_to_tear_groups(clients, experiment)
     data = _joined(splits, tested, _width(model, splits[0], head))
     divided = given(
         data,
@@ -115,11 +115,11 @@ def fit(
     return execute(experiment, Path(out) if out is not None else None, watcher=watcher, **parts)
 
 
-def _refuse_no_module(model: Any) -> None:
+def _reject_no_module(model: Any) -> None:
     if isinstance(model, type):
-        raise Refusal(f"model is the class {model.__name__}; give an instance, {model.__name__}(…)")
+        raise InputError(f"model is the class {model.__name__}; give an instance, {model.__name__}(…)")
     if not isinstance(model, nn.Module):
-        raise Refusal(f"model is a {type(model).__name__}; it must be a torch.nn.Module")
+        raise InputError(f"model is a {type(model).__name__}; it must be a torch.nn.Module")
 
 
 def _copied(model: nn.Module) -> nn.Module:
@@ -130,7 +130,7 @@ def _copied(model: nn.Module) -> nn.Module:
             why = "its lazy layers have no shape yet: run it once on a batch before fit, as in model(x)"
         else:
             why = f"copy.deepcopy raised {type(error).__name__}: {error}"
-        raise Refusal(f"the model ({type(model).__name__}) cannot be copied: {why}") from error
+        raise InputError(f"the model ({type(model).__name__}) cannot be copied: {why}") from error
 
 
 def _engine(name: str, device: str, model: nn.Module) -> dict[str, Any]:
@@ -151,30 +151,32 @@ def _client_split(number: int, data: Any) -> Split:
     try:
         split = as_split(data)
         return Split(split.x.cpu(), split.y.cpu())
-    except Refusal as problem:
-        raise Refusal(f"client {number}: {problem}") from None
+    except InputError as problem:
+        raise InputError(f"client {number}: {problem}") from None
 
 
-def _refuse_to_tear_groups(clients: Sequence[Any], experiment: Experiment) -> None:
+def _reject_to_tear_groups(clients: Sequence[Any], experiment: Experiment) -> None:
     table = experiment.data
     grouped = [k for k, data in enumerate(clients) if isinstance(data, Split) and data.group is not None]
     if grouped and (table.holdout or table.validation):
-        raise Refusal(
+        raise InputError(
             f"client {grouped[0]} has groups (samples that belong together), and data.holdout and data.validation are "
             "drawn sample by sample, so samples of one group would be on both sides; leave both at 0"
         )
 
 
-def _refuse_arguments(changes: Mapping[str, Any]) -> None:
+def _reject_arguments(changes: Mapping[str, Any]) -> None:
     """Of keys that fit takes as arguments, or has no use for because the data come divided."""
     taken = {"model": ("name", "head", "start"), "method": ("name",)}
     for table, names in taken.items():
         for name in names:
             if name in changes.get(table, {}):
-                raise Refusal(f'set["{table}.{name}"]: fit takes it from its own arguments')
+                raise InputError(f'set["{table}.{name}"]: fit takes it from its own arguments')
     for name in changes.get("data", {}):
         if name not in ("normalise", "augment", "holdout", "validation", "unseen"):
-            raise Refusal(f'set["data.{name}"]: the clients bring their own data, so nothing is left to load or divide')
+            raise InputError(
+                f'set["data.{name}"]: the clients bring their own data, so nothing is left to load or divide'
+            )
 
 
 def _structure(model: nn.Module) -> str:
@@ -200,14 +202,14 @@ def _joined(splits: list[Split], test: Split | None, width: int) -> DataSet:
     first = splits[0]
     for number, split in enumerate(splits):
         if split.x.shape[1:] != first.x.shape[1:] or split.x.dtype != first.x.dtype:
-            raise Refusal(
+            raise InputError(
                 f"client {number} has {split.x.dtype} inputs of shape {tuple(split.x.shape[1:])}, "
                 f"client 0 {first.x.dtype} of {tuple(first.x.shape[1:])}; all clients' must agree"
             )
     train = Split(torch.cat([split.x for split in splits]), torch.cat([split.y for split in splits]))
     largest = max(int(split.y.max()) for split in (train, test) if split is not None)
     if largest >= MOST_CLASSES:
-        raise Refusal(f"the largest label is {largest}; labels must number the classes from 0")
+        raise InputError(f"the largest label is {largest}; labels must number the classes from 0")
     return DataSet(GIVEN, train, test, tuple(str(c) for c in range(max(width, largest + 1))))
 
 

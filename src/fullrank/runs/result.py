@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fullrank.config.experiment import Experiment, Recorded
-from fullrank.errors import Refusal, nearest
+from fullrank.errors import InputError, nearest
 from fullrank.federated.site import Stage, stages
 from fullrank.files import Damaged, load_tensors
 from fullrank.probe.files import read_probes
@@ -60,7 +60,7 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """Whether all rounds have been played."""
+        """Whether all rounds have been outcome."""
         return bool(self.metrics) and self.metrics[-1]["round"] >= self.experiment.train.rounds
 
     @property
@@ -86,7 +86,7 @@ class Run:
         """
         assembly = self._without_data()
         if assembly.no_global_model:
-            raise Refusal(f"there is no complete global model: {assembly.no_global_model}; use client_model(k)")
+            raise InputError(f"there is no complete global model: {assembly.no_global_model}; use client_model(k)")
         return self._module(assembly, self._final_entries(assembly))
 
     @_with_gradients()
@@ -104,11 +104,11 @@ class Run:
         bare = self._without_data()
         chosen = self.stage_of(stage)
         if not 0 <= client < bare.federation.clients:
-            raise Refusal(f"there is no client {client}; clients are 0 to {bare.federation.clients - 1}")
+            raise InputError(f"there is no client {client}; clients are 0 to {bare.federation.clients - 1}")
         if chosen == self.stage_of(None) and (kept := self._kept(client)) is not None:
             return self._module(bare, moved(kept, bare.device))
         if self._stripped and (bare.entries.personal or chosen != "received"):
-            raise Refusal(
+            raise InputError(
                 f'what clients keep in "{self.path}" is gone with its checkpoints, and so are their own models'
             )
         assembly = self._assembled(f"the model of client {client} needs that client's data")
@@ -127,10 +127,10 @@ class Run:
             if one == (stage or known[-1]):
                 return one
         if stage == "personalised":
-            raise Refusal(
+            raise InputError(
                 f'the method "{self.experiment.method.name}" does not personalise; take the stage "received" or "local"'
             )
-        raise Refusal(f'there is no stage "{stage}" of a client\'s model; {nearest(str(stage), known)}')
+        raise InputError(f'there is no stage "{stage}" of a client\'s model; {nearest(str(stage), known)}')
 
     def _kept(self, client: int) -> Tensors | None:
         """A client's own model as the end of the run wrote it."""
@@ -150,7 +150,7 @@ class Run:
             assert self.path is not None
             file = self.path / "model.safetensors"
             if self._stripped and not file.is_file():
-                raise Refusal(f'there is no model in "{self.path}": neither a checkpoint nor model.safetensors')
+                raise InputError(f'there is no model in "{self.path}": neither a checkpoint nor model.safetensors')
             current = file.is_file() and (self._stripped or RunDirectory(self.path).result_round())
             result = moved(self._read(file), assembly.device) if current else {}
             self._final = {**assembly.server.model, **result}
@@ -162,19 +162,19 @@ class Run:
         except Damaged as error:
             assert self.path is not None
             again = how_to_have_it_again(self.path)
-            raise Refusal(f'the model in "{file}" is damaged ({error}); {again}') from None
+            raise InputError(f'the model in "{file}" is damaged ({error}); {again}') from None
 
     def _assembled(self, why: str = "") -> Assembly:
         """The run's parts, put together again from the directory if this process did not run it."""
         if self._assembly is None:
-            self._refuse_given()
+            self._reject_given()
             assert self.path is not None
             experiment = self._opened(data=True)
             try:
                 federation = federate(experiment)
-            except Refusal as problem:
+            except InputError as problem:
                 lead = f"{why}: " if why else ""
-                raise Refusal(f"{lead}{problem}; say with --root (root=) where the run's data lie") from None
+                raise InputError(f"{lead}{problem}; say with --root (root=) where the run's data lie") from None
             assembly = assemble(experiment, federation=federation)
             assembly.check_data(self.path)
             self._assembly = self._restored(assembly)
@@ -183,7 +183,7 @@ class Run:
     def _without_data(self) -> Assembly:
         """The run's parts with zeros for data: network, method, entries and server are the run's own."""
         if self._assembly is None and self._bare is None:
-            self._refuse_given()
+            self._reject_given()
             assert self.path is not None
             facts = read_json(self.path / "partition.json")
             if "dtype" not in facts["data"]:  # written before runs recorded what replaces the data
@@ -193,7 +193,7 @@ class Run:
             try:
                 federation = without_data(facts)
             except (KeyError, TypeError, AttributeError, RuntimeError, ValueError) as error:
-                raise Refusal(f'"{self.path / "partition.json"}" is damaged ({error})') from None
+                raise InputError(f'"{self.path / "partition.json"}" is damaged ({error})') from None
             self._bare = assemble(experiment, federation=federation)
             # A result has every entry of the global model, so that a damaged checkpoint does no harm to it.
             self._stripped = not RunDirectory(self.path).last_round()
@@ -225,9 +225,9 @@ class Run:
         self._stripped = not directory.last_round()
         return assembly
 
-    def _refuse_given(self) -> None:
+    def _reject_given(self) -> None:
         if is_given(self.experiment):
-            raise Refusal(
+            raise InputError(
                 f'the model of "{self.path}" was given to fullrank.fit by a program: pass the same module, clients and '
                 f'settings to fullrank.fit with out="{self.path}", which returns the run without training it again'
             )
@@ -251,7 +251,7 @@ def load_run(path: str | Path, *, trust: bool = False, root: str | Path = "") ->
     """
     path = Path(path)
     if not (path / "experiment.toml").is_file():
-        raise Refusal(f'"{path}" is not a run directory: it has no experiment.toml')
+        raise InputError(f'"{path}" is not a run directory: it has no experiment.toml')
     experiment = Recorded.by(path, trust)
     rows = read_rows(path)
     current = RunDirectory(path).result_round() == (rows[-1]["round"] if rows else 0)
@@ -262,28 +262,30 @@ def load_run(path: str | Path, *, trust: bool = False, root: str | Path = "") ->
 def run_at(path: str | Path, trust: bool = False, root: str | Path = "") -> Run:
     """A run directory that a user has named."""
     if not Path(path).exists():
-        raise Refusal(f'there is no run "{path}"')
+        raise InputError(f'there is no run "{path}"')
     return load_run(path, trust=trust, root=root)
 
 
 def chosen_model(run: Run, client: int | None, stage: Stage | None = None) -> nn.Module:
     """The global model or a client's own, for a user who may be at a command line."""
     if client is None and stage is not None:
-        raise Refusal(f"the stage \"{stage}\" is of a client's own model: choose client K's with --client K (client=K)")
+        raise InputError(
+            f"the stage \"{stage}\" is of a client's own model: choose client K's with --client K (client=K)"
+        )
     lacking = run._without_data().no_global_model
     if client is None and lacking:
-        raise Refusal(f"there is no complete global model: {lacking}; choose client K's with --client K (client=K)")
+        raise InputError(f"there is no complete global model: {lacking}; choose client K's with --client K (client=K)")
     return run.model() if client is None else run.client_model(client, stage)
 
 
-def refuse_lost_model(run: Run) -> None:
+def reject_lost_model(run: Run) -> None:
     """Of a run that this process did not make and that has all its rounds, if its directory no longer has the model."""
     if run.path is None or run._assembly is not None or (run.path / "model.safetensors").is_file():
         return
     directory, rounds = RunDirectory(run.path), run.experiment.train.rounds
     # One that was stopped between its last round and its end still has a checkpoint, and can go on.
     if run.complete and (directory.finished(rounds) or not directory.last_round()):
-        raise Refusal(
+        raise InputError(
             f'the run in "{run.path}" has all its rounds ({rounds}), but no model.safetensors: it was not kept; '
             f"{how_to_have_it_again(run.path)}"
         )

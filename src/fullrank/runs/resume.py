@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fullrank.config.experiment import Experiment, Recorded, merged, same
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.files import save_tensors, sealed_text, write_atomically, write_json
 from fullrank.probe import Prober
 from fullrank.runs.assemble import Assembly
@@ -121,20 +121,20 @@ def check_resumable(
         for key in sorted(before.keys() | now.keys())
         if not same(before.get(key), now.get(key)) and not key.startswith(FREE_ON_RESUME)
     ]
-    refused = [key for key in different if not (change_engine and key.startswith("engine."))]
-    if refused:
-        shown = "; ".join(f"{key} was {before.get(key)!r}, is now {now.get(key)!r}" for key in refused)
-        free = all(key.startswith("engine.") for key in refused)
+    rejected = [key for key in different if not (change_engine and key.startswith("engine."))]
+    if rejected:
+        shown = "; ".join(f"{key} was {before.get(key)!r}, is now {now.get(key)!r}" for key in rejected)
+        free = all(key.startswith("engine.") for key in rejected)
         hint = " (fullrank run --change-engine allows it)" if free else ""
-        raise Refusal(f'"{path}" holds another experiment: {shown}; choose another --out{hint}')
+        raise InputError(f'"{path}" holds another experiment: {shown}; choose another --out{hint}')
     done = directory.last_round()
     if done and now["train.lr_schedule"] == "cosine" and before["train.rounds"] != now["train.rounds"]:
-        raise Refusal(
+        raise InputError(
             f"train.rounds was {before['train.rounds']}, is now {now['train.rounds']}: the cosine schedule runs over "
             "all rounds, so those played already would have been others; choose another --out"
         )
     if experiment.train.rounds < done:
-        raise Refusal(f'train.rounds = {experiment.train.rounds}, but "{path}" has {done} rounds behind it already')
+        raise InputError(f'train.rounds = {experiment.train.rounds}, but "{path}" has {done} rounds behind it already')
     return experiment, {key: [before.get(key), now.get(key)] for key in different}
 
 

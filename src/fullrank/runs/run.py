@@ -17,8 +17,8 @@ from fullrank.engine import Engine, choose, open_engine
 from fullrank.engine.vectorised import suits
 from fullrank.errors import (
     ClientFailed,
+    InputError,
     Interrupted,
-    Refusal,
     RunFailed,
     StoppedNow,
     WriteFailed,
@@ -89,12 +89,12 @@ def execute(
         changes: dict[str, Any] = {}
         if directory is not None and directory.started:
             if not resume:
-                raise Refusal(f'"{path}" holds a run already; resume it, or choose another directory')
+                raise InputError(f'"{path}" holds a run already; resume it, or choose another directory')
             experiment, changes = check_resumable(experiment, directory, change_engine)
         with interrupt.guard(), _in_words(directory, experiment.train.rounds), threads(experiment.engine.threads):
             assembly = assemble(experiment, **parts)
             assembly.experiment = with_engine(experiment, **decided(assembly))
-            return _play(assembly, directory, Together(_log(directory), watcher or Unwatched()), changes)
+            return _run_rounds(assembly, directory, Together(_log(directory), watcher or Unwatched()), changes)
     except WriteFailed as failure:
         if directory is None:
             raise
@@ -114,7 +114,7 @@ def _nameable(path: Path) -> Path:
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        raise Refusal(f'the name of the run directory "{path}" is not UTF-8; choose another --out') from None
+        raise InputError(f'the name of the run directory "{path}" is not UTF-8; choose another --out') from None
     return path
 
 
@@ -140,7 +140,9 @@ def decided(assembly: Assembly) -> dict[str, str]:
     return found
 
 
-def _play(assembly: Assembly, directory: RunDirectory | None, watcher: Watcher, changes: Mapping[str, Any]) -> Run:
+def _run_rounds(
+    assembly: Assembly, directory: RunDirectory | None, watcher: Watcher, changes: Mapping[str, Any]
+) -> Run:
     experiment, server = assembly.experiment, assembly.server
     path = directory.path if directory is not None else None
     prober = Prober(assembly, path)
@@ -234,15 +236,15 @@ def _one_round(
 ) -> None:
     experiment, server = assembly.experiment, assembly.server
     start = time.perf_counter()
-    judge = experiment.evaluate.personal == "every" and assembly.federation.has_holdouts
+    evaluate = experiment.evaluate.personal == "every" and assembly.federation.has_holdouts
     due = prober.is_due(server.round + 1)
     shown = prober.shown(server.sample(server.round)) if due else ()
-    played = server.run_round(engine, watcher.client_done, judge, shown)
+    outcome = server.run_round(engine, watcher.client_done, evaluate, shown)
     trained = time.perf_counter()
     last = server.round == experiment.train.rounds
-    scores = assembly.judge(server.model) if server.round % experiment.evaluate.every == 0 else {}
-    row = _row(played, scores, trained - start, time.perf_counter() - start)
-    found = [*played.cautions, *_not_finite(played, scores)]
+    scores = assembly.evaluate(server.model) if server.round % experiment.evaluate.every == 0 else {}
+    row = _row(outcome, scores, trained - start, time.perf_counter() - start)
+    found = [*outcome.cautions, *_not_finite(outcome, scores)]
     for text in found:
         watcher.cautioned(text)
     if cautions := (assembly.cautions() if server.round == 1 else []) + found:
@@ -253,7 +255,7 @@ def _one_round(
     rows.append(row)
     if due:
         # Before the row and the checkpoint: a round that a resume does not play again has its probe already.
-        prober.note(played)
+        prober.note(outcome)
     if directory is not None:
         # The row comes first: on resume, rows beyond the newest checkpoint are dropped and played again.
         directory.append_row(row)
@@ -294,7 +296,7 @@ def _end(
     model = server.model
     if experiment.train.rounds % experiment.evaluate.every:
         # Not in the last row: a run that goes on from here is to have the rows of one that never ended here.
-        ending["last"] = assembly.judge(model)
+        ending["last"] = assembly.evaluate(model)
     skipped: dict[str, str] = {}
     if assembly.composition.defined("finish"):
         server, facts = _finished(assembly, engine, watcher, done)
@@ -308,18 +310,18 @@ def _end(
         absent["personal"] = 'it was not asked for (evaluate.personal = "never")'
     if keep is not None or "personal" not in absent:
         progress = Progress(partial(watcher.phase, "clients' own models"), watcher.client_done)
-        judged, evaluation, failed = server.judge_clients(
-            engine, known=done.clients, note=done.add, progress=progress, keep=keep, judge="personal" not in absent
+        evaluated, evaluation, failed = server.evaluate_clients(
+            engine, known=done.clients, note=done.add, progress=progress, keep=keep, evaluate="personal" not in absent
         )
         skipped = {**skipped, **{str(client): reason for client, reason in failed.items()}}
     if "personal" not in absent:
         new = set(assembly.federation.unseen.tolist())
         ending |= {
-            "personal": over_stages({k: found for k, found in judged.items() if k not in new}),
+            "personal": over_stages({k: found for k, found in evaluated.items() if k not in new}),
             "evaluation": dataclasses.asdict(evaluation),
         }
         if new:
-            ending["unseen"] = over_stages({k: found for k, found in judged.items() if k in new})
+            ending["unseen"] = over_stages({k: found for k, found in evaluated.items() if k in new})
     if directory is not None and keep is not None:
         for client in skipped:
             directory.personal_file(int(client)).unlink(missing_ok=True)  # of an end with fewer rounds
@@ -349,17 +351,17 @@ def _keeper(directory: RunDirectory) -> Callable[[Result], None]:
     return lambda result: save_tensors(directory.personal_file(result.client), result.model)
 
 
-def _not_finite(played: RoundResult, scores: Mapping[str, Any]) -> list[str]:
+def _not_finite(outcome: RoundResult, scores: Mapping[str, Any]) -> list[str]:
     """A warning for each evaluated loss of a round that is not finite."""
     where = {
         f"{name.removesuffix('loss').replace('_', ' ')}loss of the global model": scores.get(name) for name in LOSSES
     }
-    for result in played.results:
+    for result in outcome.results:
         for stage, found in result.metrics.get("personal", {}).items():
             where[f"loss of client {result.client} ({stage})"] = found.get("loss")
     odd = [what for what, value in where.items() if value is not None and not math.isfinite(value)]
     more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
-    return [f"round {played.round + 1}: the {', the '.join(odd[:3])}{more} is not finite"] if odd else []
+    return [f"round {outcome.round + 1}: the {', the '.join(odd[:3])}{more} is not finite"] if odd else []
 
 
 def _finished(assembly: Assembly, engine: Engine, watcher: Watcher, done: Ending) -> tuple[Server, dict[str, Any]]:
@@ -369,23 +371,23 @@ def _finished(assembly: Assembly, engine: Engine, watcher: Watcher, done: Ending
     progress = Progress(partial(watcher.phase, "the method's finish"), watcher.client_done)
     server, traffic, skipped = assembly.server.finished(engine, progress)
     facts = {
-        "measured": {**assembly.judge(server.model), **dataclasses.asdict(traffic)},
+        "measured": {**assembly.evaluate(server.model), **dataclasses.asdict(traffic)},
         "skipped": {str(client): reason for client, reason in skipped.items()},
     }
     done.keep_finish(server, facts)
     return server, facts
 
 
-def _row(played: RoundResult, scores: Mapping[str, float], training: float, seconds: float) -> dict[str, Any]:
-    clients = [{"client": result.client, **result.metrics} for result in played.results]
-    row: dict[str, Any] = {"round": played.round + 1, **scores, **dataclasses.asdict(played.traffic)}
+def _row(outcome: RoundResult, scores: Mapping[str, float], training: float, seconds: float) -> dict[str, Any]:
+    clients = [{"client": result.client, **result.metrics} for result in outcome.results]
+    row: dict[str, Any] = {"round": outcome.round + 1, **scores, **dataclasses.asdict(outcome.traffic)}
     row |= {"seconds": seconds, "training_seconds": training, "clients": clients}
-    if personal := over_stages({result.client: result.metrics.get("personal", {}) for result in played.results}):
+    if personal := over_stages({result.client: result.metrics.get("personal", {}) for result in outcome.results}):
         row |= {"personal_accuracy": personal["local"]["mean"], "personal": personal}
-    if played.skipped:
-        row["skipped"] = {str(client): reason for client, reason in played.skipped.items()}
-    if played.idle:
-        row["idle"] = played.idle
+    if outcome.skipped:
+        row["skipped"] = {str(client): reason for client, reason in outcome.skipped.items()}
+    if outcome.idle:
+        row["idle"] = outcome.idle
     return row
 
 

@@ -19,10 +19,10 @@ def summarise(rows: Sequence[Mapping[str, Any]], ending: Mapping[str, Any]) -> d
     Totals of the traffic come with them.
     """
     result: dict[str, Any] = {"rounds": rows[-1]["round"] if rows else 0}
-    judged = [*rows, ending.get("last", {})]
-    chosen = max((row for row in judged if "validation_accuracy" in row), key=_validated, default=None)
+    evaluated = [*rows, ending.get("last", {})]
+    chosen = max((row for row in evaluated if "validation_accuracy" in row), key=_validated, default=None)
     for measure in (*MEASURED, *(f"validation_{name}" for name in MEASURED), "personal_accuracy"):
-        values = [row[measure] for row in judged if row.get(measure) is not None]
+        values = [row[measure] for row in evaluated if row.get(measure) is not None]
         if values:
             best = min(values) if measure.endswith(LOWER_IS_BETTER) else max(values)
             last = values[-5:]
@@ -50,7 +50,7 @@ def _validated(row: Mapping[str, Any]) -> float:
     return float(row["validation_accuracy"])
 
 
-def over_stages(judged: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+def over_stages(evaluated: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
     """Clients' accuracies on their hold-outs, by stage: as received, after local training, personalised.
 
     Other measures that were asked for are there under their names, over the clients for which they are defined.
@@ -60,7 +60,7 @@ def over_stages(judged: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> dict[s
     """
     stages: dict[str, dict[str, Any]] = {}
     for stage in ("received", "local", "personalised"):
-        scores = [found[stage] for found in judged.values() if stage in found]
+        scores = [found[stage] for found in evaluated.values() if stage in found]
         if scores:
             others = {name: found for name in MEASURED[1:] if (found := _over(scores, name))}
             stages[stage] = {**_over(scores, "accuracy"), **others}

@@ -20,7 +20,7 @@ from fullrank.config.experiment import Experiment, merged
 from fullrank.data import DataSet, Split, load_dataset
 from fullrank.data.augment.resize import resized
 from fullrank.data.federation import Federation
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.files import write_json
 from fullrank.models.reparam.scales import write_scales
 from fullrank.randomness import generator
@@ -80,14 +80,14 @@ def search_scales(
     experiment = searched(model, values or {})
     stored = load_dataset(experiment.data.name, experiment.data.root, seed=experiment.seed)
     federation = _chosen(_divided(experiment, stored), per_class, client, experiment.seed)
-    _refuse_less_than_a_batch(experiment, len(federation.parts[0]), per_class, client)
+    _reject_less_than_a_batch(experiment, len(federation.parts[0]), per_class, client)
     name = Path(out).name.removesuffix(".safetensors")
     if not name:
-        raise Refusal(f'--out "{out}" has no name; give one, as in --out scales/a0')
+        raise InputError(f'--out "{out}" has no name; give one, as in --out scales/a0')
     path = Path(out).with_name(name)
-    playing = path.with_name(f"{path.name}.run")
-    _refuse_other_samples(experiment, federation, playing)
-    run = execute(experiment, playing, watcher=watcher, federation=federation)
+    directory = path.with_name(f"{path.name}.run")
+    _reject_other_samples(experiment, federation, directory)
+    run = execute(experiment, directory, watcher=watcher, federation=federation)
     scales, facts = (path.with_name(f"{path.name}.{end}") for end in ("safetensors", "json"))
     write_scales(scales, run.model(), model.rpartition(":")[2])
     subset = _subset(experiment, federation, per_class, client)
@@ -99,7 +99,7 @@ def searched(model: str, values: Mapping[str, Any]) -> Experiment:
     """The experiment of a search: the family's settings, with what is given in their place."""
     family = next((name for name in SETTINGS if name in model), None)
     if family is None:
-        raise Refusal(f'"{model}" has no scales to search; take a repvgg or a repghost')
+        raise InputError(f'"{model}" has no scales to search; take a repvgg or a repghost')
     start = {
         "data": {"name": "cifar100", "partition": "iid", "clients": 1, "augment": ["crop", "flip"]},
         "model": {"name": model, "mode": "hs"},
@@ -107,17 +107,17 @@ def searched(model: str, values: Mapping[str, Any]) -> Experiment:
         "train": SETTINGS[family],
     }
     settled = merged(start, values)
-    Experiment(**settled)  # refuses what is no table or no number before anything is looked up or computed
+    Experiment(**settled)  # rejects what is no table or no number before anything is looked up or computed
     if settled["model"].get("mode") != "hs" or settled["method"]["name"] != "fedavg":
-        raise Refusal('a search trains a network in mode "hs" by fedavg; leave model.mode and method.name alone')
+        raise InputError('a search trains a network in mode "hs" by fedavg; leave model.mode and method.name alone')
     saved = str(settled["data"]["partition"]).endswith(".safetensors")
     for key in ("holdout", "unseen") if saved else ("size", "holdout", "unseen"):
         if settled["data"].get(key):
-            raise Refusal(f"data.{key}: a search learns 32×32 images of all its samples; leave it out")
+            raise InputError(f"data.{key}: a search learns 32×32 images of all its samples; leave it out")
     given = values.get("train", {})
     for key in ("epochs", "steps", "participation"):
         if key in given:
-            raise Refusal(f"train.{key}: a round of a search is an epoch of all its samples; leave it out")
+            raise InputError(f"train.{key}: a round of a search is an epoch of all its samples; leave it out")
     settled["train"] = {**settled["train"], "epochs": 1, "participation": 1.0}
     experiment = Experiment(**settled)
     if "warmup" in given:
@@ -141,7 +141,7 @@ def for_search(data: DataSet) -> DataSet:
     Grey images are repeated; those of another size are resized to 32 pixels on the short side, and cut in the middle.
     """
     if not data.images or data.in_channels not in (1, 3):
-        raise Refusal(
+        raise InputError(
             f"a search needs 8-bit grey or colour images, and samples of {data.name} are {data.train.x.dtype} of shape "
             f"{data.input_shape}"
         )
@@ -163,20 +163,20 @@ def for_search(data: DataSet) -> DataSet:
 def _chosen(federation: Federation, per_class: int, client: int | None, seed: int) -> Federation:
     """One client, with the samples that the search learns."""
     if per_class < 0:
-        raise Refusal(f"{per_class} samples of each class are wanted; it must be a number from 1 on, or 0 for all")
+        raise InputError(f"{per_class} samples of each class are wanted; it must be a number from 1 on, or 0 for all")
     if client is not None and per_class:
-        raise Refusal("a search takes so many samples of each class, or one client's, not both")
+        raise InputError("a search takes so many samples of each class, or one client's, not both")
     if client is None:
         part = np.sort(np.concatenate(federation.parts))
     elif 0 <= client < federation.clients:
         part = federation.parts[client]
     elif federation.clients == 1:
-        raise Refusal(
+        raise InputError(
             f"there is no client {client}, because the data are not divided; say among how many and how, as in "
             "--set data.partition=dirichlet --set data.clients=10"
         )
     else:
-        raise Refusal(f"there is no client {client}; clients are 0 to {federation.clients - 1}")
+        raise InputError(f"there is no client {client}; clients are 0 to {federation.clients - 1}")
     if per_class:
         part = _some_of_each(federation.data.train.y, part, per_class, seed)
     return dataclasses.replace(federation, parts=[part], holdouts=[np.empty(0, np.int64)])
@@ -186,22 +186,22 @@ def _some_of_each(labels: torch.Tensor, part: np.ndarray, number: int, seed: int
     rng, of = generator(seed, "scales"), labels.numpy()[part]
     for label in np.unique(of):
         if (have := int((of == label).sum())) < number:
-            raise Refusal(f"{number} samples of each class are wanted, and class {label} has {have}")
+            raise InputError(f"{number} samples of each class are wanted, and class {label} has {have}")
     return np.sort(np.concatenate([rng.choice(part[of == label], number, replace=False) for label in np.unique(of)]))
 
 
-def _refuse_less_than_a_batch(experiment: Experiment, samples: int, per_class: int, client: int | None) -> None:
+def _reject_less_than_a_batch(experiment: Experiment, samples: int, per_class: int, client: int | None) -> None:
     train = experiment.train
     if train.last_batch != "drop" or samples >= train.batch_size:
         return
     more = "more --per-class" if per_class else "another --client" if client is not None else "more data"
-    raise Refusal(
+    raise InputError(
         f'one batch of {train.batch_size} is not filled by {counted(samples, "sample")} (train.last_batch = "drop"): '
         f"take {more}, or smaller batches by --set train.batch_size=N"
     )
 
 
-def _refuse_other_samples(experiment: Experiment, federation: Federation, path: Path) -> None:
+def _reject_other_samples(experiment: Experiment, federation: Federation, path: Path) -> None:
     """Refuse to go on with a search by other samples of its data set, which no key of the experiment tells apart."""
     directory = RunDirectory(path)
     if not directory.started:
@@ -209,7 +209,7 @@ def _refuse_other_samples(experiment: Experiment, federation: Federation, path: 
     check_resumable(experiment.resolved(), directory)  # a key that differs says more
     recorded = read_json(path / "partition.json")
     if recorded["data"]["fingerprint"] == federation.data.fingerprint() and recorded["hash"] != federation.hash:
-        raise Refusal(
+        raise InputError(
             f'the samples are not those with which "{path}" was begun (--per-class, --client): take another --out, or '
             "delete it"
         )

@@ -10,7 +10,7 @@ import numpy as np
 import typer
 
 from fullrank.cli.options import answer
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.report.style import figure_file
 from fullrank.theory import figures
 from fullrank.theory.aligning import EPOCHS, Start, alignment
@@ -36,9 +36,9 @@ def _within(least: float, most: float = math.inf) -> Callable[[typer.CallbackPar
 
     def checked(option: typer.CallbackParam, value: float) -> float:
         if not value >= least:  # nor is nan
-            raise Refusal(f"{option.opts[0]} {value:g}: must be at least {least:g}")
+            raise InputError(f"{option.opts[0]} {value:g}: must be at least {least:g}")
         if value > most:
-            raise Refusal(f"{option.opts[0]} {value:g}: must be at most {most:g}")
+            raise InputError(f"{option.opts[0]} {value:g}: must be at most {most:g}")
         return value
 
     return checked
@@ -46,12 +46,12 @@ def _within(least: float, most: float = math.inf) -> Callable[[typer.CallbackPar
 
 def _rate(option: typer.CallbackParam, value: float) -> float:
     if not (value > 0 and math.isfinite(value)):
-        raise Refusal(f"{option.opts[0]} {value:g}: must be a number above 0")
+        raise InputError(f"{option.opts[0]} {value:g}: must be a number above 0")
     return value
 
 
 def _figure(path: str) -> str:
-    """Refused before anything is computed for a figure that cannot be written."""
+    """Rejected before anything is computed for a figure that cannot be written."""
     figure_file(path)
     return path
 
@@ -128,7 +128,7 @@ def alignment_command(
     """
     kind: Start = "default" if start == "default" else "balanced"
     if start not in ("balanced", "default"):
-        raise Refusal(f'--start is balanced or default, not "{start}"')
+        raise InputError(f'--start is balanced or default, not "{start}"')
     found = alignment(data, root=root, epochs=EPOCHS, lr=lr, start=kind, seed=seed)
     figures.draw_alignment(found, out)
     for epoch, table in found.items():

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullrank.data import DataSet, load_dataset
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.randomness import generator
 from fullrank.theory.linear import Matrix, Weights, balanced_start, one_hot, product, velocity
 
@@ -43,9 +43,9 @@ def alignment(
     (10, 10)
     """
     if not epochs or min(epochs) < 1:
-        raise Refusal(f"epochs count from 1, so {list(epochs)} cannot be looked at")
+        raise InputError(f"epochs count from 1, so {list(epochs)} cannot be looked at")
     if not (lr > 0 and math.isfinite(lr)):
-        raise Refusal(f"lr = {lr:g}: must be a number above 0")
+        raise InputError(f"lr = {lr:g}: must be a number above 0")
     X, y, classes = _vectors(load_dataset(data, root) if isinstance(data, str) else data, samples)
     weights = _start(start, [len(X), width, width, classes], seed)
     Y = one_hot(y, classes).astype(np.float32)
@@ -53,13 +53,15 @@ def alignment(
     found: dict[int, NDArray[np.float64]] = {}
     for epoch in range(1, max(epochs) + 1):
         order = rng.permutation(X.shape[1])
-        with np.errstate(over="ignore", invalid="ignore"):  # of which the refusal below speaks
+        with np.errstate(over="ignore", invalid="ignore"):  # of which the error below speaks
             for batch in np.split(order, range(batch_size, len(order), batch_size)):
                 moving = velocity(weights, X[:, batch], Y[:, batch])
                 for W, v in zip(weights, moving, strict=True):
                     W += np.float32(lr / len(batch)) * v
         if not all(np.isfinite(W).all() for W in weights):
-            raise Refusal(f"the weights grew beyond all bounds in epoch {epoch} with lr = {lr:g}; take a smaller one")
+            raise InputError(
+                f"the weights grew beyond all bounds in epoch {epoch} with lr = {lr:g}; take a smaller one"
+            )
         if epoch in epochs:
             found[epoch] = singular_alignment(weights, classes)
     return found
@@ -89,7 +91,7 @@ def _start(kind: Start, widths: list[int], seed: int) -> Weights:
     if kind == "balanced":
         return [W.astype(np.float32) for W in balanced_start(widths, 0.3, seed)]
     if kind != "default":
-        raise Refusal(f'start = "{kind}"; known are balanced (Assumption 1) and default (PyTorch\'s)')
+        raise InputError(f'start = "{kind}"; known are balanced (Assumption 1) and default (PyTorch\'s)')
     rng = generator(seed, "theory", "alignment", "start")
     pairs = itertools.pairwise(widths)
     return [rng.uniform(-1, 1, (out, below)).astype(np.float32) / np.float32(np.sqrt(below)) for below, out in pairs]

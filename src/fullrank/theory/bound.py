@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 CASES = ((0.0, 0.0), (0.25, 0.0), (0.5, 0.0), (0.5, 0.1), (0.75, 0.0), (0.75, 0.1))
 """p̂ and δ that are drawn and printed."""
@@ -31,9 +31,9 @@ def fedmr_bound(p: float, p_hat: float, t: float, G: float = 1.0, delta: float =
     ([1.0, 0.671875], 0.666667)
     """
     if not (0 <= p <= 1 and 0 <= p_hat <= 1 - p + 1e-12):
-        raise Refusal(f"p and p_hat are shares with p + p_hat ≤ 1, not {p} and {p_hat}")
+        raise InputError(f"p and p_hat are shares with p + p_hat ≤ 1, not {p} and {p_hat}")
     if t < 0 or G < 0 or delta < 0 or math.isnan(t):
-        raise Refusal(f"t, G and delta are not negative, but they are {t}, {G} and {delta}")
+        raise InputError(f"t, G and delta are not negative, but they are {t}, {G} and {delta}")
     grown = (1 - p**t) / (1 - p) if p < 1 else t
     lost = 0.0 if p_hat == 0 else p_hat * grown
     return 2 * (1 - lost) * G + (0.0 if delta == 0 else delta * grown)

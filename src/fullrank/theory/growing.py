@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullrank import collapse
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.randomness import generator
 from fullrank.theory.linear import Matrix, balanced_start, one_hot, orthogonal, product, velocity
 
@@ -52,10 +52,10 @@ def growth(
     """
     given = np.asarray(shares, dtype=np.float64)
     if given.ndim != 1 or (given < 0).any() or not np.isclose(given.sum(), 1):
-        raise Refusal(f"shares are the classes' parts of the samples and sum to 1, not {given.tolist()}")
+        raise InputError(f"shares are the classes' parts of the samples and sum to 1, not {given.tolist()}")
     classes = len(given)
     if not classes <= width <= inputs:
-        raise Refusal(f"classes ≤ width ≤ inputs, not {classes}, {width} and {inputs}")
+        raise InputError(f"classes ≤ width ≤ inputs, not {classes}, {width} and {inputs}")
     rng = generator(seed, "theory", "growth")
     means = 3 * orthogonal(rng, classes, inputs)
 

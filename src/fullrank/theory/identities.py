@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fullrank import collapse
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.theory.linear import Matrix
 
 
@@ -20,7 +20,7 @@ def representation_covariance(P: Matrix, X: Matrix) -> tuple[Matrix, Matrix]:
     ([[0.5, 0.25, 0.0], [0.25, 0.25, -0.25], [0.0, -0.25, 0.5]], True)
     """
     if X.ndim != 2 or X.shape[1] == 0:
-        raise Refusal(f"samples are the columns of X, so its shape is (d_in, N) with N ≥ 1, not {X.shape}")
+        raise InputError(f"samples are the columns of X, so its shape is (d_in, N) with N ≥ 1, not {X.shape}")
     return _covariance(P @ X), P @ _covariance(X) @ P.T
 
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.randomness import generator
 
 Matrix: TypeAlias = NDArray[np.floating]
@@ -81,7 +81,7 @@ def flow(weights: Sequence[Matrix], X: Matrix, Y: Matrix, time: float, steps: in
     [1.0, 1.123, 1.217]
     """
     if steps < 1:
-        raise Refusal(f"a flow takes one step at least, not {steps}")
+        raise InputError(f"a flow takes one step at least, not {steps}")
     h = time / steps
     found = [[np.array(W) for W in weights]]
     for _ in range(steps):
@@ -115,7 +115,7 @@ def balanced_start(widths: Sequence[int], scale: float = 0.3, seed: int = 0) -> 
     [(4, 6), (4, 4), (3, 4)]
     """
     if len(widths) < 3 or len(set(widths[1:-1])) != 1 or widths[0] < widths[1] or widths[-1] > widths[1]:
-        raise Refusal(f"widths must be d_in ≥ d = … = d ≥ classes, not {list(widths)}")
+        raise InputError(f"widths must be d_in ≥ d = … = d ≥ classes, not {list(widths)}")
     rng = generator(seed, "theory", "linear")
     d = widths[1]
     turns = [orthogonal(rng, d, d) for _ in widths[1:-1]]

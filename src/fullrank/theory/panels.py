@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fullrank import collapse
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.runs.result import Run
 
 PROJECTIONS = ("neck", "pca")
@@ -41,23 +41,23 @@ def sphere(name: str, z: Tensor, y: Tensor, accuracy: float, project: str = "nec
     >>> panel.points.tolist(), round(panel.smallest_angle)
     ([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]], 90)
     """
-    refuse_projection(project)
+    reject_projection(project)
     points = z.double().cpu().numpy()
     if project == "pca":
         points = points - points.mean(0)
         points = points @ np.linalg.svd(points, full_matrices=False)[2][:3].T
     if points.shape[1] != 3:
-        raise Refusal(f'z has {points.shape[1]} dimensions, not 3; take project = "pca"')
+        raise InputError(f'z has {points.shape[1]} dimensions, not 3; take project = "pca"')
     length = np.linalg.norm(points, axis=1, keepdims=True)
     points = points / np.where(length > 0, length, 1)
     labels = y.cpu().numpy().astype(np.int64)
     return Sphere(name, points, labels, collapse.effective_rank(z), smallest_angle(points, labels), accuracy)
 
 
-def refuse_projection(project: str) -> None:
-    """Refuse a way to three dimensions that there is not."""
+def reject_projection(project: str) -> None:
+    """Reject a way to three dimensions that there is not."""
     if project not in PROJECTIONS:
-        raise Refusal(f'project = "{project}"; known are neck (z is three-dimensional) and pca')
+        raise InputError(f'project = "{project}"; known are neck (z is three-dimensional) and pca')
 
 
 def smallest_angle(points: NDArray[np.float64], classes: NDArray[np.int64]) -> float:

@@ -17,12 +17,12 @@ from torch import nn
 
 from fullrank import models
 from fullrank.config.experiment import Experiment, merged
-from fullrank.errors import Refusal, nearest
+from fullrank.errors import InputError, nearest
 from fullrank.models import Net
 from fullrank.runs.assemble import federate
 from fullrank.runs.result import Run
 from fullrank.runs.run import execute
-from fullrank.theory.panels import Sphere, refuse_projection, represented, sphere
+from fullrank.theory.panels import Sphere, reject_projection, represented, sphere
 
 Size = Literal["paper", "small", "tiny"]
 SIZES: dict[str, dict[str, Any]] = {
@@ -69,7 +69,7 @@ def bottleneck(num_classes: int, in_channels: int = 3, *, base: str = "cnn", nec
     """
     net = models.build(base, num_classes, in_channels, **options)
     if not isinstance(net, Net):
-        raise Refusal(f'model.base = "{base}" is no network of the library; {nearest(base, models.available())}')
+        raise InputError(f'model.base = "{base}" is no network of the library; {nearest(base, models.available())}')
     if neck:
         net.neck = nn.Linear(net.feature_dim, 3, bias=False)
         net.head = nn.Linear(3, num_classes)
@@ -98,8 +98,8 @@ def unit_sphere(
     ['homogeneous', 'heterogeneous', 'with FedDecorr']
     """
     if size not in SIZES:
-        raise Refusal(f'size = "{size}" is not known; {nearest(size, SIZES)}')
-    refuse_projection(project)  # before anything is trained
+        raise InputError(f'size = "{size}" is not known; {nearest(size, SIZES)}')
+    reject_projection(project)  # before anything is trained
     common = merged(
         SIZES[size],
         {

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.randomness import generator
 from fullrank.theory.linear import Matrix, Weights, one_hot, orthogonal, probabilities, product, velocity
 
@@ -136,7 +136,7 @@ def aligned_example(
     [(6, 8), (6, 6), (4, 6)]
     """
     if depth < 1 or not classes <= width <= inputs:
-        raise Refusal(f"depth ≥ 1 and classes ≤ width ≤ inputs, not {depth} and {classes}, {width}, {inputs}")
+        raise InputError(f"depth ≥ 1 and classes ≤ width ≤ inputs, not {depth} and {classes}, {width}, {inputs}")
     rng = generator(seed, "theory", "aligned", depth)
     s = np.sort(rng.uniform(0.4, 1.6, width))[::-1]
     axes = [orthogonal(rng, width, inputs), *(orthogonal(rng, width, width) for _ in range(depth))]

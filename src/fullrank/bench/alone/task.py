@@ -67,7 +67,7 @@ class Task:
 
     @property
     def rounds(self) -> int:
-        """How many rounds are played, the first one included."""
+        """How many rounds are outcome, the first one included."""
         return len(self.cohorts)
 
     @property

@@ -18,7 +18,7 @@ from torch import Tensor
 from fullrank.data.augment.constants import constant
 from fullrank.data.augment.image_operations import Catalogue, Change, both_ways
 from fullrank.data.augment.operation import Operation, pick
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 Rule = tuple[str, float, int]
 """An operation, how probable it is, and its magnitude's level of 0..9."""
@@ -184,7 +184,7 @@ class AutoAugment(Operation):
     def parse(cls, argument: str, height: int, width: int) -> AutoAugment:
         """From what follows the colon."""
         if argument not in ("", "bins"):
-            raise Refusal(f'"autoaugment:{argument}" is not known; there are "autoaugment" and "autoaugment:bins"')
+            raise InputError(f'"autoaugment:{argument}" is not known; there are "autoaugment" and "autoaugment:bins"')
         return cls(height, width, argument == "bins")
 
     def _catalogue(self) -> Catalogue:
@@ -236,12 +236,12 @@ class RandAugment(Operation):
             return cls(height, width)
         numbers = argument.split(",")
         if len(numbers) != 2 or not all(number.strip().isdecimal() for number in numbers):
-            raise Refusal(
+            raise InputError(
                 f'"randaugment:{argument}" must say how many operations and which level, as in "randaugment:2,9"'
             )
         number, level = map(int, numbers)
         if number < 1 or level >= cls.levels:
-            raise Refusal(
+            raise InputError(
                 f'"randaugment:{argument}": there must be one operation at least, at a level of 0 to {cls.levels - 1}'
             )
         return cls(height, width, number, level)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fullrank.data.augment.operation import Operation
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 Number = TypeVar("Number", float, Tensor)
 
@@ -132,5 +132,5 @@ class Rotate(Operation):
         except ValueError:
             degrees = math.nan
         if not 0 < degrees <= 180:
-            raise Refusal(f'"rotate:{argument}" must say up to how many degrees, above 0 to 180, as in "rotate:15"')
+            raise InputError(f'"rotate:{argument}" must say up to how many degrees, above 0 to 180, as in "rotate:15"')
         return cls(degrees)

@@ -23,7 +23,7 @@ from fullrank.data.augment.operation import Operation, pick
 from fullrank.data.augment.raug import Raug
 from fullrank.data.augment.resize import ResizedCrop
 from fullrank.data.dataset import DataSet, is_integer
-from fullrank.errors import Refusal, nearest
+from fullrank.errors import InputError, nearest
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
@@ -73,12 +73,12 @@ def _crop(argument: str, dataset: DataSet, *, reflect: bool = False) -> Crop:
     height, width = dataset.input_shape[1:]
     side = min(height, width)
     if argument and not (argument.isdecimal() and int(argument) > 0):
-        raise Refusal(f'the border "{argument}" of a crop must be a whole number of pixels, as in "crop:2"')
+        raise InputError(f'the border "{argument}" of a crop must be a whole number of pixels, as in "crop:2"')
     pad = int(argument) if argument else min(4, side // 8)
     if pad == 0:
-        raise Refusal(f'images of {height}×{width} are too small to crop unless you say by how much, as in "crop:1"')
+        raise InputError(f'images of {height}×{width} are too small to crop unless you say by how much, as in "crop:1"')
     if reflect and pad >= side:
-        raise Refusal(f"images of {height}×{width} cannot be reflected over a border of {pad}; at most {side - 1}")
+        raise InputError(f"images of {height}×{width} cannot be reflected over a border of {pad}; at most {side - 1}")
     return Crop(pad, reflect)
 
 
@@ -87,7 +87,7 @@ def _crop_reflect(argument: str, dataset: DataSet) -> Crop:
 
 
 def _flip(argument: str, dataset: DataSet) -> Flip:
-    _refuse_argument("flip", argument)
+    _reject_argument("flip", argument)
     return Flip()
 
 
@@ -96,7 +96,7 @@ def _rotate(argument: str, dataset: DataSet) -> Rotate:
 
 
 def _resized_crop(argument: str, dataset: DataSet) -> ResizedCrop:
-    _refuse_argument("resized-crop", argument)
+    _reject_argument("resized-crop", argument)
     return ResizedCrop()
 
 
@@ -112,15 +112,15 @@ def _raug(argument: str, dataset: DataSet) -> Raug:
     return Raug.parse(argument, *_size_of_pictures("raug", dataset))
 
 
-def _refuse_argument(name: str, argument: str) -> None:
+def _reject_argument(name: str, argument: str) -> None:
     if argument:
-        raise Refusal(f'"{name}" takes no number, but "{name}:{argument}" was given')
+        raise InputError(f'"{name}" takes no number, but "{name}:{argument}" was given')
 
 
 def _size_of_pictures(name: str, dataset: DataSet) -> tuple[int, int]:
     """Height and width of images that have levels of grey or of red, green and blue."""
     if not dataset.images or dataset.in_channels not in (1, 3):
-        raise Refusal(f'"{name}" is for 8-bit images of 1 or 3 channels, and {_describe(dataset)}')
+        raise InputError(f'"{name}" is for 8-bit images of 1 or 3 channels, and {_describe(dataset)}')
     _, height, width = dataset.input_shape
     return height, width
 
@@ -194,7 +194,7 @@ class Pipeline:
 
     def _augment(self, x: Tensor, uniform: Tensor) -> Tensor:
         if tuple(uniform.shape) != (x.shape[0], self.draws):
-            raise Refusal(
+            raise InputError(
                 f"uniform has shape {tuple(uniform.shape)}; for {x.shape[0]} samples that need {self.draws}"
                 f" numbers each it must be ({x.shape[0]}, {self.draws})"
             )
@@ -232,48 +232,50 @@ def _statistics(dataset: DataSet, normalise: str | Mapping[str, Sequence[float]]
         mean, std = dataset.mean or (), dataset.std or ()
     elif normalise == "half":
         if not dataset.images:
-            raise Refusal(f'normalise = "half" is for 8-bit images, and {_describe(dataset)}; use "auto" or "none"')
+            raise InputError(f'normalise = "half" is for 8-bit images, and {_describe(dataset)}; use "auto" or "none"')
         mean = std = (0.5,) * dataset.in_channels
     else:
         known = nearest(str(normalise), ("auto", "none", "half"))
-        raise Refusal(f'unknown normalise "{normalise}": {known} (or a table of mean and std)')
+        raise InputError(f'unknown normalise "{normalise}": {known} (or a table of mean and std)')
     if not _are_images(dataset):
-        raise Refusal(f"a mean and std per channel need images (N, C, H, W), and {_describe(dataset)}")
-    _refuse_unusable(mean, std, dataset.in_channels)
+        raise InputError(f"a mean and std per channel need images (N, C, H, W), and {_describe(dataset)}")
+    _reject_unusable(mean, std, dataset.in_channels)
     return mean, std
 
 
 def _given_numbers(normalise: Mapping[str, Sequence[float]]) -> Statistics:
     if set(normalise) != {"mean", "std"}:
-        raise Refusal(f"normalise has the keys {', '.join(sorted(normalise)) or '(none)'}; it must have mean and std")
+        raise InputError(
+            f"normalise has the keys {', '.join(sorted(normalise)) or '(none)'}; it must have mean and std"
+        )
     try:
         return tuple(map(float, normalise["mean"])), tuple(map(float, normalise["std"]))
     except (TypeError, ValueError):
-        raise Refusal("mean and std of normalise must be lists of numbers, one per channel") from None
+        raise InputError("mean and std of normalise must be lists of numbers, one per channel") from None
 
 
-def _refuse_unusable(mean: tuple[float, ...], std: tuple[float, ...], channels: int) -> None:
+def _reject_unusable(mean: tuple[float, ...], std: tuple[float, ...], channels: int) -> None:
     for name, numbers in (("mean", mean), ("std", std)):
         if len(numbers) != channels:
-            raise Refusal(f"{name} has {len(numbers)} numbers and the images {channels} channels; give one for each")
+            raise InputError(f"{name} has {len(numbers)} numbers and the images {channels} channels; give one for each")
         for number in numbers:
             if not math.isfinite(number) or (name == "std" and number <= 0):
-                raise Refusal(f"{name} holds {number}; it must be finite{' and above 0' if name == 'std' else ''}")
+                raise InputError(f"{name} holds {number}; it must be finite{' and above 0' if name == 'std' else ''}")
 
 
 def _operations(dataset: DataSet, augment: str | Sequence[str]) -> tuple[Operation, ...]:
     if isinstance(augment, str) and augment not in ("auto", "none"):
-        raise Refusal(f'augment is "{augment}"; it must be "auto", "none" or a list such as ["crop", "flip"]')
+        raise InputError(f'augment is "{augment}"; it must be "auto", "none" or a list such as ["crop", "flip"]')
     names = dataset.augment if augment == "auto" else () if augment == "none" else tuple(augment)
     if names and not _are_images(dataset):
-        raise Refusal(f'"{names[0]}" needs images (N, C, H, W), and {_describe(dataset)}; use augment = "none"')
+        raise InputError(f'"{names[0]}" needs images (N, C, H, W), and {_describe(dataset)}; use augment = "none"')
     return tuple(_operation(text, dataset) for text in names)
 
 
 def _operation(text: str, dataset: DataSet) -> Operation:
     name, colon, argument = str(text).partition(":")
     if name not in OPERATIONS:
-        raise Refusal(f'unknown augmentation "{text}": {nearest(name, OPERATIONS)}')
+        raise InputError(f'unknown augmentation "{text}": {nearest(name, OPERATIONS)}')
     if colon and not argument:
-        raise Refusal(f'augmentation "{text}" ends in a colon; a number must follow, or nothing')
+        raise InputError(f'augmentation "{text}" ends in a colon; a number must follow, or nothing')
     return OPERATIONS[name](argument, dataset)

@@ -18,7 +18,7 @@ from torch import Tensor
 from fullrank.data.augment.constants import constant
 from fullrank.data.augment.image_operations import Catalogue, both_ways
 from fullrank.data.augment.operation import Operation, pick
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 OPERATIONS = (
     "AutoContrast",
@@ -121,7 +121,7 @@ class Raug(Operation):
         if not argument:
             return cls(height, width)
         if not argument.isdecimal() or not 1 <= int(argument) <= _MOST_LEVELS:
-            raise Refusal(
+            raise InputError(
                 f'"raug:{argument}" must say how many levels there are, from 0 on, 1 to {_MOST_LEVELS}, as in "raug:15"'
             )
         return cls(height, width, int(argument))

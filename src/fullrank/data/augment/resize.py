@@ -19,8 +19,8 @@ from torch import Tensor
 
 from fullrank.data.augment.operation import Operation
 from fullrank.data.dataset import DataSet, Split
-from fullrank.data.memory_limit import refuse_too_large
-from fullrank.errors import Refusal
+from fullrank.data.memory_limit import reject_too_large
+from fullrank.errors import InputError
 
 _WEIGHT_BITS = 22
 _WHOLE = 1 << _WEIGHT_BITS
@@ -35,11 +35,11 @@ def resized(data: DataSet, size: int) -> DataSet:
     (1, 16, 16)
     """
     if size < 0:
-        raise Refusal(f"data.size = {size}: it must be a number of pixels, or 0 to leave images as they are stored")
+        raise InputError(f"data.size = {size}: it must be a number of pixels, or 0 to leave images as they are stored")
     if size == 0:
         return data
     if not data.images:
-        raise Refusal(
+        raise InputError(
             f"data.size = {size}: only 8-bit images can be resized, and samples of {data.name} are"
             f" {data.train.x.dtype} of shape {data.input_shape}; leave it at 0"
         )
@@ -49,7 +49,7 @@ def resized(data: DataSet, size: int) -> DataSet:
         return data
     shape = size * height // short, size * width // short
     count = len(data.train) + (0 if data.test is None else len(data.test))
-    refuse_too_large(f"data.size = {size}: the images", count * data.in_channels * shape[0] * shape[1], "take less")
+    reject_too_large(f"data.size = {size}: the images", count * data.in_channels * shape[0] * shape[1], "take less")
 
     def changed(split: Split) -> Split:
         return replace(split, x=resize(split.x, *shape))

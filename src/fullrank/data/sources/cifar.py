@@ -12,9 +12,9 @@ import torch
 
 from fullrank.data.dataset import Split
 from fullrank.data.sources.places import Layout, Place
-from fullrank.data.sources.stored import Array, Download, Official, Stored, read_whole, refuse_labels
+from fullrank.data.sources.stored import Array, Download, Official, Stored, read_whole, reject_labels
 from fullrank.data.sources.unpickle import read_pickle, text
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 _PIXELS = 3 * 32 * 32
 _BINARY = "binary version"
@@ -54,35 +54,35 @@ class Cifar(Stored):
             return self.classes
         names = self._pickled_names(path) if place.layout.form == _PYTHON else _lines(path)
         if len(names) != len(self.classes):
-            raise Refusal(f"{path} names {len(names)} classes; it must name {len(self.classes)}")
+            raise InputError(f"{path} names {len(names)} classes; it must name {len(self.classes)}")
         return tuple(names)
 
     def _records(self, path: Path) -> Array:
         raw, size = read_whole(path), len(self.labels) + _PIXELS
         if not raw or len(raw) % size:
-            raise Refusal(
+            raise InputError(
                 f"{path} is truncated or damaged: it holds {len(raw)} bytes, which is no whole number of records of"
                 f" {size} bytes ({len(self.labels)} for the label and {_PIXELS} for the pixels)"
             )
         records = np.frombuffer(raw, np.uint8).reshape(-1, size)
         for column, (what, classes) in enumerate(self.labels):
-            refuse_labels(path, _singular(what), records[:, column], classes)
+            reject_labels(path, _singular(what), records[:, column], classes)
         return records
 
     def _unpickled(self, path: Path) -> Array:
         batch = read_pickle(path)
         pixels = batch.get("data")
         if not (isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8 and pixels.shape[1:] == (_PIXELS,)):
-            raise Refusal(f'{path} has no "data" of bytes with {_PIXELS} columns; it is not of {self.title}')
+            raise InputError(f'{path} has no "data" of bytes with {_PIXELS} columns; it is not of {self.title}')
         if not len(pixels):
-            raise Refusal(f"{path} holds no records")
+            raise InputError(f"{path} holds no records")
         records = np.zeros((len(pixels), len(self.labels) + _PIXELS), np.uint8)
         records[:, len(self.labels) :] = pixels
         for column, (what, classes) in enumerate(self.labels):
             if what not in batch and what != self.labels[-1][0]:
                 continue  # a label that nobody looks at
             labels = _whole_numbers(path, what, batch.get(what), len(pixels))
-            refuse_labels(path, _singular(what), labels, classes)
+            reject_labels(path, _singular(what), labels, classes)
             records[:, column] = labels
         return records
 
@@ -90,7 +90,7 @@ class Cifar(Stored):
         key = self.labels[-1][0].replace("labels", "label_names")
         names = read_pickle(path).get(key)
         if not isinstance(names, list):
-            raise Refusal(f'{path} has no list "{key}"; it must name the classes')
+            raise InputError(f'{path} has no list "{key}"; it must name the classes')
         return [text(name) for name in names]
 
     def _split(self, arrays: Sequence[Array]) -> Split:
@@ -112,7 +112,7 @@ def _whole_numbers(path: Path, what: str, values: Any, count: int) -> Any:
     if isinstance(values, list) and all(type(value) is int for value in values):
         values = np.array(values, dtype=object)  # of any size, until they are known to be in range
     if not isinstance(values, np.ndarray) or values.shape != (count,):
-        raise Refusal(f'{path} must have {count} whole numbers as "{what}", one for each record of "data"')
+        raise InputError(f'{path} must have {count} whole numbers as "{what}", one for each record of "data"')
     return values
 
 

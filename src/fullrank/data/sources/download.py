@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from fullrank._version import __version__
 from fullrank.data.sources.places import Place, download_root
 from fullrank.data.sources.stored import Download, Stored, content_md5
-from fullrank.errors import Refusal, writing
+from fullrank.errors import InputError, writing
 
 TIMEOUT = 30.0
 """Seconds without an answer after which a connection counts as broken."""
@@ -32,11 +32,11 @@ def get(stored: Stored, root: str | Path = "", watch: Watch | None = None) -> st
     """Fetch a data set if it is not there already, and say where it is."""
     place = stored.search(root)
     if place is not None:
-        _refuse_not_official(stored, place)
+        _reject_not_official(stored, place)
         return f"{stored.title} is complete in {place.folder} already"
     folder = download_root(root)
     if not stored.downloads:
-        raise Refusal(f"{stored.title} cannot be downloaded by a program; {stored.how_to_get()}")
+        raise InputError(f"{stored.title} cannot be downloaded by a program; {stored.how_to_get()}")
     with writing(folder, instead="; give another --root"):
         for download in _way(stored, folder):
             fetched_here = not (folder / download.folder / download.file).is_file()
@@ -57,29 +57,29 @@ def fetch(download: Download, root: Path, watch: Watch | None = None) -> Path:
         try:
             _transfer(download.url, part, watch or (lambda *_: None))
         except _Unreachable as problem:
-            raise Refusal(
+            raise InputError(
                 f"{download.url} cannot be downloaded ({problem}); try the same command again later, which goes on"
                 f" where it stopped, or put the file into {target.parent} by hand, and it is checked and used"
             ) from None
-        _refuse_other_sum(part, download)
+        _reject_other_sum(part, download)
         os.replace(part, target)
     else:
-        _refuse_other_sum(target, download)
+        _reject_other_sum(target, download)
     return target
 
 
 def unpack(archive: Path, members: tuple[str, ...], root: Path) -> None:
-    """Take the members out of an archive; one with a link or a path that leads elsewhere is refused whole."""
+    """Take the members out of an archive; one with a link or a path that leads elsewhere is rejected whole."""
     try:
         with tarfile.open(archive, "r:gz") as file:
             entries = {_safe_name(archive, entry): entry for entry in file}
             missing = [name for name in members if not (name in entries and entries[name].isfile())]
             if missing:
-                raise Refusal(f"{archive} lacks {', '.join(missing)}")
+                raise InputError(f"{archive} lacks {', '.join(missing)}")
             for name in members:
                 _extract(file, entries[name], root / name)
     except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise Refusal(f"{archive} is damaged: it cannot be unpacked ({error})") from None
+        raise InputError(f"{archive} is damaged: it cannot be unpacked ({error})") from None
 
 
 class _Unreachable(Exception):
@@ -94,14 +94,14 @@ def _way(stored: Stored, folder: Path) -> tuple[Download, ...]:
     return stored.downloads[0]
 
 
-def _refuse_not_official(stored: Stored, place: Place) -> None:
+def _reject_not_official(stored: Stored, place: Place) -> None:
     advice = f"move {place.folder} away, or give another --root"
     try:
         others = [fact.path.name for fact in stored.look(place) if fact.state != "official"]
-    except Refusal as refusal:
-        raise Refusal(f"{refusal}; {advice}") from None
+    except InputError as error:
+        raise InputError(f"{error}; {advice}") from None
     if others:
-        raise Refusal(f"{place.folder} has {', '.join(others)} already, but not as in the official copy; {advice}")
+        raise InputError(f"{place.folder} has {', '.join(others)} already, but not as in the official copy; {advice}")
 
 
 def _transfer(url: str, part: Path, watch: Watch) -> None:
@@ -171,11 +171,11 @@ def _announced(error: urllib.error.HTTPError) -> int | None:
     return int(size) if size.isdecimal() else None
 
 
-def _refuse_other_sum(path: Path, download: Download) -> None:
+def _reject_other_sum(path: Path, download: Download) -> None:
     with path.open("rb") as file:
         found = content_md5(*iter(lambda: file.read(_CHUNK), b""))
     if found != download.md5:
-        raise Refusal(
+        raise InputError(
             f"{path} has the MD5 sum {found}, and {download.url} must have {download.md5}; delete it and try again"
         )
 
@@ -183,7 +183,7 @@ def _refuse_other_sum(path: Path, download: Download) -> None:
 def _safe_name(archive: Path, entry: tarfile.TarInfo) -> str:
     path = PurePosixPath(entry.name)
     if path.is_absolute() or ".." in path.parts or not (entry.isfile() or entry.isdir()):
-        raise Refusal(
+        raise InputError(
             f'{archive} has the entry "{entry.name}", a link or a path that leads elsewhere; nothing was unpacked'
         )
     return str(path)
@@ -198,7 +198,7 @@ def _extract(archive: tarfile.TarFile, entry: tarfile.TarInfo, target: Path) -> 
         with source, part.open("wb") as file:
             shutil.copyfileobj(source, file, _CHUNK)
         if target.exists() and not filecmp.cmp(part, target, shallow=False):
-            raise Refusal(f"{target} is there already, with other content than in the archive; move it away")
+            raise InputError(f"{target} is there already, with other content than in the archive; move it away")
         os.replace(part, target)
     finally:
         part.unlink(missing_ok=True)

@@ -17,8 +17,8 @@ import torch
 from fullrank.data.dataset import Split
 from fullrank.data.memory_limit import memory_limit
 from fullrank.data.sources.places import Layout, Place
-from fullrank.data.sources.stored import Array, Download, Official, Stored, content_md5, read_whole, refuse_labels
-from fullrank.errors import Refusal
+from fullrank.data.sources.stored import Array, Download, Official, Stored, content_md5, read_whole, reject_labels
+from fullrank.errors import InputError
 
 _File = gzip.GzipFile | io.BytesIO
 
@@ -27,42 +27,42 @@ _FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx
 
 
 def read_idx(path: Path, dimensions: int) -> Array:
-    """The array of bytes in an IDX file of so many dimensions; anything else is refused by name."""
+    """The array of bytes in an IDX file of so many dimensions; anything else is rejected by name."""
     raw = read_whole(path)
     packed = raw[:2] == b"\x1f\x8b"
     file = gzip.GzipFile(fileobj=io.BytesIO(raw)) if packed else io.BytesIO(raw)
     try:
         return _read(path, file, dimensions)
     except MemoryError:
-        raise Refusal(f"{path} does not fit into memory when it is unpacked") from None
+        raise InputError(f"{path} does not fit into memory when it is unpacked") from None
     except EOFError:
-        raise Refusal(f"{path} is truncated: its compressed content ends too early") from None
+        raise InputError(f"{path} is truncated: its compressed content ends too early") from None
     except (OSError, zlib.error) as error:
-        raise Refusal(f"{path} is damaged: it cannot be unpacked ({error})") from None
+        raise InputError(f"{path} is damaged: it cannot be unpacked ({error})") from None
 
 
 def _read(path: Path, file: _File, dimensions: int) -> Array:
     magic = _up_to(file, 4)
     if magic != bytes((0, 0, 8, dimensions)):
-        raise Refusal(
+        raise InputError(
             f"{path} is no IDX file of bytes in {dimensions} dimension{'s' if dimensions > 1 else ''}:"
             f" it begins with 0x{magic.hex()} and must begin with 0x{bytes((0, 0, 8, dimensions)).hex()}"
         )
     sizes = _up_to(file, 4 * dimensions)
     if len(sizes) < 4 * dimensions:
-        raise Refusal(f"{path} is truncated: it ends within its header")
+        raise InputError(f"{path} is truncated: it ends within its header")
     shape = struct.unpack(f">{dimensions}I", sizes)
     announced = math.prod(shape)
     limit = memory_limit() // 3  # the bytes are there twice while they are put together
     content = _up_to(file, min(announced, limit) + 1)  # the one too many makes gzip compare its checksum
     if len(content) > limit:
-        raise Refusal(f"{path} does not fit into memory: it unpacks to more than {limit / 2**30:.4g} GiB")
+        raise InputError(f"{path} does not fit into memory: it unpacks to more than {limit / 2**30:.4g} GiB")
     if len(content) != announced:
         found = f"only {len(content)} follow" if len(content) < announced else "more follow"
         what = "truncated" if len(content) < announced else "damaged"
-        raise Refusal(f"{path} is {what}: its header announces {'×'.join(map(str, shape))} bytes, and {found}")
+        raise InputError(f"{path} is {what}: its header announces {'×'.join(map(str, shape))} bytes, and {found}")
     if announced == 0:
-        raise Refusal(f"{path} holds no records; its header announces {'×'.join(map(str, shape))}")
+        raise InputError(f"{path} holds no records; its header announces {'×'.join(map(str, shape))}")
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 
@@ -88,7 +88,7 @@ class IdxSet(Stored):
         if number % 2 == 0:
             return read_idx(path, 3)
         labels = read_idx(path, 1)
-        refuse_labels(path, "label", labels, len(self.classes))
+        reject_labels(path, "label", labels, len(self.classes))
         return labels
 
     def header(self, array: Array) -> bytes:
@@ -99,15 +99,15 @@ class IdxSet(Stored):
         """Images of one channel, with their labels."""
         other, md5 = self.mistakable
         if content_md5(self.header(arrays[1]), arrays[1]) == md5:
-            raise Refusal(f"{place.files[1]} is of {other}, not of {self.title}; {self.how_to_get()}")
+            raise InputError(f"{place.files[1]} is of {other}, not of {self.title}; {self.how_to_get()}")
         for images, labels in ((0, 1), (2, 3)):
             if len(arrays[images]) != len(arrays[labels]):
-                raise Refusal(
+                raise InputError(
                     f"{place.files[images]} has {len(arrays[images])} images and {place.files[labels]}"
                     f" {len(arrays[labels])} labels; they must be equally many"
                 )
         if arrays[0].shape[1:] != arrays[2].shape[1:]:
-            raise Refusal(
+            raise InputError(
                 f"{place.files[0]} has images of {arrays[0].shape[1]}×{arrays[0].shape[2]} and {place.files[2]}"
                 f" of {arrays[2].shape[1]}×{arrays[2].shape[2]}; they must be alike"
             )

@@ -17,7 +17,7 @@ from fullrank.data.sources.memory import as_split, channels_first, is_array, is_
 from fullrank.data.sources.npz import from_npz
 from fullrank.data.sources.registry import KNOWN
 from fullrank.data.split import split_off_test
-from fullrank.errors import Refusal, nearest
+from fullrank.errors import InputError, nearest
 from fullrank.plugins import called, import_object
 
 
@@ -48,16 +48,16 @@ def load_dataset(
     (1437, 360, (1, 8, 8))
     """
     if num_classes is not None and num_classes < 1:
-        raise Refusal(f"num_classes is {num_classes}; there must be at least one class")
+        raise InputError(f"num_classes is {num_classes}; there must be at least one class")
     text = str(source) if isinstance(source, (str, Path)) else ""
     if _names_function(text):
         made = _call(text, root, seed, options)
         if _names_function(str(made) if isinstance(made, (str, Path)) else ""):
-            raise Refusal(f'data "{text}" returned "{made}"; it must return data or the path of an .npz file')
+            raise InputError(f'data "{text}" returned "{made}"; it must return data or the path of an .npz file')
         loaded = load_dataset(made, root, seed=seed, num_classes=num_classes)
         return loaded if isinstance(made, DataSet) else replace(loaded, name=text)
     if options:
-        raise Refusal(
+        raise InputError(
             f'unknown option "{min(options)}" of load_dataset; only a "package.module:function" takes further options'
         )
     if not isinstance(source, (str, Path)):
@@ -66,11 +66,11 @@ def load_dataset(
         return with_classes(_LOADERS[text](root), num_classes)
     if text == "npz":
         if not str(root):
-            raise Refusal('data "npz" needs root, the path of the .npz file')
+            raise InputError('data "npz" needs root, the path of the .npz file')
         return from_npz(Path(root), seed, num_classes)
     if text.endswith(".npz"):
         return from_npz(_npz_file(text, root), seed, num_classes)
-    raise Refusal(
+    raise InputError(
         f'unknown data set "{text}": {nearest(text, (*_LOADERS, "npz"))}'
         ' (or the path of an .npz file, or "package.module:function")'
     )
@@ -84,7 +84,7 @@ def _npz_file(name: str, root: str | Path) -> Path:
         return here
     there = Path(named).expanduser() / name
     if not there.is_file() and not here.expanduser().is_file():
-        raise Refusal(f"there is no file {name}, neither in $FULLRANK_DATA ({named}) nor in the current directory")
+        raise InputError(f"there is no file {name}, neither in $FULLRANK_DATA ({named}) nor in the current directory")
     return there if there.is_file() else here
 
 
@@ -103,8 +103,8 @@ def _from_memory(data: object, seed: int, num_classes: int | None) -> DataSet:
 def _split_named(name: str, data: object) -> Split:
     try:
         return channels_first(as_split(data))
-    except Refusal as refusal:
-        raise Refusal(f"{name} split: {refusal}") from None
+    except InputError as error:
+        raise InputError(f"{name} split: {error}") from None
 
 
 def _digits(_: str | Path = "") -> DataSet:
@@ -134,7 +134,7 @@ def _call(source: str, root: str | Path, seed: int, options: Mapping[str, object
     try:
         inspect.signature(function).bind(**arguments)
     except TypeError as error:
-        raise Refusal(
+        raise InputError(
             f'data "{source}" cannot be called with {", ".join(sorted(arguments))}: {error};'
             " it must take root, seed and the options given"
         ) from None

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from fullrank.data.dataset import Split
-from fullrank.data.memory_limit import refuse_too_large
-from fullrank.errors import Refusal, said_by
+from fullrank.data.memory_limit import reject_too_large
+from fullrank.errors import InputError, said_by
 
 
 def as_split(data: object) -> Split:
@@ -35,7 +35,7 @@ def as_split(data: object) -> Split:
     if isinstance(data, (str, tuple, list, Mapping, Tensor, np.ndarray, IterableDataset)) or not (
         hasattr(data, "__getitem__") and hasattr(data, "__len__")
     ):
-        raise Refusal(
+        raise InputError(
             f"{type(data).__name__} cannot be used as data; give a pair (x, y) of tensors or arrays,"
             " or a torch Dataset with a length whose items are such pairs"
         )
@@ -58,10 +58,10 @@ def as_tensor(what: str, value: object) -> Tensor:
     if isinstance(value, Tensor):
         return value.detach()
     if not is_array(value):
-        raise Refusal(f"{what} is a {type(value).__name__}; it must be a tensor or an array")
+        raise InputError(f"{what} is a {type(value).__name__}; it must be a tensor or an array")
     array = np.asarray(value)
     if array.dtype.kind not in "biuf":
-        raise Refusal(f"{what} is an array of {array.dtype}; it must hold numbers")
+        raise InputError(f"{what} is an array of {array.dtype}; it must hold numbers")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     if any(stride < 0 for stride in array.strides):
@@ -72,7 +72,7 @@ def as_tensor(what: str, value: object) -> Tensor:
         try:
             return torch.from_numpy(array)
         except TypeError:
-            raise Refusal(f"{what} is an array of {array.dtype}, which torch does not have") from None
+            raise InputError(f"{what} is an array of {array.dtype}, which torch does not have") from None
 
 
 def _stored_tensors(data: object) -> tuple[Tensor, Tensor] | None:
@@ -86,7 +86,7 @@ def _stored_tensors(data: object) -> tuple[Tensor, Tensor] | None:
     if not isinstance(data, TensorDataset):
         return None
     if len(data.tensors) != 2:
-        raise Refusal(f"a TensorDataset of {len(data.tensors)} tensors was given; it must hold two, x and y")
+        raise InputError(f"a TensorDataset of {len(data.tensors)} tensors was given; it must hold two, x and y")
     return data.tensors[0].detach(), data.tensors[1].detach()
 
 
@@ -95,18 +95,18 @@ def _read_items(data: Any) -> tuple[Tensor, Tensor]:
     try:
         count = len(data)
     except Exception as error:
-        raise Refusal(f"the {kind} has no length: len() raised {type(error).__name__}: {said_by(error)}") from error
+        raise InputError(f"the {kind} has no length: len() raised {type(error).__name__}: {said_by(error)}") from error
     if count == 0:
-        raise Refusal(f"the {kind} is empty; it must hold at least one sample")
+        raise InputError(f"the {kind} is empty; it must hold at least one sample")
     first = _item(_taken(data, 0), 0)[0]
     needed = count * max(1, first.numel()) * first.element_size()
-    refuse_too_large(f"the {kind} of {count} samples", needed, "fit holds all samples in memory, so give fewer")
+    reject_too_large(f"the {kind} of {count} samples", needed, "fit holds all samples in memory, so give fewer")
     x = torch.empty((count, *first.shape), dtype=first.dtype)
     y = torch.empty(count, dtype=torch.int64)
     for position in range(count):
         sample, label = _item(_taken(data, position), position)
         if sample.shape != first.shape or sample.dtype != first.dtype:
-            raise Refusal(
+            raise InputError(
                 f"item {position} is {sample.dtype} of shape {tuple(sample.shape)} and item 0 {first.dtype}"
                 f" of shape {tuple(first.shape)}; all items must be alike"
             )
@@ -119,20 +119,20 @@ def _taken(data: Any, position: int) -> Any:
         return data[position]
     except Exception as error:
         kind, what = type(data).__name__, f"{type(error).__name__}: {said_by(error)}"
-        raise Refusal(f"the {kind} of {len(data)} samples raised {what} when item {position} was taken") from error
+        raise InputError(f"the {kind} of {len(data)} samples raised {what} when item {position} was taken") from error
 
 
 def _item(item: object, position: int) -> tuple[Tensor, int]:
     if not is_pair(item):
-        raise Refusal(f"item {position} is a {type(item).__name__}, not a pair (x, y)")
+        raise InputError(f"item {position} is a {type(item).__name__}, not a pair (x, y)")
     sample = as_tensor(f"x of item {position}", item[0])
     try:
         label = operator.index(item[1])
     except TypeError:
         shown = repr(item[1])[:100]
-        raise Refusal(f"y of item {position} is {shown}; it must be a whole number") from None
+        raise InputError(f"y of item {position} is {shown}; it must be a whole number") from None
     if abs(label) >= 2**63:
-        raise Refusal(f"y of item {position} is too large a number; labels must number the classes from 0")
+        raise InputError(f"y of item {position} is too large a number; labels must number the classes from 0")
     return sample, label
 
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from fullrank.data.dataset import DataSet, Split, class_names, with_classes
-from fullrank.data.memory_limit import refuse_too_large
+from fullrank.data.memory_limit import reject_too_large
 from fullrank.data.sources.memory import as_tensor, channels_first
 from fullrank.data.split import split_off_test
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 Array = npt.NDArray[Any]
 
@@ -39,21 +39,21 @@ def from_npz(path: Path, seed: int, num_classes: int | None) -> DataSet:
         classes = _stored_classes(arrays)
         loaded = DataSet(path.stem, train, test, classes or class_names(train, test, num_classes), domains=domain_names)
         return with_classes(loaded, num_classes)
-    except Refusal as refusal:
-        raise Refusal(f"{path}: {refusal}") from None
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 def _read_npz(path: Path) -> dict[str, Array]:
     """The arrays that matter of those in the file."""
     if not path.is_file():
-        raise Refusal(f"there is no file {path}; give the path of an .npz file")
+        raise InputError(f"there is no file {path}; give the path of an .npz file")
     try:
         with path.open("rb") as opened:
             opened.read(1)
     except OSError as error:
-        raise Refusal(f"{path} cannot be read: {error.strerror}") from None
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
     if not zipfile.is_zipfile(path):
-        raise Refusal(f"{path} is not an .npz file; numpy.savez writes such files")
+        raise InputError(f"{path} is not an .npz file; numpy.savez writes such files")
     with _opened(path) as file:
         found = set(file.files)
         if found.issuperset(_APART):
@@ -61,12 +61,12 @@ def _read_npz(path: Path) -> dict[str, Array]:
         elif found.issuperset(_WHOLE):
             wanted = {*_WHOLE, "domain", "classes"}
             if "group" in found:
-                raise Refusal(
+                raise InputError(
                     f"{path} has an array group, which splitting x and y by class would tear apart; store"
                     f" {', '.join(_APART)} and group_train"
                 )
         else:
-            raise Refusal(
+            raise InputError(
                 f"{path} has the arrays {', '.join(sorted(found)) or '(none)'};"
                 f" it must have {', '.join(_APART)}, or {' and '.join(_WHOLE)}"
             )
@@ -77,26 +77,26 @@ def _opened(path: Path) -> Any:
     try:
         return np.load(path, allow_pickle=False)
     except (zipfile.BadZipFile, OSError, ValueError, RuntimeError, NotImplementedError) as error:
-        raise Refusal(f"{path} cannot be read ({error}); the file is damaged") from None
+        raise InputError(f"{path} cannot be read ({error}); the file is damaged") from None
 
 
 def _read_array(path: Path, file: Any, name: str) -> Array:
     try:
-        _refuse_header(path, file.zip, name)
+        _reject_header(path, file.zip, name)
         array = file[name]
     except MemoryError:
-        raise Refusal(f"{path}: the array {name} does not fit into memory") from None
-    except Refusal:
+        raise InputError(f"{path}: the array {name} does not fit into memory") from None
+    except InputError:
         raise
     except Exception as error:  # a damaged header can fail in any way
         why = " ".join(str(error).split())
-        raise Refusal(f"{path}: the array {name} cannot be read ({why}); the file is damaged") from None
+        raise InputError(f"{path}: the array {name} cannot be read ({why}); the file is damaged") from None
     if not isinstance(array, np.ndarray):
-        raise Refusal(f"{path}: the entry {name} is not an array; numpy.savez writes arrays")
+        raise InputError(f"{path}: the entry {name} is not an array; numpy.savez writes arrays")
     return array
 
 
-def _refuse_header(path: Path, archive: zipfile.ZipFile, name: str) -> None:
+def _reject_header(path: Path, archive: zipfile.ZipFile, name: str) -> None:
     """Reject Python objects, a header that announces another size than the file has, and what does not fit."""
     entry = f"{name}.npy"
     if entry not in archive.namelist():
@@ -107,22 +107,22 @@ def _refuse_header(path: Path, archive: zipfile.ZipFile, name: str) -> None:
         shape, _, dtype = read(member)
         stored = archive.getinfo(entry).file_size - member.tell()
     if dtype.hasobject:
-        raise Refusal(f"{path}: the array {name} holds Python objects; it must hold numbers or text")
+        raise InputError(f"{path}: the array {name} holds Python objects; it must hold numbers or text")
     announced = math.prod(shape) * dtype.itemsize
     if min(shape, default=0) < 0 or announced != stored:
-        raise Refusal(
+        raise InputError(
             f"{path}: the array {name} is damaged: its header announces {dtype} of shape {shape}, that is {announced} "
             f"bytes, and the file holds {stored}"
         )
-    refuse_too_large(f"{path}: the array {name}", announced, "store fewer or smaller samples")
+    reject_too_large(f"{path}: the array {name}", announced, "store fewer or smaller samples")
 
 
 def _stored_split(arrays: Mapping[str, Array], ids: Mapping[str, Tensor], suffix: str) -> Split:
     x, y = (as_tensor(f"{column}{suffix}", arrays[f"{column}{suffix}"]) for column in ("x", "y"))
     try:
         return channels_first(Split(x, y, ids.get(f"domain{suffix}"), ids.get(f"group{suffix}")))
-    except Refusal as refusal:
-        raise Refusal(f"{suffix[1:]} split: {refusal}" if suffix else str(refusal)) from None
+    except InputError as error:
+        raise InputError(f"{suffix[1:]} split: {error}" if suffix else str(error)) from None
 
 
 def _numbered(what: str, arrays: Mapping[str, Array]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
@@ -132,7 +132,7 @@ def _numbered(what: str, arrays: Mapping[str, Array]) -> tuple[dict[str, Tensor]
         return {}, ()
     for name, column in columns.items():
         if column.ndim != 1 or column.dtype.kind not in "iuSU":
-            raise Refusal(
+            raise InputError(
                 f"{name} is {column.dtype} of shape {column.shape}; it must be one whole number or text per sample"
             )
     values = np.unique(np.concatenate([_as_text(column) for column in columns.values()]))
@@ -145,7 +145,7 @@ def _stored_classes(arrays: Mapping[str, Array]) -> tuple[str, ...]:
         return ()
     classes = _as_text(arrays["classes"])
     if classes.ndim != 1 or not len(classes):
-        raise Refusal(f"classes has shape {classes.shape}; it must be a list of names")
+        raise InputError(f"classes has shape {classes.shape}; it must be a list of names")
     return tuple(str(name) for name in classes)
 
 
@@ -156,4 +156,4 @@ def _as_text(column: Array) -> Array:
     try:
         return np.char.decode(column, "utf-8")
     except UnicodeDecodeError as error:
-        raise Refusal(f"a name is stored as bytes that are not UTF-8 ({error}); store text") from None
+        raise InputError(f"a name is stored as bytes that are not UTF-8 ({error}); store text") from None

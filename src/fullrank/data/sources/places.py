@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -75,18 +75,18 @@ def search(layouts: Sequence[Layout], where: Sequence[Path]) -> Place | None:
 
 
 def find(title: str, layouts: Sequence[Layout], where: Sequence[Path], hint: str) -> Place:
-    """What `search` finds; else a refusal that names the missing files, or all places looked at."""
+    """What `search` finds; else a error that names the missing files, or all places looked at."""
     found = search(layouts, where)
     if found is not None:
         return found
     for layout, folder in _candidates(layouts, where):
         missing = [names[0] for names in layout.files if _present(folder, names) is None]
         if len(missing) < len(layout.files):
-            raise Refusal(f"{folder} lacks {', '.join(missing)} of {title} ({layout.form}); {hint}")
+            raise InputError(f"{folder} lacks {', '.join(missing)} of {title} ({layout.form}); {hint}")
     below = ", ".join(f"{folder}/" for layout in layouts for folder in layout.folders)
     expected = " or ".join(f"{', '.join(names[0] for names in lay.files)} ({lay.form})" for lay in layouts)
     looked = ", ".join(f"{path}{'' if path.is_dir() else ' (no such folder)'}" for path in where)
-    raise Refusal(f"{title} is not in {looked}, neither directly nor in {below}; expected there: {expected}; {hint}")
+    raise InputError(f"{title} is not in {looked}, neither directly nor in {below}; expected there: {expected}; {hint}")
 
 
 def _candidates(layouts: Sequence[Layout], where: Sequence[Path]) -> Iterator[tuple[Layout, Path]]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from fullrank.data.dataset import DataSet, Split
 from fullrank.data.sources.cache import Content, cached
 from fullrank.data.sources.places import Layout, Place, find, roots, search
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 Array = npt.NDArray[np.uint8]
 
@@ -102,7 +102,7 @@ class Stored(ABC):
         return self.classes
 
     def find(self, root: str | Path = "") -> Place:
-        """Where it lies; a refusal says where it was looked for and how one gets it."""
+        """Where it lies; a error says where it was looked for and how one gets it."""
         return find(self.title, self.layouts, roots(root, self.elsewhere), self.how_to_get())
 
     def search(self, root: str | Path = "") -> Place | None:
@@ -122,7 +122,7 @@ class Stored(ABC):
         return cached(self.name, place.sources, lambda: self._decode(place), self._complete)
 
     def look(self, place: Place) -> list[FileFacts]:
-        """What each file holds; a damaged one is refused by name."""
+        """What each file holds; a damaged one is rejected by name."""
         facts = []
         for number, (path, official) in enumerate(zip(place.files, self.official, strict=True)):
             array = self.read(place, number)
@@ -155,18 +155,18 @@ def content_md5(*parts: Any) -> str:
 
 
 def read_whole(path: Path) -> bytes:
-    """The bytes of a file, or a refusal that names it."""
+    """The bytes of a file, or a error that names it."""
     try:
         return path.read_bytes()
     except OSError as error:
-        raise Refusal(f"{path} cannot be read: {error.strerror}") from None
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def refuse_labels(path: Path, what: str, labels: npt.NDArray[Any], classes: int) -> None:
-    """Refuse labels that no class has, by file and record."""
+def reject_labels(path: Path, what: str, labels: npt.NDArray[Any], classes: int) -> None:
+    """Reject labels that no class has, by file and record."""
     outside = np.flatnonzero((labels < 0) | (labels >= classes))
     if len(outside):
         first = int(outside[0])
-        raise Refusal(
+        raise InputError(
             f"{path} is damaged: record {first} has the {what} {int(labels[first])}; it must lie in 0..{classes - 1}"
         )

@@ -13,26 +13,26 @@ import numpy as np
 import numpy.typing as npt
 
 from fullrank.data.sources.stored import read_whole
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
-    """The dict in a pickle, with text as keys; a pickle that wants to execute something is refused, unexecuted."""
+    """The dict in a pickle, with text as keys; a pickle that wants to execute something is rejected, unexecuted."""
     try:
         # text of Python 2 comes as bytes, as it was
         found = _PlainUnpickler(io.BytesIO(read_whole(path)), encoding="bytes").load()
     except _Forbidden as wish:
-        raise Refusal(
+        raise InputError(
             f"{path} is a pickle that wants to use {wish}, where only arrays, lists and dicts are expected;"
             " nothing of it was executed"
         ) from None
-    except Refusal:
+    except InputError:
         raise
     except Exception as error:  # a damaged pickle can fail in any way
         why = " ".join(str(error).split()) or type(error).__name__
-        raise Refusal(f"{path} is damaged: it cannot be read as a pickle ({why})") from None
+        raise InputError(f"{path} is damaged: it cannot be read as a pickle ({why})") from None
     if not isinstance(found, dict):
-        raise Refusal(f"{path} holds a pickled {type(found).__name__}; it must hold a dict")
+        raise InputError(f"{path} holds a pickled {type(found).__name__}; it must hold a dict")
     return {text(key): value.value if isinstance(value, _Array) else value for key, value in found.items()}
 
 

@@ -25,7 +25,7 @@ from fullrank.engine.cuda.mixed_precision import HalfWeights, order_of
 from fullrank.engine.cuda.odd_batches import Filled, can_be_filled, count_samples_
 from fullrank.engine.cuda.replay import Recorder
 from fullrank.engine.cuda.slots import Slots
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.federated.site import Job, Result, Site
 from fullrank.local.step import Bound, State, Step
 from fullrank.metrics.evaluate import at_once
@@ -58,7 +58,7 @@ class Cuda:
         record: Record | None = None,
     ):
         if record is None and site.device.type != "cuda":
-            raise Refusal('engine.name = "cuda" needs engine.device = "cuda"')
+            raise InputError('engine.name = "cuda" needs engine.device = "cuda"')
         self.site = site
         self._noted = 0.0
         self._flags = _Flags(exact=site.network.half is None)
@@ -92,7 +92,7 @@ class Cuda:
         for result in self.slots.run(self._laid_out(jobs)):
             yield _handed_over(result, self.site.device)
         if len(self.hands) > 1 and not all(map(torch.equal, before, _generators())):
-            raise Refusal(
+            raise InputError(
                 "the model or the method draws random numbers in its local steps, which clients that train side by "
                 "side cannot do repeatably; set engine.slots = 1"
             )

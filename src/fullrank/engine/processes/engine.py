@@ -20,7 +20,7 @@ from fullrank.data import DataSet, Split
 from fullrank.data.federation import Federation
 from fullrank.engine.dispatch import run_in_order
 from fullrank.engine.processes.wire import Wire, pack
-from fullrank.errors import Refusal, RemoteError
+from fullrank.errors import InputError, RemoteError
 from fullrank.federated.site import Job, Result, Site
 from fullrank.local import interrupt
 from fullrank.local.settings import Schedule, Settings
@@ -128,7 +128,7 @@ class Processes:
         try:
             return pack({"threads": self.threads, "site": recipe, **common})
         except Exception as error:
-            raise Refusal(
+            raise InputError(
                 f"the model or method cannot be sent to worker processes ({error}); "
                 'move it into a module of its own, or take engine.name = "serial"'
             ) from None
@@ -162,9 +162,9 @@ class _Worker:
             self.wire.send_packed(self._hello)
             answer = self.wire.receive()
         except (EOFError, BrokenPipeError):
-            raise Refusal(f"a worker process did not start: {self.obituary()}") from None
+            raise InputError(f"a worker process did not start: {self.obituary()}") from None
         if isinstance(answer, RemoteError):
-            raise Refusal(
+            raise InputError(
                 f"a worker process cannot load the model or method ({answer.kind}: {answer}); "
                 'move it into a module that can be imported, or take engine.name = "serial"'
             )

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.models.net import Net
 from fullrank.models.reparam.operators import MADE_FOR, RepConv, affine, operators
 
@@ -57,13 +57,13 @@ def collapse_(net: nn.Module, keep_scales: bool) -> None:
     """Make every operator of a network plain in place; with `keep_scales`, in the "repopt" mode."""
     for name, operator in operators(net):
         if operator.has_norms_in_branches:
-            raise Refusal(
+            raise InputError(
                 f'"{name}" has BatchNorm in its branches, which cannot become one convolution that trains on; '
                 "take to_deploy, for evaluation"
             )
         scales, identity = operator.scales_by_branch(), operator.identity is not None
         if keep_scales and not scales:
-            raise Refusal(f'"{name}" has no scales to keep; build the network with mode = "csla" or "hs"')
+            raise InputError(f'"{name}" has no scales to keep; build the network with mode = "csla" or "hs"')
         operator.become_plain_(operator.sum_of_branches()[0])
         if keep_scales:
             operator.imagine_(scales["kernel"], scales.get("pointwise"), identity)
@@ -79,7 +79,7 @@ def _converted(net: Module, keep_scales: bool) -> Module:
 
 def _copied(net: Module) -> Module:
     if not any(isinstance(part, RepConv) for part in net.modules()):
-        raise Refusal(
+        raise InputError(
             f"the network ({type(net).__name__}) has no re-parameterisable convolution; build repvgg or repghost"
         )
     return copy.deepcopy(net)

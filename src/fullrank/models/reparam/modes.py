@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal, TypeAlias, get_args
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.models.net import Net
 from fullrank.models.reparam.fuse import collapse_
 from fullrank.models.reparam.operators import Mode
@@ -31,9 +31,9 @@ def in_mode(
     identity scales start alike.
     """
     if mode not in get_args(Mode):
-        raise Refusal(f'model.mode = "{mode}": {model} knows {", ".join(get_args(Mode))}')
+        raise InputError(f'model.mode = "{mode}": {model} knows {", ".join(get_args(Mode))}')
     if scales is not None and mode in ("tr", "inf"):
-        raise Refusal(
+        raise InputError(
             f'model.scales: the mode "{mode}" of {model} has no scales; leave them out, or take csla or repopt'
         )
     net = make("csla" if mode == "repopt" else mode)

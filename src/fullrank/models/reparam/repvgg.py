@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.models.layers import global_pool
 from fullrank.models.net import Net
 from fullrank.models.reparam.modes import CslaScales, IdentityStart, in_mode
@@ -38,7 +38,7 @@ def repvgg(
     1, and √(2/i) in a stage's block i ≥ 1.
     """
     if len(widths) != len(blocks) + 1:
-        raise Refusal(
+        raise InputError(
             f"model.widths has {len(widths)} numbers; it must have one more than model.blocks ({len(blocks)})"
         )
 

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from fullrank.errors import Refusal
+from fullrank.errors import InputError
 from fullrank.models.reparam.operators import RepConv, operators
 
 Scales: TypeAlias = dict[str, InstanceOf[Tensor]] | str | None
@@ -42,7 +42,7 @@ def write_scales(path: str | Path, net: nn.Module, model: str) -> None:
     """Write the scales of a network that `build` calls `model`."""
     found = {name: scale.cpu() for name, scale in scales_of(net).items()}
     if not found:
-        raise Refusal('the network has no scales to write; build it with mode = "hs" or "csla"')
+        raise InputError('the network has no scales to write; build it with mode = "hs" or "csla"')
     save_file(found, path, metadata={"model": model})
 
 
@@ -59,9 +59,9 @@ def read_scales(path: str | Path, model: str) -> dict[str, Tensor]:
             made_for = (file.metadata() or {}).get("model", model)
             found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no mapping)
     except SafetensorError as error:
-        raise Refusal(f'model.scales: "{path}" is not a safetensors file ({error})') from None
+        raise InputError(f'model.scales: "{path}" is not a safetensors file ({error})') from None
     if made_for != model:
-        raise Refusal(f'model.scales: "{path}" holds scales of {made_for}, not of {model}')
+        raise InputError(f'model.scales: "{path}" holds scales of {made_for}, not of {model}')
     return found
 
 
@@ -72,7 +72,7 @@ def shipped(name: str, model: str) -> Path:
         return path
     there = sorted(file.stem.removeprefix(f"{model}-") for file in SEARCHED.glob(f"{model}-*.safetensors"))
     known = f"with the package come {', '.join(there) or 'none'} for {model}"
-    raise Refusal(f'model.scales: there is no file "{name}" ({known}); make one by fullrank search-scales {model}')
+    raise InputError(f'model.scales: there is no file "{name}" ({known}); make one by fullrank search-scales {model}')
 
 
 @torch.no_grad()
@@ -80,7 +80,7 @@ def set_scales_(net: nn.Module, given: Mapping[str, Tensor], model: str, identit
     """Put scales behind the branches of a network; those of identity branches only if `identity`."""
     wanted = scales_of(net)
     if problem := _misfit(given, wanted):
-        raise Refusal(f"model.scales does not fit {model}: {problem}")
+        raise InputError(f"model.scales does not fit {model}: {problem}")
     for name, operator in operators(net):
         for branch, scale in operator.scales_by_branch().items():
             if identity or branch != "identity":
