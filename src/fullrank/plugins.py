@@ -27,7 +27,6 @@ GIVEN = "given"
 LIBRARY = {
     "data.name": "data",
     "data.partition": "data",
-    "data.augment": "data",
     "model.name": "models",
     "method.name": "methods",
     "train.criterion": "objectives",
@@ -37,8 +36,8 @@ LIBRARY = {
     "run.track": "runs",
 }
 """The keys of an experiment that may name an import path, and the package of fullrank's own objects of that kind."""
-FILES = (".npz", ".safetensors", ".csv", ".parquet")
-"""Suffixes of names that are paths of data, even with a colon in them."""
+FILES = {"data.name": ".npz", "data.partition": ".safetensors"}
+"""The suffix by which a key takes a name for the path of a file, even with a colon in it, and imports nothing."""
 
 T = TypeVar("T")
 
@@ -94,13 +93,15 @@ def is_foreign(key: str, name: str) -> bool:
     (True, False)
     >>> is_foreign("method.name", "fedprox+mine:Method"), is_foreign("method.name", "fedprox")
     (True, False)
+    >>> is_foreign("data.name", "D:scans.npz"), is_foreign("model.name", "mine:scans.npz")
+    (False, True)
     """
     return any(_is_foreign(key, piece.strip()) for piece in name.split("+"))
 
 
 def _is_foreign(key: str, name: str) -> bool:
     module, colon, _ = name.partition(":")
-    if not colon or module == GIVEN or name.endswith(FILES):
+    if not colon or module == GIVEN or (key in FILES and name.endswith(FILES[key])):
         return False
     return not f"{module}.".startswith(f"{__package__}.{LIBRARY[key]}.")
 

@@ -815,7 +815,7 @@ def test_no_network_and_no_such_file(server, tmp_path):
     rejected(lambda: download.fetch(Download(server.address + "none.gz", ""), tmp_path), "404", "none.gz", "by hand")
     with serving() as other:
         gone = Download(other.address + "f.gz", "")
-    rejected(lambda: download.fetch(gone, tmp_path), gone.url, "rejected", tmp_path, "by hand")
+    rejected(lambda: download.fetch(gone, tmp_path), gone.url, "refused", tmp_path, "by hand")
 
 
 def tar(entries):

@@ -30,7 +30,7 @@ from fullrank.config.schema import (
 )
 from fullrank.errors import InputError, nearest, not_a_table, sentence
 from fullrank.files import Damaged, check_text
-from fullrank.plugins import GIVEN, is_foreign, reject_untrusted
+from fullrank.plugins import GIVEN, LIBRARY, is_foreign, reject_untrusted
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -119,9 +119,15 @@ class Experiment(Table):
     # Names and differences
 
     def import_paths(self) -> dict[str, str]:
-        """Return the names of data, model and method that refer to code outside the library, by key."""
-        named = {"data.name": self.data.name, "model.name": self.model.name, "method.name": self.method.name}
-        return {key: name for key, name in named.items() if is_foreign(key, name)}
+        """Return the names that refer to code outside the library by key; those of a list are joined by "+"."""
+        found: dict[str, str] = {}
+        for key in LIBRARY:
+            table, _, field = key.partition(".")
+            value = getattr(getattr(self, table), field, "")
+            names = [value] if isinstance(value, str) else [name for name in value if is_foreign(key, name)]
+            if is_foreign(key, name := "+".join(names)):
+                found[key] = name
+        return found
 
     def flat(self) -> dict[str, Any]:
         """Return the dotted keys and values of this run, without hyper-parameters of methods that it does not use."""
