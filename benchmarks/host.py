@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from fullrank.bench import machine, repopt
+import repopt
+from fullrank.bench import machine
 from fullrank.bench.figures import Figure, table
 from fullrank.config.experiment import Experiment
 from fullrank.config.schema import GIVEN

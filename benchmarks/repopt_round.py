@@ -1,8 +1,8 @@
-"""Time and memory of a round in each mode of RepVGG and RepGhost, beside the ratios of FedRepOpt's Table 1.
+"""Time and memory of a round in each mode of RepVGG and RepGhost, with the ratios of FedRepOpt's Table 1.
 
 Run `python benchmarks/repopt_round.py` (CPU-seconds, one thread, a reduced round) or `python
-benchmarks/repopt_round.py --device cuda --json repopt.json`. Modes play in turns, round by round; the mode repopt is
-trained by fedrepopt, the others by fedavg. `--tiny` goes the whole way in seconds.
+benchmarks/repopt_round.py --device cuda --json repopt.json`. The modes alternate round by round; the mode repopt is
+trained by fedrepopt, the others by fedavg. `--tiny` runs everything in seconds, to see that it works.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import argparse
 import sys
 from dataclasses import fields, replace
 
-from fullrank.bench import machine, repopt
+import repopt
+from fullrank.bench import machine
 from fullrank.errors import InputError, RunFailed
 
 

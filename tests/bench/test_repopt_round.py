@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fullrank.bench import repopt
+import repopt
 from fullrank.errors import InputError
 from fullrank.methods.fedrepopt import FedRepOpt, mapped_kernels, multiplier
 from fullrank.models import build

@@ -13,6 +13,7 @@ import torch
 from fullrank._version import __version__
 from fullrank.engine import cores
 from fullrank.errors import InputError, writing
+from fullrank.files import write_atomically
 from fullrank.runs.environment import cpu_name
 
 
@@ -47,9 +48,7 @@ def sentence(facts: dict[str, Any]) -> str:
 
 
 def write_json(path: str | Path, result: object) -> None:
-    """Write a result whole or not at all."""
+    """Write a result as JSON, atomically."""
     target = Path(path)
     with writing(target):
-        scratch = target.with_name(f".{target.name}.part")
-        scratch.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        scratch.replace(target)
+        write_atomically(target, (json.dumps(result, indent=1) + "\n").encode())

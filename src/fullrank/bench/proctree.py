@@ -1,57 +1,53 @@
-"""What a process and everything below it has used, read from /proc: live children count, and dead ones as well."""
+"""CPU time and memory of a process and of all its descendants, with those that have ended."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
+import contextlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from fullrank.errors import InputError
 
-PROC = Path("/proc")
+if TYPE_CHECKING:
+    import psutil
 
 
 def require() -> None:
-    """Refuse to measure where there is no /proc to read."""
-    if not (PROC / "self" / "stat").exists():
-        raise InputError("the CPU benchmark reads /proc, which this system has not; it runs on Linux")
+    """Raise an error on systems that do not count the CPU time of ended children or the shared memory of processes."""
+    try:
+        import psutil
+    except ModuleNotFoundError:
+        raise InputError("the CPU benchmark needs psutil; pip install 'fullrank[bench]'") from None
+    if not psutil.LINUX:
+        raise InputError("the CPU benchmark measures whole process trees, which only Linux counts; run it on Linux")
 
 
-def tree(pid: int) -> list[int]:
-    """A process and all that descend from it, as far as they live."""
-    found, frontier = [pid], [pid]
-    while frontier:
-        for task in (PROC / str(frontier.pop()) / "task").glob("*/children"):
-            below = [int(child) for child in _read(task).split()]
-            found += below
-            frontier += below
-    return found
+def tree(pid: int) -> list[psutil.Process]:
+    """Return a process and all its descendants that are alive."""
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of the whole tree, with that of ended children whose end was awaited."""
-    return sum(map(_ticks, tree(pid))) / os.sysconf("SC_CLK_TCK")
+    """Return the user and system time of the whole tree, including ended children that were waited for."""
+    return _total(pid, lambda process: sum(process.cpu_times()[:4]))
 
 
 def memory(pid: int) -> int:
-    """Bytes that the whole tree holds: pages that several of its processes share count once."""
-    return sum(map(_share, tree(pid)))
+    """Return the memory of the whole tree in bytes; pages that several of its processes share count once."""
+    return int(_total(pid, lambda process: process.memory_full_info().pss))
 
 
-def _ticks(pid: int) -> int:
-    # The command's name, in parentheses, may hold spaces: fields are counted from behind it.
-    fields = _read(PROC / str(pid) / "stat").rpartition(")")[2].split()
-    return sum(int(value) for value in fields[11:15])
+def _total(pid: int, measure: Callable[[Any], float]) -> float:
+    import psutil
 
-
-def _share(pid: int) -> int:
-    for line in _read(PROC / str(pid) / "smaps_rollup").splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    return 0
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:  # it ended meanwhile
-        return ""
+    found = 0.0
+    for process in tree(pid):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # it ended meanwhile
+            found += measure(process)
+    return found

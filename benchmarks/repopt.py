@@ -1,8 +1,8 @@
-"""What a round costs in each mode of a re-parameterisable network, in turns: FedRepOpt's Table 1, time and memory.
+"""Time and memory of a round in each mode of a re-parameterisable network, as in FedRepOpt's Table 1.
 
-Modes play their rounds one after the other, round by round, and a mode is compared with another in the same turn, so
-that a machine that slows down meanwhile slows all. On a CPU the process's CPU time counts, which other processes do
-not stretch as much as the clock's.
+The modes alternate round by round, and a mode is compared with another in the same turn, so that a machine that slows
+down meanwhile slows all of them. On a CPU the CPU time of the process counts, which other processes distort less than
+wall-clock time. `repopt_round.py` is the command.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ MODELS: dict[str, dict[str, Any]] = {
     "repvgg-small": SMALL,
     **{name: {"name": name} for name in ("repvgg-a0", "repvgg-b0", "repvgg-b1", "repghost-0.5")},
 }
-"""What can be measured, by the name that a user gives; the first is made for a CPU."""
+"""The networks that can be measured, by name; the first is small enough for a CPU."""
 PAPER = {
     "repvgg": {"tr": 74, "inf": 46, "csla": 78, "repopt": 47},
     "repghost": {"tr": 57, "inf": 52, "csla": 54, "repopt": 51},
 }
 """Seconds a round in the paper's Table 1 (RepVGG-B1 and RepGhost 0.5×, on six RTX 3090): ratios may be compared."""
 CLASSES = 200
-"""Of TinyImageNet."""
+"""The number of classes of TinyImageNet."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """How much is outcome, and where."""
+    """The size of the measured round, and its device."""
 
     device: str = "cpu"
     clients: int = 2
     samples: int = 64
-    """Of each client."""
+    """Samples per client."""
     batch_size: int = 32
     pixels: int = 64
-    """The side of an image; TinyImageNet's is 64."""
+    """Side length of the images; 64 in TinyImageNet."""
     rounds: int = 10
-    """Of each turn, whose mean counts, after one that warms up."""
+    """Rounds per turn, of which the mean counts, after one round to warm up."""
     repeats: int = 5
 
     def __post_init__(self) -> None:
@@ -70,12 +70,12 @@ class Size:
 
     @property
     def steps(self) -> int:
-        """Of a round."""
+        """Steps per round."""
         return self.clients * (self.samples // self.batch_size)
 
     @property
     def clock(self) -> str:
-        """What is counted."""
+        """The unit of the measured time."""
         return "seconds" if self.device.startswith("cuda") else "CPU-seconds"
 
 
@@ -84,7 +84,7 @@ TINY = Size(clients=1, samples=4, batch_size=4, pixels=32, rounds=1, repeats=1)
 
 
 def experiment(model: str, mode: str, size: Size) -> Experiment:
-    """A mode of a network with the paper's local training; images are random, and not augmented."""
+    """Return the experiment of one mode with the paper's local training, on random images without augmentation."""
     return Experiment.of(
         {
             "data": {"name": GIVEN, "partition": GIVEN, "clients": size.clients},
@@ -106,7 +106,7 @@ def experiment(model: str, mode: str, size: Size) -> Experiment:
 
 
 def federation(size: Size) -> Federation:
-    """Clients with random images."""
+    """Return clients that have random images."""
     noise = torch.Generator().manual_seed(0)
     number = size.clients * size.samples
     x = torch.randint(256, (number, 3, size.pixels, size.pixels), generator=noise, dtype=torch.uint8)
@@ -124,7 +124,7 @@ def measure(
     say: Callable[[str], None] = lambda text: None,
     keep: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
-    """Rounds of each mode of each network; `keep` gets what is known after each turn."""
+    """Measure rounds of each mode of each network; `keep` is called with the results after each turn."""
     modes = list(dict.fromkeys([BASE, *modes]))
     for what, names, known in (("--models", models, list(MODELS)), ("--modes", modes, list(MODES))):
         for name in names:
@@ -147,28 +147,28 @@ def measure(
 
 
 def _turns(model: str, modes: Sequence[str], size: Size, found: dict[str, Any]) -> Iterator[int]:
-    """Play all turns, the order of modes moving on with each round; gives the number of each when it is over."""
+    """Run all turns, rotating the order of the modes in each round; yield the number of each turn after it."""
     clients = federation(size)
-    players = {mode: _Player(experiment(model, mode, size), clients, size.device) for mode in modes}
+    running = {mode: _Mode(experiment(model, mode, size), clients, size.device) for mode in modes}
     try:
-        found["parameters"] = {mode: player.parameters for mode, player in players.items()}
-        for player in players.values():
-            player.play()
+        found["parameters"] = {mode: one.parameters for mode, one in running.items()}
+        for one in running.values():
+            one.run_round()
         for turn in range(size.repeats):
             for rounds in found["rounds"].values():
                 rounds.append([])
             for number in range(size.rounds):
                 for index in range(len(modes)):
                     mode = modes[(index + number) % len(modes)]
-                    found["rounds"][mode][turn].append(players[mode].play())
+                    found["rounds"][mode][turn].append(running[mode].run_round())
             yield turn + 1
     finally:
-        for player in players.values():
-            player.close()
+        for one in running.values():
+            one.close()
 
 
 def compared(rounds: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Any]:
-    """By mode the mean of a turn's rounds, how many times the plain network's, and by how much "repopt" is faster.
+    """Compare the modes: the mean of each turn, its ratio to the plain network, and by how much "repopt" is faster.
 
     >>> found = compared({"inf": [[1.0, 1.0]], "repopt": [[1.0, 1.2]], "tr": [[1.5, 1.8]]})
     >>> round(found["of_inf"]["repopt"]["median"], 2), round(found["repopt_faster"]["tr"]["median"], 1)
@@ -192,12 +192,12 @@ def compared(rounds: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, Any]:
 
 
 def paper_of(model: str) -> dict[str, int]:
-    """The paper's seconds a round for a network's family."""
+    """Return the seconds per round that the paper has for the family of a network."""
     return PAPER[model.partition("-")[0]]
 
 
 def report(result: Mapping[str, Any]) -> str:
-    """The result as a person reads it."""
+    """Format the results as tables."""
     size = Size(**result["size"])
     lines = [machine.sentence(result["machine"])]
     for model, found in result["models"].items():
@@ -237,8 +237,8 @@ def _figure(values: Mapping[str, Any]) -> Figure:
     return Figure(values["median"], values["min"], values["max"], values["n"])
 
 
-class _Player:
-    """One mode with everything that it needs, ready to play round after round."""
+class _Mode:
+    """One mode with its own server and engine."""
 
     def __init__(self, described: Experiment, clients: Federation, device: str):
         self.device = torch.device(device)
@@ -250,8 +250,8 @@ class _Player:
     def parameters(self) -> int:
         return sum(p.numel() for p in self.assembly.network.module.parameters() if p.requires_grad)
 
-    def play(self) -> float:
-        """The seconds of one round's training."""
+    def run_round(self) -> float:
+        """Run one round and return the seconds that it took."""
         synchronise(self.device)
         start = self.clock()
         self.assembly.server.run_round(self.engine)
@@ -266,9 +266,9 @@ class _Player:
 
 
 def peak_in_own_process(model: str, mode: str, size: Size) -> dict[str, int]:
-    """Bytes that a process which plays this mode alone holds at most, and those that it held before: libraries."""
+    """Measure the peak memory in bytes of a process that runs only this mode, and its memory before the first round."""
     task = json.dumps({"model": model, "mode": mode, "size": asdict(size)})
-    done = subprocess.run([sys.executable, "-m", __name__, task], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, __file__, task], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RunFailed(f"the process that measures the memory of {model} {mode} failed", done.stderr)
     found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
@@ -280,9 +280,9 @@ def _mebibytes(found: Mapping[str, int]) -> str:
 
 
 def _resident_at_most() -> int:
-    """Of this process since it began.
+    """Return the peak resident memory of this process in bytes.
 
-    From /proc where there is one: getrusage also counts what the parent held when it started this process.
+    It is read from /proc if possible, because getrusage also counts the memory of the parent at the start.
     """
     status = Path("/proc/self/status")
     for line in status.read_text(encoding="utf-8").splitlines() if status.exists() else ():
@@ -294,20 +294,20 @@ def _resident_at_most() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _alone(model: str, mode: str, size: Size) -> dict[str, int]:
-    """Two rounds of a mode, and the most memory that it took: on a GPU, the GPU's."""
+def _in_this_process(model: str, mode: str, size: Size) -> dict[str, int]:
+    """Run two rounds of a mode and return the peak memory, on a GPU that of the GPU."""
     on_gpu = size.device.startswith("cuda")
     with threads(1):
         clients = federation(size)
         before = 0 if on_gpu else _resident_at_most()
-        player = _Player(experiment(model, mode, replace(size, rounds=1, repeats=1)), clients, size.device)
-        player.play()
-        player.play()
+        one = _Mode(experiment(model, mode, replace(size, rounds=1, repeats=1)), clients, size.device)
+        one.run_round()
+        one.run_round()
         peak = torch.cuda.max_memory_allocated() if on_gpu else _resident_at_most()
-        player.close()
+        one.close()
     return {"peak": peak, "before": before}
 
 
 if __name__ == "__main__":
     given_task = json.loads(sys.argv[1])
-    print(json.dumps(_alone(given_task["model"], given_task["mode"], Size(**given_task["size"]))))
+    print(json.dumps(_in_this_process(given_task["model"], given_task["mode"], Size(**given_task["size"]))))
