@@ -1,24 +1,32 @@
-"""Every method learns: on the embedded digits, split at random, it comes close to plain training."""
+"""Every method learns: a short run on the embedded digits, split at random, reaches a stated accuracy."""
 
 import pytest
 
 import fullrank
+from fullrank import methods
 
-SETTINGS = {"data.partition": "iid", "data.clients": 5, "train.rounds": 10, "train.epochs": 2}
-SETTINGS |= {"train.batch_size": 32, "train.lr": 0.03, "model.width": 8}
+SETTINGS = {"data.partition": "iid", "data.clients": 5, "data.holdout": 0.2, "engine.name": "serial"}
+SETTINGS |= {"train.rounds": 6, "train.epochs": 2, "train.batch_size": 32, "train.lr": 0.05, "model.name": "mlp"}
+OTHER_SETTINGS = {
+    "fedbn": {"model.name": "cnn", "model.width": 8, "model.norm": "batch"},
+    "fedrepopt": {"train.rounds": 10},
+}
+"""What a method needs besides; where it does not work with a perceptron, `tried_on` names a network."""
+REACHED = {"fedavgm": 0.75, "fedadagrad": 0.85, "fedadam": 0.85, "fedyogi": 0.85, "fedproc": 0.75, "fedrepopt": 0.6}
+"""Accuracy that slower methods reach in so few rounds; FedAvg has 0.94, and guessing 0.1."""
+IN_CI = ("fedavg", "scaffold")
+"""One with the reference's step and one with state at clients and server; the others run with the slow tests."""
 
 
-@pytest.fixture(scope="module")
-def fedavg(tmp_path_factory):
-    run = fullrank.run(SETTINGS, tmp_path_factory.mktemp("fedavg"))
-    return run.summary()["accuracy"]["last"]
-
-
-def test_fedavg_learns(fedavg):
-    assert fedavg > 0.9
-
-
-@pytest.mark.parametrize("method", ["fedprox", "feddecorr", "fedprox+feddecorr"])
-def test_others_come_within_five_points_of_fedavg(method, fedavg, tmp_path):
-    run = fullrank.run({**SETTINGS, "method.name": method}, tmp_path)
-    assert run.summary()["accuracy"]["last"] > fedavg - 0.05
+@pytest.mark.parametrize(
+    "name", [name if name in IN_CI else pytest.param(name, marks=pytest.mark.slow) for name in methods.available()]
+)
+def test_every_method_learns(name, tmp_path):
+    network = {f"model.{key}": value for key, value in methods.find(name).tried_on.items()}
+    run = fullrank.run({**SETTINGS, **network, **OTHER_SETTINGS.get(name, {}), "method.name": name}, tmp_path)
+    summary = run.summary()
+    if "accuracy" in summary:
+        reached = summary["accuracy"]["last"]
+    else:  # there is no global model: what clients have after local training
+        reached = summary["personal"]["local"]["mean"]
+    assert reached > REACHED.get(name, 0.9)
