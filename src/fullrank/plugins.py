@@ -58,7 +58,7 @@ class Registry(Generic[T]):
 
     def __init__(self, kind: str, key: str, own: Mapping[str, T], attribute: str = "function", or_else: str = ""):
         self.kind, self.key, self.own = kind, key, own
-        self._attribute, self._or_else = attribute, or_else
+        self.attribute, self._or_else = attribute, or_else
 
     def names(self) -> tuple[str, ...]:
         """Return the names that need no import path: the library's own, then those of entry points."""
@@ -74,13 +74,13 @@ class Registry(Generic[T]):
         if name in self.own:
             return self.own[name]
         if ":" in name:
-            return cast(T, import_object(name, key, self._attribute))
+            return cast(T, import_object(name, key, self.attribute))
         point = self._entry_points().get(name)
         if point is None:
             hint = nearest(name, self.names())
             or_else = f", {self._or_else}" if self._or_else else ""
-            raise InputError(f'{key} = "{name}" is not known; {hint}{or_else}, or "package.module:{self._attribute}"')
-        return cast(T, import_object(point.value, key, self._attribute))
+            raise InputError(f'{key} = "{name}" is not known; {hint}{or_else}, or "package.module:{self.attribute}"')
+        return cast(T, import_object(point.value, key, self.attribute))
 
     def _entry_points(self) -> dict[str, metadata.EntryPoint]:
         return {point.name: point for point in metadata.entry_points(group=f"fullrank.{self.kind}")}

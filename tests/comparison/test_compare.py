@@ -25,8 +25,9 @@ from fullrank.config.experiment import Experiment
 from fullrank.errors import InputError, Interrupted
 from fullrank.files import read_json, write_json
 from fullrank.metrics.evaluate import over_clients
+from fullrank.metrics.measures import Metric, single_numbers
 from fullrank.runs.directory import RunDirectory
-from fullrank.runs.summary import MEASURED, summarise
+from fullrank.runs.summary import measures, summarise
 from killing import assert_equal_outcomes, nothing_changes
 
 compare_module = importlib.import_module(
@@ -274,13 +275,21 @@ def test_wrong_input_gives_one_sentence_and_a_status(case, tmp_path, capsys):
 
 def test_every_measure_of_a_summary_can_be_asked_for():
     stage = over_clients([0.5], [3])
-    scores = (*MEASURED, *(f"validation_{name}" for name in MEASURED), "personal_accuracy")
+    own = Metric("kappa", None)
     totals = ("bytes_up", "bytes_down", "elements_up", "elements_down", "seconds")
-    row = {"round": 1, **dict.fromkeys(scores + totals, 1.0), "skipped": {"0": "why"}}
+    row = {"round": 1, **dict.fromkeys((*measures([own]), *totals), 1.0), "skipped": {"0": "why"}}
     personal = {"received": stage, "local": stage, "personalised": stage}
-    summary = summarise([row], {"personal": personal, "unseen": personal})
-    below = [f"{who}.{name}.{number}" for who in ("personal", "unseen") for name in personal for number in stage]
-    assert {*summary, *below} - {"absent"} == set(comparison.MEASURES)
+    summary = summarise([row], {"personal": personal, "unseen": personal}, [own])
+    metrics = ("", *(f"{metric.key}." for metric in single_numbers([own])[1:]))
+    below = [
+        f"{who}.{name}.{metric}{number}"
+        for who in ("personal", "unseen")
+        for name in personal
+        for metric in metrics
+        for number in stage
+    ]
+    assert {"kappa", "validation_kappa"} <= summary.keys()
+    assert {*summary, *below} - {"absent"} == set(comparison.measures([own]))
 
 
 def test_runs_in_the_folder_of_a_comparison_keep_its_order(tmp_path):

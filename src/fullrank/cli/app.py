@@ -104,7 +104,7 @@ def run(
     table, summary = display.summary_table(finished), finished.summary()
     if table.rows:
         console.print(table)
-    for line in display.personal_lines(summary):
+    for line in display.personal_lines(summary, finished.asked):
         print(line)
     for measure, reason in summary["absent"].items():
         if measure == "personal":

@@ -19,8 +19,8 @@ from fullrank.comparison.compare import compare
 from fullrank.comparison.parallel import Onlooker, Task
 from fullrank.comparison.table import Comparison, Row, compare_runs
 from fullrank.errors import InputError, Interrupted
+from fullrank.metrics.measures import single_numbers
 from fullrank.runs.display import PAUSE, STAGES, Pace, amiss, averaged, clock, counted, scores, setting
-from fullrank.runs.summary import LOWER_IS_BETTER
 
 WIDE = 10_000
 
@@ -49,7 +49,12 @@ def compare_command(
     ] = 0,
     measure: Annotated[
         str,
-        typer.Option("--measure", metavar="NAME", help="Measure to compare: accuracy, loss, personal, bytes_up …"),
+        typer.Option(
+            "--measure",
+            metavar="NAME",
+            help=f"Measure to compare: {', '.join(metric.key for metric in single_numbers())}, another metric of "
+            "evaluate.metrics, personal, bytes_up …",
+        ),
     ] = "accuracy",
     value: Annotated[
         str,
@@ -333,7 +338,7 @@ def _title(found: Comparison) -> str:
     words = {"accuracy": "test accuracy", "loss": "test loss", "personal": "accuracy on the clients' held-out samples"}
     words["personal_accuracy"] = f"personal accuracy {STAGES['local']}"
     name = words.get(measure, measure.replace("_", " "))
-    unit = " in percent" if _is_share(measure) else ""
+    unit = " in percent" if found.is_share else ""
     value = f", {values[found.value]}" if found.has_values else ""
     stages = found.stages()
     stage = f", {STAGES[stages[0]]}" if stages else ""
@@ -377,15 +382,9 @@ def _difference(row: Row, show: Show) -> str:
     return f"{text} ({show(difference.low, True)} to {show(difference.high, True)})"
 
 
-def _is_share(measure: str) -> bool:
-    first, *below = measure.split(".")
-    of_clients = first in ("personal", "unseen") and not {"clients", *LOWER_IS_BETTER} & set(below)
-    return measure.endswith("accuracy") or of_clients
-
-
 def _numbers(found: Comparison) -> Show:
     """Return the format of a measure: fractions in percent, other values with digits that fit their size."""
-    if _is_share(found.measure):
+    if found.is_share:
         # + 0.0: a value that rounds to zero has no sign
         return lambda value, signed: f"{round(100 * value, 2) + 0.0:{'+' if signed else ''}.2f}"
     large = any(abs(value) >= 1000 for row in found.rows() for value in row.values.values())

@@ -6,7 +6,7 @@ import inspect
 import json
 import textwrap
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
@@ -16,7 +16,7 @@ from rich.markup import escape
 
 from fullrank.cli.options import AsJson
 from fullrank.config.experiment import Experiment
-from fullrank.config.schema import Table
+from fullrank.config.schema import NameIn, Table
 from fullrank.errors import InputError, nearest
 
 TYPES = {bool: "true or false", int: "integer", float: "float", str: "string"}
@@ -102,26 +102,34 @@ def _facts(field: FieldInfo) -> dict[str, Any]:
     return {
         "what": " ".join((field.description or "").split()),
         "default": field.default,
-        "values": list(_choices(field.annotation)),
-        "type": ", ".join([_type(field.annotation), *_bounds(field)]),
+        "values": [*_choices(field.annotation), *(name for mark in field.metadata for name in _choices(mark))],
+        "type": ", ".join([_type(field.annotation, field.metadata), *_bounds(field)]),
     }
 
 
 def _choices(annotation: Any) -> Iterator[Any]:
-    """Yield the values that a type allows, at any depth."""
+    """Yield the values that a type allows, at any depth; those of a registry are the names that need no import path."""
     if get_origin(annotation) is Literal:
         yield from get_args(annotation)
+        return
+    if isinstance(annotation, NameIn):
+        yield from annotation.registry.names()
         return
     for part in get_args(annotation):
         yield from _choices(part)
 
 
-def _type(annotation: Any) -> str:
-    """Describe a type in the words of TOML.
+def _type(annotation: Any, metadata: Iterable[Any] = ()) -> str:
+    """Describe a type, with what is annotated of it, in the words of TOML.
 
     >>> _type(Literal["auto", "none"] | list[str])
     'auto, none or list of strings'
     """
+    if registries := [mark.registry for mark in metadata if isinstance(mark, NameIn)]:
+        return _listed([*registries[0].names(), f'"package.module:{registries[0].attribute}"'])
+    if get_origin(annotation) is Annotated:
+        inner, *marks = get_args(annotation)
+        return _type(inner, marks)
     if get_origin(annotation) is Literal:
         return _listed([str(value) for value in get_args(annotation)])
     if get_origin(annotation) in (Union, types.UnionType):
@@ -130,7 +138,7 @@ def _type(annotation: Any) -> str:
         return _listed([*choices, *others])
     if get_origin(annotation) is list:
         (item,) = get_args(annotation)
-        return f"list of {TYPES[item]}s" if item in TYPES else f"any of {', '.join(map(str, _choices(item)))}"
+        return f"list of {TYPES[item]}s" if item in TYPES else f"any of {_type(item)}"
     return TYPES.get(annotation, "table")
 
 

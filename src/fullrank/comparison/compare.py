@@ -51,11 +51,11 @@ def compare(
     >>> [row["method"] for row in found.table()]
     ['fedavg', 'fedprox']
     """
-    check_measure(measure)
     check_value(value)
     if jobs < 0:
         raise InputError(f"jobs = {jobs}: must be at least 0 (one per core)")
     planned = _planned(experiment, _checked_methods(methods), _checked_seeds(seeds))
+    check_measure(measure, next(iter(planned.values())))
     folder = Path(out) if out is not None else _named_after(planned)
     if RunDirectory(folder).started:
         raise InputError(f'"{folder}" is a run itself; a comparison holds several, so choose another directory')

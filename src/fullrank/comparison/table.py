@@ -1,4 +1,4 @@
-"""Complete runs side by side: whether they can be compared, and what they say about their methods."""
+"""Comparisons of complete runs: whether they can be compared, and the table of their results."""
 
 from __future__ import annotations
 
@@ -14,18 +14,14 @@ from fullrank._version import __version__
 from fullrank.comparison.intervals import interval, std
 from fullrank.config.experiment import Experiment, same
 from fullrank.errors import InputError, nearest
+from fullrank.metrics.measures import ALWAYS, DOMAIN_ACCURACY, METRICS, Metric, find_metrics, single_numbers
 from fullrank.plugins import GIVEN
 from fullrank.runs.directory import RunDirectory, read_json
 from fullrank.runs.result import Run, load_run
-from fullrank.runs.summary import MEASURED
+from fullrank.runs.summary import measures as metrics_by_key
 
-MEASURES = (
-    *MEASURED,
-    *(f"validation_{name}" for name in MEASURED),
+OTHER_MEASURES = (
     "validated_round",
-    "personal_accuracy",
-    "personal",
-    "unseen",
     "bytes_up",
     "bytes_down",
     "elements_up",
@@ -33,14 +29,10 @@ MEASURES = (
     "seconds",
     "rounds",
     "skipped",
-    *(
-        f"{clients}.{stage}.{number}"
-        for clients in ("personal", "unseen")
-        for stage in ("received", "local", "personalised")
-        for number in ("mean", "weighted", "std", "worst_decile", "clients")
-    ),
 )
-"""What a run's summary can hold (`summary.py`)."""
+"""Measures of a run that are no metrics of predictions."""
+OF_CLIENTS = ("personal", "unseen")
+"""Measures of the clients' own models."""
 VALUES = ("last5", "last", "best", "validated", "final")
 CONFIDENCE = 0.95
 ENOUGH_SEEDS = 3
@@ -109,9 +101,11 @@ class Comparison:
         summaries = [run.summary() for run in self.runs.values()]
         if not any(_is_known(summary, self.measure) for summary in summaries):
             known = [
-                name for name in MEASURES if any(_look(summary, name, "last")[0] is not None for summary in summaries)
+                name
+                for name in measures(self.asked)
+                if any(_look(summary, name, "last")[0] is not None for summary in summaries)
             ]
-            raise InputError(f'no run has the measure "{self.measure}"; {nearest(self.measure, known)}')
+            raise InputError(f'no run has the measure "{self.measure}"; {_nearest(self.measure, known)}')
 
     @property
     def methods(self) -> tuple[str, ...]:
@@ -127,6 +121,21 @@ class Comparison:
     def experiment(self) -> Experiment:
         """The first run's; the others differ from it in method and seed alone."""
         return next(iter(self.runs.values())).experiment
+
+    @property
+    def asked(self) -> Sequence[Metric]:
+        """The metrics that the runs were asked for."""
+        return next(iter(self.runs.values())).asked
+
+    @property
+    def is_share(self) -> bool:
+        """Whether the measure is a share, which is shown in per cent."""
+        first, *below = self.measure.split(".")
+        metrics = metrics_by_key(self.asked)
+        if first not in OF_CLIENTS:
+            return first in metrics and metrics[first].is_share
+        metric = next((metrics[step] for step in below if step in metrics), metrics["accuracy"])
+        return metric.is_share and below[-1:] != ["clients"]
 
     @property
     def has_values(self) -> bool:
@@ -386,11 +395,46 @@ def _shortened(one: str, two: str) -> str:
 # What a run says
 
 
-def check_measure(measure: str) -> None:
-    """Reject a measure that no run can have, before any is run."""
+def measures(metrics: Sequence[Metric] = ()) -> tuple[str, ...]:
+    """Return everything of a run's summary that can be compared.
+
+    Args:
+        metrics: The metrics that the runs were asked for, if they are not the library's.
+    """
+    numbers = ("mean", "weighted", "std", "worst_decile", "clients")
+    keys = ("", *(f"{metric.key}." for metric in single_numbers(metrics) if metric.key != "accuracy"))
+    return (
+        *metrics_by_key(metrics),
+        *OTHER_MEASURES,
+        *OF_CLIENTS,
+        *(
+            f"{clients}.{stage}.{key}{number}"
+            for clients in OF_CLIENTS
+            for stage in ("received", "local", "personalised")
+            for key in keys
+            for number in numbers
+        ),
+    )
+
+
+def check_measure(measure: str, experiment: Experiment) -> None:
+    """Reject a measure that no run of an experiment can have, before any is run."""
+    asked = find_metrics(experiment.evaluate.metrics)
+    known = measures(asked)
     first = measure.split(".")[0]
-    if measure not in MEASURES and (first not in MEASURES or first in ("personal", "unseen")):
-        raise InputError(f'there is no measure "{measure}"; {nearest(measure, MEASURES)}')
+    if measure not in known and (first not in known or first in OF_CLIENTS):
+        raise InputError(f'there is no measure "{measure}"; {_nearest(measure, known)}')
+    metrics = metrics_by_key(asked)
+    computed = {*ALWAYS, DOMAIN_ACCURACY.key, *(metric.key for metric in asked)}
+    for step in measure.split("."):
+        if step in metrics and (key := metrics[step].key) not in computed:
+            name = next(name for name, metric in METRICS.own.items() if metric.key == key)
+            raise InputError(f'no run would have the measure "{measure}"; add "{name}" to {METRICS.key}')
+
+
+def _nearest(measure: str, known: Sequence[str]) -> str:
+    """Return a clause with the nearest measure, or with all measures except the many of the clients' own models."""
+    return nearest(measure, known, "known: " + ", ".join(sorted(name for name in known if "." not in name)))
 
 
 def check_value(value: str) -> None:
@@ -425,7 +469,10 @@ def _is_known(summary: Mapping[str, Any], measure: str) -> bool:
 
 
 def _family(measure: str) -> str:
-    """The measure under which a summary says why there is none: what evaluates the global model is absent together."""
+    """Return the measure under which a summary has the reason why this one is absent.
+
+    The metrics of the global model are absent together, under the name of the accuracy.
+    """
     first = measure.split(".")[0]
     return "accuracy" if first == "loss" else first
 

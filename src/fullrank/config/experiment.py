@@ -30,6 +30,7 @@ from fullrank.config.schema import (
 )
 from fullrank.errors import InputError, nearest, not_a_table, sentence
 from fullrank.files import Damaged, check_text
+from fullrank.metrics.measures import find_metrics
 from fullrank.plugins import GIVEN, LIBRARY, is_foreign, reject_untrusted
 
 if sys.version_info >= (3, 11):
@@ -68,15 +69,22 @@ class Experiment(Table):
 
     @model_validator(mode="after")
     def _resolvable(self) -> Experiment:
-        """Check that the method and the model exist and accept these options."""
+        """Check that the model, the method, the criterion and the metrics exist and accept these options."""
         try:
             if self._looks_up(self.model.name):
                 models.check_options(self.model.name, models.builder(self.model.name), self.model.options)
-            if self._looks_up(self.method.name):
-                methods.build(self.method.name, **self.method.tables)
+            self._check_functions()
         except InputError as problem:
             raise ValueError(str(problem)) from problem
         return self
+
+    def _check_functions(self) -> None:
+        """Check that the method, its criterion and the metrics can be found."""
+        method = methods.Method()
+        if self._looks_up(self.method.name):
+            method = methods.build(self.method.name, **self.method.tables)
+        methods.Composition(method, self.train.criterion)
+        find_metrics(self.evaluate.metrics)
 
     def _looks_up(self, name: str) -> bool:
         """Whether the name of a model or method must be resolved."""
@@ -234,6 +242,11 @@ class Recorded(Experiment):
         assert isinstance(changed, Recorded)
         changed._path, changed._trusted = self._path, self._trusted
         return changed
+
+    def _check_functions(self) -> None:
+        """Check the method only: criterion and metrics are imported, and thereby checked, when the run is opened."""
+        if self._looks_up(self.method.name):
+            methods.build(self.method.name, **self.method.tables)
 
     def _looks_up(self, name: str) -> bool:
         return super()._looks_up(name) and ":" not in name

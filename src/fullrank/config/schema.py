@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from fullrank.errors import nearest
-from fullrank.plugins import GIVEN
+from fullrank.metrics.measures import METRICS
+from fullrank.objectives.criteria import CRITERIA, CROSS_ENTROPY
+from fullrank.plugins import GIVEN, Registry
 
 Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 NotNegative: TypeAlias = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
@@ -20,6 +23,13 @@ VARIANTS = {
 }
 LARGEST = 2**53
 """Integers up to this one are exact as floating-point numbers as well."""
+
+
+@dataclass(frozen=True)
+class NameIn:
+    """Marks a string of an experiment as a name of a registry; `fullrank keys` lists the names of the registry."""
+
+    registry: Registry[Any]
 
 
 class Table(BaseModel):
@@ -185,6 +195,9 @@ class Train(Table):
     their names."""
     clip_norm: NotNegative = 0.0
     """Maximum norm of the gradient; larger gradients are clipped. 0 disables clipping."""
+    criterion: Annotated[str, NameIn(CRITERIA)] = ""
+    """Loss of local training that replaces cross-entropy: a function of logits and labels that returns a scalar tensor.
+    If empty, the method's own or cross-entropy. Evaluation reports the cross-entropy in any case."""
     label_smoothing: Share = 0.0
     """Label smoothing of the cross-entropy, as in torch.nn.CrossEntropyLoss."""
     optimizer_state: Literal["fresh", "keep"] = "fresh"
@@ -198,6 +211,11 @@ class Train(Table):
             raise ValueError('train.decay_every = 0: the schedule "step" needs a number of rounds, 1 at least')
         if self.nesterov and not (self.momentum and self.optimizer == "sgd"):
             raise ValueError("train.nesterov = true: needs sgd with momentum above 0")
+        if self.label_smoothing and self.criterion not in CROSS_ENTROPY:
+            raise ValueError(
+                f"train.label_smoothing = {self.label_smoothing}: smooths the labels of cross-entropy, which "
+                f'train.criterion = "{self.criterion}" replaces; set one of them only'
+            )
         return self
 
     @model_validator(mode="after")
@@ -239,10 +257,10 @@ class Evaluate(Table):
     personal: Literal["never", "end", "every"] = "end"
     """When the clients' own models are evaluated on their held-out samples (`data.holdout`): never, at the end, or in
     every round."""
-    metrics: list[
-        Literal["accuracy", "loss", "balanced-accuracy", "macro-f1", "auroc", "top5", "calibration", "per-class"]
-    ] = ["accuracy", "loss"]
-    """Metrics of every evaluation."""
+    metrics: list[Annotated[str, NameIn(METRICS)]] = ["accuracy", "loss"]
+    """Metrics of every evaluation. A function of scores (N, C) and labels (N,) returns a number, a list of numbers or
+    None, and its values have its own name; it can have the attributes lower_is_better and is_share. Accuracy and loss
+    are always computed."""
 
 
 class ProbeTable(Table):

@@ -18,6 +18,7 @@ from fullrank.local.loop import Eager, Samples, StepperOf
 from fullrank.local.settings import Schedule, Settings
 from fullrank.methods._compose import Composition, defines
 from fullrank.metrics.evaluate import evaluate
+from fullrank.metrics.measures import Metric
 from fullrank.models.entries import Entries
 from fullrank.models.net import Output
 from fullrank.models.network import Network
@@ -105,7 +106,7 @@ class Site:
         keep_optimiser: bool,
         seed: int,
         device: torch.device,
-        metrics: Sequence[str] = (),
+        metrics: Sequence[Metric] = (),
     ):
         network.still = tuple(name for name in network.buffer_names if name in entries.frozen)
         network.settle()

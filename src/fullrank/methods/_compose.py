@@ -9,6 +9,7 @@ from typing import Any
 
 from fullrank.errors import Conflict, InputError
 from fullrank.methods._method import Method
+from fullrank.objectives.criteria import CRITERIA, find_criterion
 
 RESERVED = ("criterion", "drift", "fit", "grad_norm", "model", "optimizer")
 """What no method can be called: clients keep other things than its state there, or metrics count other things."""
@@ -61,11 +62,25 @@ _WHAT = {
 
 
 class Composition:
-    """The hooks of a method's parts, each kind in the order in which it runs."""
+    """The hooks of a method's parts, each kind in the order in which it runs.
 
-    def __init__(self, method: Method):
+    Args:
+        method: The method, or several of them composed.
+        criterion: The name of the criterion that replaces cross-entropy, as in `train.criterion`; empty for none.
+
+    Raises:
+        Conflict: If a criterion is named and a part of the method has its own.
+    """
+
+    def __init__(self, method: Method, criterion: str = ""):
         self.method = method
         self.parts = method.parts
+        if criterion and (owners := self.defined("criterion")):
+            raise Conflict(
+                f'{CRITERIA.key} = "{criterion}" cannot be combined with the method "{owners[0].name}", which has its '
+                f"own {_WHAT['criterion']}; leave {CRITERIA.key} empty or take another method"
+            )
+        self._criterion = find_criterion(criterion)
         self.correct: set[str] = set()
         """The parts whose gradient corrections are known to return gradients."""
         if taken := [part.name for part in self.parts if part.name in RESERVED]:
@@ -75,7 +90,12 @@ class Composition:
             )
 
     def exclusive(self, hook: str) -> tuple[Method, Callable[..., Any]]:
-        """The part that defines an exclusive hook (else the first, with FedAvg's) and the hook itself."""
+        """Return the part that defines an exclusive hook, or the first part with the hook of FedAvg, and the hook.
+
+        A criterion that the experiment names takes the place of FedAvg's.
+        """
+        if hook == "criterion" and (criterion := self._criterion) is not None:
+            return self.parts[0], lambda b: criterion(b.logits, b.y)
         part = next((part for part in self.parts if defines(part, hook)), self.parts[0])
         return part, getattr(type(part), hook).__get__(part)  # of the class: a hyper-parameter may have the same name
 

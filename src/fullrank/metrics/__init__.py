@@ -1,1 +1,1 @@
-"""Measures of predictions, and evaluation in batches."""
+"""Metrics of predictions, and evaluation in batches."""

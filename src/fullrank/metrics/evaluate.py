@@ -1,4 +1,4 @@
-"""How good predictions are: of one model on a set of samples, and of many clients' models together."""
+"""Evaluation of predictions: of one model on a set of samples, and of the models of many clients together."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import torch
 from torch import Tensor
 
 from fullrank.data.augment.pipeline import Pipeline
-from fullrank.metrics.measures import MEASURES
+from fullrank.metrics.measures import ALWAYS, DOMAIN_ACCURACY, METRICS, SUFFIX, Metric
 
 ON_A_GPU, ELSEWHERE = 512, 128
-"""Samples of a batch in evaluation: a GPU wants many, a CPU as many as its caches hold."""
+"""Batch sizes of evaluation: large for a GPU, and what fits the caches of a CPU."""
 
 DEAD = 1e-6
-"""A feature is dead if its range is at most this share of the widest feature's: after a ReLU, if it is always 0."""
+"""A feature is dead if its range is at most this fraction of the widest feature's: after a ReLU, if it is always 0."""
 
 DYING, DEAD_ALREADY = 0.25, 0.75
-"""For a warning: the share of the features once alive that have died since, or the share of all that are dead."""
+"""A warning is given from these shares of dead features on: among those that were alive once, or among all."""
 
 Scores = Callable[[Tensor, Tensor], Tensor]
-"""Scores (N, C) of a batch of prepared inputs; the labels are there for those who build a whole batch."""
+"""A function from a batch of prepared inputs and its labels to scores (N, C)."""
 
 
 @torch.no_grad()
@@ -33,41 +33,61 @@ def evaluate(
     y: Tensor,
     prepare: Pipeline,
     dtype: torch.dtype,
-    metrics: Sequence[str] = (),
+    metrics: Sequence[Metric] = (),
     domain: Tensor | None = None,
     batch_size: int = 0,
 ) -> dict[str, Any]:
-    """Share of samples whose largest score is their class, and mean cross-entropy; no augmentation.
+    """Evaluate a model on samples, in batches and without augmentation.
 
-    `metrics` are further measures by the names of `evaluate.metrics`. Where samples come from domains, also the
-    accuracy in each, and its plain mean over them. Without a batch size, the device's.
+    Args:
+        scores: The model.
+        x: The samples.
+        y: Their labels (N,).
+        prepare: Converts samples into inputs of the model.
+        dtype: The floating-point type of the inputs.
+        metrics: Metrics in addition to accuracy and cross-entropy.
+        domain: The domain of each sample (N,), if samples come from domains.
+        batch_size: The number of samples per batch; 0 chooses it for the device.
+
+    Returns:
+        The value of each metric by its key, always with accuracy and loss. With domains, each metric that is a number
+        also by domain (`accuracy_by_domain`), and the mean of the accuracies of the domains.
     """
     loss = torch.zeros((), dtype=torch.float64, device=y.device)
     right: list[Tensor] = []
     kept: list[Tensor] = []
-    wanted = [name for name in metrics if name in MEASURES]
+    others = [metric for metric in metrics if metric.key not in ALWAYS]
     for some, live in batches(len(y), batch_size or at_once(y.device), y.device):
         given = scores(prepare(x[some], None, dtype), y[some])[:live]
         truth = y[some[:live]]
         right.append(given.argmax(1) == truth)
         loss += torch.nn.functional.cross_entropy(given, truth, reduction="sum").double()
-        if wanted:
+        if others or domain is not None:
             kept.append(given)
     hits = torch.cat(right)
     number, total = torch.stack([hits.sum().double(), loss]).tolist()  # one transfer from a GPU, not two
     found: dict[str, Any] = {"accuracy": number / len(y), "loss": total / len(y)}
-    for name in wanted:
-        key, measure = MEASURES[name]
-        found[key] = measure(torch.cat(kept), y)
+    for metric in others:
+        assert metric.function is not None
+        found[metric.key] = metric.function(torch.cat(kept), y)
     if domain is not None:
-        places = [(int(k), domain == k) for k in torch.unique(domain).tolist()]
-        found["accuracy_by_domain"] = {str(k): int(hits[here].sum()) / int(here.sum()) for k, here in places}
-        found["domain_accuracy"] = float(np.mean(list(found["accuracy_by_domain"].values())))
+        numbers = [metric for metric in others if not isinstance(found[metric.key], list)]
+        found |= _by_domain([*(METRICS.own[key] for key in ALWAYS), *numbers], torch.cat(kept), y, domain)
+    return found
+
+
+def _by_domain(metrics: Sequence[Metric], scores: Tensor, y: Tensor, domain: Tensor) -> dict[str, Any]:
+    places = [(str(int(k)), domain == k) for k in torch.unique(domain).tolist()]
+    found: dict[str, Any] = {}
+    for metric in metrics:
+        assert metric.function is not None
+        found[f"{metric.key}{SUFFIX}"] = {k: metric.function(scores[here], y[here]) for k, here in places}
+    found[DOMAIN_ACCURACY.key] = float(np.mean(list(found[f"accuracy{SUFFIX}"].values())))
     return found
 
 
 class FeatureRange:
-    """The smallest and the largest value of each feature, over batches of a representation z (N, d).
+    """Tracks the smallest and the largest value of each feature over batches of a representation z (N, d).
 
     >>> seen = FeatureRange()
     >>> seen.add(torch.tensor([[0.0, 1.0, 2.0], [0.0, 3.0, 2.0]]))
@@ -81,13 +101,13 @@ class FeatureRange:
         self._high: Tensor | None = None
 
     def add(self, z: Tensor) -> None:
-        """Take a batch into account; nothing is read back from the device."""
+        """Add a batch; nothing is read back from the device."""
         low, high = z.amin(0), z.amax(0)  # a tenth of the time of torch.aminmax with a dimension
         self._low = low if self._low is None else torch.minimum(self._low, low)
         self._high = high if self._high is None else torch.maximum(self._high, high)
 
     def dead_share(self) -> float:
-        """Share of the features that are constant over all samples, to one millionth of the widest feature's range."""
+        """Return the share of features that are constant over all samples (see `DEAD`)."""
         if self._low is None or self._high is None:
             return 0.0
         spread = self._high - self._low
@@ -95,11 +115,12 @@ class FeatureRange:
 
 
 def dying(shares: Sequence[float]) -> bool:
-    """Whether the last of these shares of dead features is the first that calls for a warning.
+    """Return whether the last of these shares of dead features is the first that requires a warning.
 
-    One does if a quarter of the features that were alive at the evaluation with the fewest dead ones have died since,
-    or if three quarters of all are dead, as when they died in the first round. Fewer dead features by themselves mean
-    little: a fresh network has some, more of them the wider it is and the smaller the test set.
+    A warning is required if a quarter of the features that were alive at the evaluation with the fewest dead ones have
+    died since, or if three quarters of all features are dead, for example because they died in the first round. Fewer
+    dead features mean little: a network has some when it is initialised, and it has more the wider it is and the
+    smaller the test set.
 
     >>> dying([0.21, 0.04, 0.05]), dying([0.2, 0.1, 0.4]), dying([0.2, 0.1, 0.4, 0.5])
     (False, True, False)
@@ -110,15 +131,15 @@ def dying(shares: Sequence[float]) -> bool:
 
 
 def at_once(device: torch.device) -> int:
-    """How many samples are evaluated at once on a device."""
+    """Return the batch size of evaluation on a device."""
     return ON_A_GPU if device.type == "cuda" else ELSEWHERE
 
 
 def batches(number: int, size: int, device: torch.device) -> Iterator[tuple[Tensor, int]]:
-    """Positions of so many samples in batches for evaluation, and how many of each batch count.
+    """Yield the positions of samples in batches, and how many positions of each batch count.
 
-    On a GPU all batches have the same size, the last filled up with its last sample: a library of convolutions plans
-    anew for every shape that it meets, for seconds, and in evaluation no sample knows of another.
+    On a GPU all batches have the same size, and the last is filled up with its last sample: for each new shape, cuDNN
+    takes seconds to choose its algorithms, and in evaluation no sample depends on another.
 
     >>> [(some.tolist(), live) for some, live in batches(3, 2, torch.device("cpu"))]
     [([0, 1], 2), ([2], 1)]
@@ -130,10 +151,15 @@ def batches(number: int, size: int, device: torch.device) -> Iterator[tuple[Tens
 
 
 def over_clients(values: Sequence[float], samples: Sequence[int], lower_is_better: bool = False) -> dict[str, Any]:
-    """A measure over clients: plain and sample-weighted mean, standard deviation, mean of the worst tenth.
+    """Return the plain and sample-weighted mean of a metric over clients, its deviation, and its worst decile.
 
-    The clients are the whole population, so the deviation is divided by their number; the worst tenth is one client
-    at least, with the highest values where lower is better.
+    The clients are the whole population, so the variance is divided by their number. The worst decile is the mean over
+    the worst tenth of the clients, of at least one client.
+
+    Args:
+        values: The value of each client.
+        samples: The number of samples on which each client was evaluated.
+        lower_is_better: Whether the highest values are the worst.
 
     >>> over_clients([0.5, 1.0], [30, 10])["weighted"]
     0.625

@@ -1,72 +1,98 @@
-"""What can be said of a classifier's scores (N, C) beside accuracy: also for classes of very unequal size.
+"""The metrics: functions of a classifier's scores (N, C) and labels (N,), and the registry of all of them.
 
-Pure functions of scores and labels, on any device. Formulas follow scikit-learn's where it has them.
+The functions are pure and work on any device. Formulas follow scikit-learn's where it has them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import numbers
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from fullrank.errors import InputError
+from fullrank.plugins import Registry, called
+
+Value: TypeAlias = float | list[float | None] | None
+"""What a metric returns: a number, a list with one number per class, or None where it is not defined."""
+
 BINS = 15
-"""Of the expected calibration error, as in Guo et al. 2017."""
+"""Number of bins of the expected calibration error, as in Guo et al. 2017."""
 
 
-def confusion(scores: Tensor, y: Tensor) -> Tensor:
-    """How many samples of each class (rows) were taken for each class (columns).
+def accuracy(scores: Tensor, labels: Tensor) -> float:
+    """Return the share of samples whose class has the highest score; of equal scores the lower class comes first.
+
+    >>> accuracy(torch.eye(2)[[0, 1, 1]], torch.tensor([0, 1, 0]))
+    0.6666666666666666
+    """
+    return int((scores.argmax(1) == labels).sum()) / len(labels)
+
+
+def loss(scores: Tensor, labels: Tensor) -> float:
+    """Return the mean cross-entropy."""
+    return float(F.cross_entropy(scores, labels, reduction="sum").double()) / len(labels)
+
+
+def confusion(scores: Tensor, labels: Tensor) -> Tensor:
+    """Count the samples of each class (rows) that are predicted as each class (columns).
 
     >>> confusion(torch.tensor([[2.0, 1.0], [0.0, 1.0], [3.0, 0.0]]), torch.tensor([0, 1, 1])).tolist()
     [[1, 0], [1, 1]]
     """
-    return counted_pairs(y, scores.argmax(1), scores.shape[1])
+    return counted_pairs(labels, scores.argmax(1), scores.shape[1])
 
 
 def counted_pairs(rows: Tensor, columns: Tensor, classes: int) -> Tensor:
-    """How often each pair of classes occurs."""
+    """Count how often each pair of classes occurs."""
     return torch.bincount(rows * classes + columns, minlength=classes * classes).view(classes, classes)
 
 
-def recalls(scores: Tensor, y: Tensor) -> list[float | None]:
-    """The share of each class's samples that was recognised; None for a class without samples."""
-    table = confusion(scores, y)
+def recalls(scores: Tensor, labels: Tensor) -> list[float | None]:
+    """Return the recall of each class; None for a class without samples."""
+    table = confusion(scores, labels)
     counts, right = table.sum(1).tolist(), table.diagonal().tolist()
     return [hit / count if count else None for hit, count in zip(right, counts, strict=True)]
 
 
-def balanced_accuracy(scores: Tensor, y: Tensor) -> float:
-    """The mean recall over the classes that occur.
+def balanced_accuracy(scores: Tensor, labels: Tensor) -> float:
+    """Return the mean recall over the classes that occur.
 
     >>> balanced_accuracy(torch.eye(3)[[0, 0, 0, 1, 1, 1, 2]], torch.tensor([0, 0, 0, 0, 1, 1, 2]))
     0.9166666666666666
     """
-    found = [recall for recall in recalls(scores, y) if recall is not None]
+    found = [recall for recall in recalls(scores, labels) if recall is not None]
     return sum(found) / len(found)
 
 
-def macro_f1(scores: Tensor, y: Tensor) -> float:
-    """The mean of 2TP / (2TP + FP + FN) over the classes that occur among labels or predictions."""
-    table = confusion(scores, y).double()
+def macro_f1(scores: Tensor, labels: Tensor) -> float:
+    """Return the mean of 2TP / (2TP + FP + FN) over the classes that occur among labels or predictions."""
+    table = confusion(scores, labels).double()
     hits, given, taken = table.diagonal(), table.sum(1), table.sum(0)
     occurs = (given + taken) > 0
     return float((2 * hits[occurs] / (given + taken)[occurs]).mean())
 
 
-def auroc(scores: Tensor, y: Tensor) -> float | None:
-    """One against the rest: how likely a sample of a class scores higher for it than one of the others, ties half.
+def auroc(scores: Tensor, labels: Tensor) -> float | None:
+    """Return the mean area under the ROC curve of each class against the rest, on softmax probabilities.
 
-    On softmax probabilities, as a mean over the classes with samples on both sides; None where there is no such class.
+    The area is the probability that a sample of the class has a higher probability of it than a sample of another
+    class; ties count half. The mean is over the classes that have samples and lack samples; None without such a class.
     """
     probabilities = scores.double().softmax(1)
-    found = [_area(probabilities[:, c], y == c) for c in range(scores.shape[1])]
+    found = [_area(probabilities[:, c], labels == c) for c in range(scores.shape[1])]
     areas = [area for area in found if area is not None]
     return sum(areas) / len(areas) if areas else None
 
 
 def _area(score: Tensor, positive: Tensor) -> float | None:
-    """By ranks (Mann and Whitney): equal scores share the mean of their ranks."""
+    """Compute the area from ranks (Mann and Whitney); equal scores have the mean of their ranks."""
     count = int(positive.sum())
     if count in (0, len(score)):
         return None
@@ -76,22 +102,30 @@ def _area(score: Tensor, positive: Tensor) -> float | None:
     return above / (count * (len(score) - count))
 
 
-def top(k: int, scores: Tensor, y: Tensor) -> float:
-    """The share of samples whose class is among the k highest scores; of equal scores the lower class comes first."""
-    own = scores.gather(1, y[:, None])
-    lower = torch.arange(scores.shape[1], device=scores.device) < y[:, None]
+def top(k: int, scores: Tensor, labels: Tensor) -> float:
+    """Return the share of samples whose class is among the k highest scores; ties are resolved as by `accuracy`."""
+    own = scores.gather(1, labels[:, None])
+    lower = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]
     ahead = (scores > own) | ((scores == own) & lower)
     return float((ahead.sum(1) < k).double().mean())
 
 
-def calibration_error(scores: Tensor, y: Tensor, bins: int = BINS) -> float:
-    """Expected calibration error: |accuracy − confidence| by bins of the highest probability, weighted by samples."""
+def top5(scores: Tensor, labels: Tensor) -> float:
+    """Return the share of samples whose class is among the 5 highest scores."""
+    return top(5, scores, labels)
+
+
+def calibration_error(scores: Tensor, labels: Tensor, bins: int = BINS) -> float:
+    """Return the expected calibration error.
+
+    It is the mean of |accuracy − confidence| over bins of the highest probability, weighted by their samples.
+    """
     confidence, predicted = scores.double().softmax(1).max(1)
-    return binned_error(confidence, (predicted == y).double(), bins)
+    return binned_error(confidence, (predicted == labels).double(), bins)
 
 
 def binned_error(confidence: Tensor, right: Tensor, bins: int = BINS) -> float:
-    """Σ n_b/N · |accuracy − mean confidence| over the bins (j/M, (j+1)/M].
+    """Return Σ n_b/N · |accuracy − mean confidence| over the bins (j/M, (j+1)/M].
 
     >>> round(binned_error(torch.tensor([0.95, 0.92, 0.65, 0.62, 0.55]), torch.tensor([1.0, 1, 1, 0, 0])), 6)
     0.19
@@ -102,12 +136,162 @@ def binned_error(confidence: Tensor, right: Tensor, bins: int = BINS) -> float:
     return float(gap.abs().sum() / len(confidence))
 
 
-MEASURES: dict[str, tuple[str, Callable[[Tensor, Tensor], Any]]] = {
-    "balanced-accuracy": ("balanced_accuracy", balanced_accuracy),
-    "macro-f1": ("macro_f1", macro_f1),
-    "auroc": ("auroc", auroc),
-    "top5": ("top5", lambda scores, y: top(5, scores, y)),
-    "calibration": ("calibration", calibration_error),
-    "per-class": ("per_class", recalls),
-}
-"""What `evaluate.metrics` may ask for beside accuracy and loss: the name in a row, and the function."""
+# The registry
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric of `evaluate.metrics`, with everything that summaries, comparisons and displays need to know of it."""
+
+    key: str
+    """Its name in rows and summaries."""
+    function: Callable[[Tensor, Tensor], Value] | None
+    """The function of scores (N, C) and labels (N,). None for a metric that a run directory names and that is not
+    imported, and for one that is computed from others."""
+    lower_is_better: bool = False
+    is_share: bool = False
+    """Whether its values are shares, which tables show in per cent."""
+    by_class: bool = False
+    """Whether its value is a list with one number per class."""
+
+
+@dataclass(frozen=True)
+class UserFunction:
+    """A user's function of scores and labels, under the name by which `evaluate.metrics` has it."""
+
+    name: str
+    function: Callable[[Tensor, Tensor], Any]
+
+    def __call__(self, scores: Tensor, labels: Tensor) -> Value:
+        """Call the function.
+
+        Raises:
+            CallFailed: If the function raises.
+            InputError: If the function returns anything but a number, a list of numbers or None.
+        """
+        # Copies, because a function may write into what it is given.
+        found = called(partial(self.function, scores.clone(), labels.clone()), self.name, METRICS.key)
+        if isinstance(found, (Tensor, np.ndarray, np.generic)):
+            found = found.tolist()
+        try:
+            return [_number(value) for value in found] if isinstance(found, (list, tuple)) else _number(found)
+        except (TypeError, OverflowError):
+            kind = type(found).__name__
+            raise InputError(
+                f'{METRICS.key} = "{self.name}": it returned {"an" if kind[0] in "aeiou" else "a"} {kind}; it must '
+                "return a number, a list of numbers, or None"
+            ) from None
+
+
+def _number(value: Any) -> float | None:
+    if value is not None and not isinstance(value, numbers.Real):
+        raise TypeError
+    return None if value is None else float(value)
+
+
+class MetricRegistry(Registry[Metric]):
+    """The registry of metrics: a function that is found by its import path becomes a `Metric`."""
+
+    def find(self, name: str, key: str = "") -> Metric:
+        """Return the metric behind a name.
+
+        The attributes `lower_is_better` and `is_share` of a user's function are those of its metric; both are False
+        by default.
+
+        Raises:
+            InputError: If the name is unknown or cannot be imported.
+        """
+        found: Any = super().find(name, key)
+        if isinstance(found, Metric):
+            return found
+        facts = {fact: bool(getattr(found, fact, False)) for fact in FACTS}
+        return Metric(key_of(name), UserFunction(name, found), **facts)
+
+
+FACTS = ("lower_is_better", "is_share")
+"""The attributes of a user's function that describe its values."""
+METRICS = MetricRegistry(
+    "metrics",
+    "evaluate.metrics",
+    {
+        "accuracy": Metric("accuracy", accuracy, is_share=True),
+        "loss": Metric("loss", loss, lower_is_better=True),
+        "balanced-accuracy": Metric("balanced_accuracy", balanced_accuracy, is_share=True),
+        "macro-f1": Metric("macro_f1", macro_f1),
+        "auroc": Metric("auroc", auroc),
+        "top5": Metric("top5", top5, is_share=True),
+        "calibration": Metric("calibration", calibration_error, lower_is_better=True),
+        "per-class": Metric("per_class", recalls, is_share=True, by_class=True),
+    },
+)
+"""All metrics. Validation, rows, summaries, comparisons, displays and the documentation read this registry."""
+ALWAYS = ("accuracy", "loss")
+"""Keys of the metrics that every evaluation has, whether they were asked for or not."""
+DOMAIN_ACCURACY = Metric("domain_accuracy", None, is_share=True)
+"""The mean of the accuracies by domain, which every evaluation on data with domains has."""
+
+TAKEN = frozenset(
+    """
+    absent bytes_down bytes_up cautions checksum client clients course dead_features domain_accuracy elements_down
+    elements_up ending ending_seconds epochs evaluation idle last mean not_recorded one_by_one personal round rounds
+    samples seconds skipped skipped_batches std steps training_seconds unseen validated_round weighted worst_decile
+    """.split()  # noqa: SIM905
+)
+"""Other keys of rows and summaries, which no metric can have."""
+PREFIXES, SUFFIX = ("validation_", "personal_"), "_by_domain"
+"""How keys start and end that are derived from the key of a metric."""
+
+
+def facts_of(metrics: Iterable[Metric]) -> dict[str, dict[str, bool]]:
+    """Return what a run directory records of metrics that are not the library's, by their keys."""
+    foreign = (metric for metric in metrics if metric not in METRICS.own.values())
+    return {metric.key: {fact: getattr(metric, fact) for fact in FACTS} for metric in foreign}
+
+
+def recorded_metrics(names: Iterable[str], facts: Mapping[str, Mapping[str, Any]]) -> list[Metric]:
+    """Return metrics from what `facts_of` recorded; none that is not the library's is imported."""
+    found = []
+    for name in names:
+        known = {fact: bool(facts.get(key_of(name), {}).get(fact, False)) for fact in FACTS}
+        found.append(METRICS.own.get(name) or Metric(key_of(name), None, **known))
+    return found
+
+
+def key_of(name: str) -> str:
+    """Return the key of a metric in rows: its name, or the name of the function of an import path.
+
+    >>> key_of("balanced-accuracy"), key_of("mine:cohen_kappa")
+    ('balanced_accuracy', 'cohen_kappa')
+    """
+    return name.rpartition(":")[2].replace("-", "_")
+
+
+def find_metrics(names: Iterable[str]) -> list[Metric]:
+    """Return the metrics of these names, each once.
+
+    Raises:
+        InputError: If a name is unknown, or if a key is taken by another metric or by something else in a row.
+    """
+    found: dict[str, Metric] = {}
+    named = {metric.key: name for name, metric in METRICS.own.items()}
+    for name in dict.fromkeys(names):
+        metric = METRICS.find(name)
+        if metric.key in TAKEN or metric.key.startswith(PREFIXES) or metric.key.endswith(SUFFIX):
+            raise InputError(f'{METRICS.key} = "{name}": the metrics of a run have "{metric.key}" already; {_RENAME}')
+        if (other := named.setdefault(metric.key, name)) != name:
+            raise InputError(f'{METRICS.key}: "{other}" and "{name}" would both be "{metric.key}"; {_RENAME}')
+        found[metric.key] = metric
+    return list(found.values())
+
+
+_RENAME = "give the function another name"
+
+
+def single_numbers(metrics: Sequence[Metric] = ()) -> tuple[Metric, ...]:
+    """Return all metrics whose value is one number: the library's, then those of `metrics` that are not the library's.
+
+    >>> [metric.key for metric in single_numbers()][:3]
+    ['accuracy', 'loss', 'balanced_accuracy']
+    """
+    own = tuple(metric for metric in METRICS.own.values() if not metric.by_class)
+    return (*own, DOMAIN_ACCURACY, *(metric for metric in metrics if metric not in METRICS.own.values()))

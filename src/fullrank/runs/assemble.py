@@ -30,6 +30,7 @@ from fullrank.local.client import decayed
 from fullrank.local.settings import Schedule, Settings
 from fullrank.methods import Composition, Method
 from fullrank.metrics.evaluate import FeatureRange, evaluate
+from fullrank.metrics.measures import find_metrics
 from fullrank.models.entries import Entries, classify, select
 from fullrank.models.findhead import find_head
 from fullrank.models.net import Net
@@ -138,9 +139,8 @@ class Assembly:
         return {**found, **{f"model.name ({path})": digest for path, digest in self.files_read.items()}}
 
     def sources(self) -> dict[str, str]:
-        """Fingerprints of the user's own code that the run uses."""
-        experiment = self.experiment
-        names = [experiment.data.name, experiment.model.name, *experiment.method.name.split("+")]
+        """Return the fingerprints of the user's own code that the run uses."""
+        names = [name for named in self.experiment.import_paths().values() for name in named.split("+")]
         return fingerprints(names, [*self.network.module.modules(), *self.composition.parts])
 
     def check_files(self, path: Path, recorded: Mapping[str, str]) -> None:
@@ -153,7 +153,7 @@ class Assembly:
                 )
 
     def evaluate(self, model: Tensors) -> dict[str, Any]:
-        """How good a global model is on the test set and on the validation share, where there are."""
+        """Evaluate a global model on the test set and on the validation set, if there are any."""
         if self.no_global_model:
             return {}
         self.network.load(model)
@@ -168,16 +168,18 @@ class Assembly:
                     split.y,
                     self.federation.pipeline,
                     self.network.dtype,
-                    self.experiment.evaluate.metrics,
+                    self.site.metrics,
                     split.domain,
                 )
-            if (named := scores.get("accuracy_by_domain")) and self.federation.data.domains:
-                names = self.federation.data.domains
-                scores["accuracy_by_domain"] = {names[int(k)]: value for k, value in named.items()}
-            measured |= {f"{prefix}{name}": value for name, value in scores.items()}
+            measured |= {f"{prefix}{name}": self._by_name(value) for name, value in scores.items()}
             if "dead_features" not in measured:  # on the test set, where there is one
                 measured["dead_features"] = features.dead_share()
         return measured
+
+    def _by_name(self, value: Any) -> Any:
+        """Return values by the names of the domains in place of their numbers; other values unchanged."""
+        names = self.federation.data.domains
+        return {names[int(k)]: inner for k, inner in value.items()} if names and isinstance(value, dict) else value
 
     def _scores(self, features: FeatureRange, x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
         out = self.site.forward(x)
@@ -210,7 +212,8 @@ def assemble(
     experiment = Experiment.of(experiment)
     device = find_device(experiment.engine)
     federation = federation or federate(experiment)
-    composition = Composition(method or methods.build(experiment.method.name, **experiment.method.tables))
+    table = experiment.method
+    composition = Composition(method or methods.build(table.name, **table.tables), experiment.train.criterion)
     with collecting_files() as files_read:
         network = _network(experiment, federation, composition, module, head or experiment.model.head or None, device)
     entries = classify(network, composition.personal, experiment.model.freeze, experiment.train.buffers)
@@ -227,7 +230,7 @@ def assemble(
         keep_optimiser=experiment.train.optimizer_state == "keep",
         seed=experiment.seed,
         device=device,
-        metrics=experiment.evaluate.metrics,
+        metrics=find_metrics(experiment.evaluate.metrics),
     )
     return Assembly(
         experiment=experiment,

@@ -58,10 +58,15 @@ class _Partition(TypedDict):
     hash: str
 
 
+class _Resumed(TypedDict, total=False):
+    metrics: dict[str, dict[str, bool]]
+
+
 class _Environment(TypedDict, total=False):
     files: dict[str, str]
     sources: dict[str, str]
-    resumed: list[dict[str, Any]]
+    metrics: dict[str, dict[str, bool]]
+    resumed: list[_Resumed]
 
 
 class _Summary(TypedDict):

@@ -7,7 +7,7 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
@@ -17,7 +17,8 @@ from rich.table import Table
 
 from fullrank.config.experiment import Experiment
 from fullrank.federated.site import Result
-from fullrank.runs.summary import MEASURED
+from fullrank.metrics.measures import Metric, single_numbers
+from fullrank.runs.summary import measures
 
 if TYPE_CHECKING:
     from fullrank.runs.result import Run
@@ -396,8 +397,8 @@ def summary_table(run: Run) -> Table:
         columns["validated"] = f"at round {summary['validated_round']}, best validation"
     for column in ("", *columns.values()):
         table.add_column(column, justify="left" if not column else "right")
-    for measure in (*MEASURED, *(f"validation_{name}" for name in MEASURED)):
-        if measure in summary:
+    for measure in measures(run.asked):
+        if measure in summary and measure != "personal_accuracy":
             values = summary[measure]
             shown = (f"{values[key]:.4f}" if key in values else "" for key in columns)
             table.add_row(measure.replace("_", " "), *shown)
@@ -406,14 +407,20 @@ def summary_table(run: Run) -> Table:
     return table
 
 
-def personal_lines(summary: Mapping[str, Any]) -> list[str]:
-    """Describe the accuracy of the clients' own models, and all their metrics if there is no global model."""
-    measures = MEASURED[:1] if any(measure in summary for measure in MEASURED) else MEASURED
+def personal_lines(summary: Mapping[str, Any], metrics: Sequence[Metric] = ()) -> list[str]:
+    """Describe the accuracy of the clients' own models, and all their metrics if there is no global model.
+
+    Args:
+        summary: The summary of a run.
+        metrics: The metrics that the run was asked for, if they are not the library's.
+    """
+    every = [metric.key for metric in single_numbers(metrics)]
+    shown = every[:1] if any(measure in summary for measure in every) else every
     return [
         f"personal {measure.replace('_', ' ')}, {STAGES[stage]}: {_over_clients(values)} {who}"
         for group, who in (("personal", "clients"), ("unseen", "clients that never trained"))
         for stage, found in summary.get(group, {}).items()
-        for measure in measures
+        for measure in shown
         if (values := found if measure == "accuracy" else found.get(measure))
     ]
 

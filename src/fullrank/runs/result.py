@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from fullrank.config.experiment import Experiment, Recorded
 from fullrank.errors import InputError, nearest
 from fullrank.federated.site import Stage, stages
 from fullrank.files import Damaged, load_tensors
+from fullrank.metrics.measures import METRICS, Metric, find_metrics, recorded_metrics
 from fullrank.probe.files import read_probes
 from fullrank.runs.assemble import Assembly, assemble, federate, is_given, without_data
 from fullrank.runs.directory import RunDirectory, read_json, read_rows
@@ -75,8 +77,20 @@ class Run:
         return self._probes
 
     def summary(self) -> dict[str, Any]:
-        """The run in a few numbers: each measure's last value, its best over rounds, its mean over the last five."""
-        return summarise(self.metrics, self._ending)
+        """Return the last value of each metric, its best over rounds, its mean over the last five, and totals."""
+        return summarise(self.metrics, self._ending, self.asked)
+
+    @cached_property
+    def asked(self) -> Sequence[Metric]:
+        """The metrics that the run was asked for; code that only its directory names is not imported."""
+        names = self.experiment.evaluate.metrics
+        if not isinstance(self.experiment, Recorded):
+            return find_metrics(names)
+        foreign = any(name not in METRICS.own for name in names)
+        file = self.path / "environment.json" if self.path is not None else None
+        history = read_json(file) if foreign and file is not None and file.is_file() else {}
+        newest = {**history, **(history.get("resumed") or [{}])[-1]}
+        return recorded_metrics(names, newest.get("metrics", {}))
 
     @_with_gradients()
     def model(self) -> nn.Module:

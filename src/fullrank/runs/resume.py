@@ -10,6 +10,7 @@ from typing import Any
 from fullrank.config.experiment import Experiment, Recorded, merged, same
 from fullrank.errors import InputError
 from fullrank.files import save_tensors, sealed_text, write_atomically, write_json
+from fullrank.metrics.measures import facts_of
 from fullrank.probe import Prober
 from fullrank.runs.assemble import Assembly
 from fullrank.runs.directory import RunDirectory, read_json
@@ -34,6 +35,8 @@ class Start:
 def begin(assembly: Assembly, directory: RunDirectory, prober: Prober, changes: Mapping[str, Any]) -> Start:
     """Get ready for round 1, or return to the newest checkpoint if everything that was recorded still holds."""
     around = environment(assembly.experiment.engine.threads, assembly.device) | {"sources": assembly.sources()}
+    if facts := facts_of(assembly.site.metrics):
+        around["metrics"] = facts
     if directory.started:
         return _continue(assembly, directory, prober, changes, around)
     path = directory.path

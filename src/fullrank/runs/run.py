@@ -30,6 +30,7 @@ from fullrank.federated.site import Result
 from fullrank.files import save_tensors, writable, write_json
 from fullrank.local import interrupt
 from fullrank.metrics.evaluate import DYING, dying
+from fullrank.metrics.measures import Metric
 from fullrank.models.net import Net
 from fullrank.probe import Prober
 from fullrank.runs.assemble import Assembly, assemble, find_device
@@ -243,7 +244,7 @@ def _one_round(
     trained = time.perf_counter()
     last = server.round == experiment.train.rounds
     scores = assembly.evaluate(server.model) if server.round % experiment.evaluate.every == 0 else {}
-    row = _row(outcome, scores, trained - start, time.perf_counter() - start)
+    row = _row(outcome, scores, assembly.site.metrics, trained - start, time.perf_counter() - start)
     found = [*outcome.cautions, *_not_finite(outcome, scores)]
     for text in found:
         watcher.cautioned(text)
@@ -315,13 +316,13 @@ def _end(
         )
         skipped = {**skipped, **{str(client): reason for client, reason in failed.items()}}
     if "personal" not in absent:
-        new = set(assembly.federation.unseen.tolist())
+        new, asked = set(assembly.federation.unseen.tolist()), assembly.site.metrics
         ending |= {
-            "personal": over_stages({k: found for k, found in evaluated.items() if k not in new}),
+            "personal": over_stages({k: found for k, found in evaluated.items() if k not in new}, asked),
             "evaluation": dataclasses.asdict(evaluation),
         }
         if new:
-            ending["unseen"] = over_stages({k: found for k, found in evaluated.items() if k in new})
+            ending["unseen"] = over_stages({k: found for k, found in evaluated.items() if k in new}, asked)
     if directory is not None and keep is not None:
         for client in skipped:
             directory.personal_file(int(client)).unlink(missing_ok=True)  # of an end with fewer rounds
@@ -378,11 +379,14 @@ def _finished(assembly: Assembly, engine: Engine, watcher: Watcher, done: Ending
     return server, facts
 
 
-def _row(outcome: RoundResult, scores: Mapping[str, float], training: float, seconds: float) -> dict[str, Any]:
+def _row(
+    outcome: RoundResult, scores: Mapping[str, float], asked: Sequence[Metric], training: float, seconds: float
+) -> dict[str, Any]:
     clients = [{"client": result.client, **result.metrics} for result in outcome.results]
     row: dict[str, Any] = {"round": outcome.round + 1, **scores, **dataclasses.asdict(outcome.traffic)}
     row |= {"seconds": seconds, "training_seconds": training, "clients": clients}
-    if personal := over_stages({result.client: result.metrics.get("personal", {}) for result in outcome.results}):
+    own = {result.client: result.metrics.get("personal", {}) for result in outcome.results}
+    if personal := over_stages(own, asked):
         row |= {"personal_accuracy": personal["local"]["mean"], "personal": personal}
     if outcome.skipped:
         row["skipped"] = {str(client): reason for client, reason in outcome.skipped.items()}

@@ -1,4 +1,4 @@
-"""A run in a few numbers."""
+"""The summary of a run: each metric in a few numbers."""
 
 from __future__ import annotations
 
@@ -7,24 +7,30 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fullrank.metrics.evaluate import over_clients
-
-LOWER_IS_BETTER = ("loss", "calibration")
-MEASURED = ("accuracy", "loss", "balanced_accuracy", "macro_f1", "auroc", "top5", "calibration", "domain_accuracy")
-"""Measures of a global model that are one number."""
+from fullrank.metrics.measures import METRICS, PREFIXES, Metric, single_numbers
 
 
-def summarise(rows: Sequence[Mapping[str, Any]], ending: Mapping[str, Any]) -> dict[str, Any]:
-    """Each measure as last, best over rounds (labelled as such), mean of the last five, and at the validation's best.
+def summarise(
+    rows: Sequence[Mapping[str, Any]], ending: Mapping[str, Any], metrics: Sequence[Metric] = ()
+) -> dict[str, Any]:
+    """Summarise the rows of a run.
 
-    Totals of the traffic come with them.
+    Args:
+        rows: The metrics of each round.
+        ending: What was computed after the last round.
+        metrics: The metrics that the run was asked for, if they are not the library's.
+
+    Returns:
+        For each metric the last value, the best over rounds, the mean of the last five and the value in the round with
+        the best validation accuracy; the totals of the traffic; and the results of clients' own models by stage.
     """
     result: dict[str, Any] = {"rounds": rows[-1]["round"] if rows else 0}
     evaluated = [*rows, ending.get("last", {})]
     chosen = max((row for row in evaluated if "validation_accuracy" in row), key=_validated, default=None)
-    for measure in (*MEASURED, *(f"validation_{name}" for name in MEASURED), "personal_accuracy"):
-        values = [row[measure] for row in evaluated if row.get(measure) is not None]
+    for measure, metric in measures(metrics).items():
+        values = [row[measure] for row in evaluated if _is_number(row.get(measure))]
         if values:
-            best = min(values) if measure.endswith(LOWER_IS_BETTER) else max(values)
+            best = min(values) if metric.lower_is_better else max(values)
             last = values[-5:]
             result[measure] = {"last": values[-1], "best": best, "last5": sum(last) / len(last)}
             if chosen is not None and chosen.get(measure) is not None:
@@ -46,24 +52,46 @@ def summarise(rows: Sequence[Mapping[str, Any]], ending: Mapping[str, Any]) -> d
     return result
 
 
+def measures(metrics: Sequence[Metric] = ()) -> dict[str, Metric]:
+    """Return the metrics of a run that are one number, by their keys in its rows.
+
+    The clients' own models have a key of their own for accuracy only; their other metrics are in `personal`.
+    """
+    numbers = single_numbers(metrics)
+    validated, personal = PREFIXES
+    found = {f"{prefix}{metric.key}": metric for prefix in ("", validated) for metric in numbers}
+    return {**found, f"{personal}accuracy": found["accuracy"]}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
+
+
 def _validated(row: Mapping[str, Any]) -> float:
     return float(row["validation_accuracy"])
 
 
-def over_stages(evaluated: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Clients' accuracies on their hold-outs, by stage: as received, after local training, personalised.
+def over_stages(
+    evaluated: Mapping[int, Mapping[str, Mapping[str, Any]]], metrics: Sequence[Metric] = ()
+) -> dict[str, dict[str, Any]]:
+    """Aggregate the metrics of clients' own models on their hold-outs over the clients.
 
-    Other measures that were asked for are there under their names, over the clients for which they are defined.
+    Args:
+        evaluated: For each client and stage (as received, after local training, personalised) the values of metrics.
+        metrics: The metrics that the run was asked for, if they are not the library's.
 
-    Where a method notes how a personalisation goes, `course` has the plain mean at each of its marks, over
-    those clients that came so far.
+    Returns:
+        For each stage the numbers of `over_clients`: those of the accuracy directly, those of other metrics under their
+        keys, over the clients for which they are defined. If a method records the course of a personalisation, `course`
+        has the mean accuracy at each of its marks, over the clients that reached it.
     """
+    others = [metric for metric in single_numbers(metrics) if metric.key != "accuracy"]
     stages: dict[str, dict[str, Any]] = {}
     for stage in ("received", "local", "personalised"):
         scores = [found[stage] for found in evaluated.values() if stage in found]
         if scores:
-            others = {name: found for name in MEASURED[1:] if (found := _over(scores, name))}
-            stages[stage] = {**_over(scores, "accuracy"), **others}
+            found = {metric.key: numbers for metric in others if (numbers := _over(scores, metric))}
+            stages[stage] = {**_over(scores, METRICS.own["accuracy"]), **found}
         if courses := [found["course"] for found in scores if "course" in found]:
             marks = itertools.zip_longest(*([mark["accuracy"] for mark in course] for course in courses))
             reached = ([score for score in mark if score is not None] for mark in marks)
@@ -71,10 +99,10 @@ def over_stages(evaluated: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> dic
     return stages
 
 
-def _over(scores: Sequence[Mapping[str, Any]], measure: str) -> dict[str, Any]:
-    """A measure over the clients for which it is defined (AUROC is not where all samples are of one class)."""
-    having = [found for found in scores if found.get(measure) is not None]
+def _over(scores: Sequence[Mapping[str, Any]], metric: Metric) -> dict[str, Any]:
+    """Aggregate a metric over the clients for which it is defined; AUROC, for example, needs two classes."""
+    having = [found for found in scores if _is_number(found.get(metric.key))]
     if not having:
         return {}
     samples = [found["samples"] for found in having]
-    return over_clients([found[measure] for found in having], samples, measure in LOWER_IS_BETTER)
+    return over_clients([found[metric.key] for found in having], samples, metric.lower_is_better)

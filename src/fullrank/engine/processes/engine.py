@@ -25,6 +25,7 @@ from fullrank.federated.site import Job, Result, Site
 from fullrank.local import interrupt
 from fullrank.local.settings import Schedule, Settings
 from fullrank.methods import Composition
+from fullrank.metrics.measures import Metric
 from fullrank.models import Network
 from fullrank.models.entries import Entries
 
@@ -214,7 +215,7 @@ class _Recipe:
     training: tuple[Settings, Schedule, bool]
     seed: int
     device: str
-    metrics: tuple[str, ...]
+    metrics: tuple[Metric, ...]
 
     def build(self) -> Site:
         """The site, with the data mapped into this process."""
