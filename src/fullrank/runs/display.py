@@ -396,7 +396,7 @@ def summary_table(run: Run) -> Table:
     if "validated_round" in summary:
         columns["validated"] = f"at round {summary['validated_round']}, best validation"
     for column in ("", *columns.values()):
-        table.add_column(column, justify="left" if not column else "right")
+        table.add_column(column, justify="left" if not column else "right", no_wrap=not column)
     for measure in measures(run.asked):
         if measure in summary and measure != "personal_accuracy":
             values = summary[measure]
