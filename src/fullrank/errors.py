@@ -26,7 +26,7 @@ class InputError(FullrankError, ValueError):
 
 
 class Conflict(InputError):
-    """Two methods that cannot be composed."""
+    """Methods that cannot be composed, or a method and a criterion that cannot be combined."""
 
 
 class ClientFailed(FullrankError, RuntimeError):

@@ -28,7 +28,7 @@ from fullrank.config.schema import (
     Table,
     Train,
 )
-from fullrank.errors import InputError, nearest, not_a_table, sentence
+from fullrank.errors import Conflict, InputError, nearest, not_a_table, sentence
 from fullrank.files import Damaged, check_text
 from fullrank.metrics.measures import find_metrics
 from fullrank.plugins import GIVEN, LIBRARY, is_foreign, reject_untrusted
@@ -65,7 +65,9 @@ class Experiment(Table):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise InputError(_sentences(error)) from None
+            causes = [getattr(detail.get("ctx", {}).get("error"), "__cause__", None) for detail in error.errors()]
+            kind = Conflict if any(isinstance(cause, Conflict) for cause in causes) else InputError
+            raise kind(_sentences(error)) from None
 
     @model_validator(mode="after")
     def _resolvable(self) -> Experiment:
