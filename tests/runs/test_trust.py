@@ -30,13 +30,21 @@ def net(num_classes, in_channels, width=8):
 @dataclass(frozen=True)
 class Hostile(fullrank.Method):
     pass
+
+def metric(scores, labels):
+    return 0.0
+
+def criterion(logits, labels):
+    return logits.logsumexp(1).mean()
 """
 SETTINGS = {"model.name": "mlp", "model.width": 8, "train.rounds": 1, "data.clients": 2, "data.holdout": 0.2}
 NAMES = {
-    "data": ('name = "digits"', "folder.payload:data", "data.name"),
-    "model": ('name = "mlp"', "folder.payload:net", "model.name"),
-    "method": ('name = "fedavg"', "folder.payload:Hostile", "method.name"),
-    "composed": ('name = "fedavg"', "fedprox+folder.payload:Hostile", "method.name"),
+    "data": ('name = "digits"', 'name = "{}"', "folder.payload:data", "data.name"),
+    "model": ('name = "mlp"', 'name = "{}"', "folder.payload:net", "model.name"),
+    "method": ('name = "fedavg"', 'name = "{}"', "folder.payload:Hostile", "method.name"),
+    "composed": ('name = "fedavg"', 'name = "{}"', "fedprox+folder.payload:Hostile", "method.name"),
+    "criterion": ('criterion = ""', 'criterion = "{}"', "folder.payload:criterion", "train.criterion"),
+    "metric": ('metrics = [\n    "accuracy",', 'metrics = [\n    "{}",', "folder.payload:metric", "evaluate.metrics"),
 }
 
 
@@ -48,12 +56,12 @@ def honest(tmp_path_factory):
 @pytest.fixture(params=NAMES)
 def hostile(request, honest, tmp_path, monkeypatch):
     """An unpacked folder with a run that names a file next to it, seen from where it was unpacked."""
-    line, name, key = NAMES[request.param]
+    line, changed, name, key = NAMES[request.param]
     shutil.copytree(honest.path, tmp_path / "folder" / "run")
     record = tmp_path / "folder" / "run" / "experiment.toml"
     assert record.read_text().count(f"{line}\n") == 1
     text = record.read_text().rpartition("# checksum")[0]  # an attacker would write another
-    record.write_text(text.replace(f"{line}\n", f'name = "{name}"\n'))
+    record.write_text(text.replace(f"{line}\n", f"{changed.format(name)}\n"))
     (tmp_path / "folder" / "payload.py").write_text(PAYLOAD)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
@@ -159,7 +167,8 @@ def test_a_run_of_another_experiment_is_rejected_before_its_names_are_imported(h
     settings = [word for k, v in SETTINGS.items() for word in ("--set", f"{k}={v}")]
     status, _, err = command("run", *settings, "--out", "folder/run", capsys=capsys)
     assert status == 2
-    assert f"{key} was '{name}'" in err
+    assert f"{key} was " in err
+    assert f"'{name}'" in err
     assert not ran(tmp_path)
 
 
@@ -174,11 +183,11 @@ def test_an_export_names_code_only_for_those_who_trust_it(key, honest, tmp_path,
     done = fullrank.export(honest, tmp_path / "folder" / "out")
     (tmp_path / "folder" / "payload.py").write_text(PAYLOAD)
     facts = read_json(done.path / "model.json")
-    facts[key]["name"] = NAMES[key][1]
+    facts[key]["name"] = NAMES[key][2]
     write_json(done.path / "model.json", facts)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
-    with pytest.raises(InputError, match=rf'{key}\.name = "{re.escape(NAMES[key][1])}".*trust=True'):
+    with pytest.raises(InputError, match=rf'{key}\.name = "{re.escape(NAMES[key][2])}".*trust=True'):
         fullrank.load_export(done.path)
     assert not ran(tmp_path)
     try:
