@@ -196,9 +196,9 @@ class Train(Table):
     clip_norm: NotNegative = 0.0
     """Maximum norm of the gradient; larger gradients are clipped. 0 disables clipping."""
     criterion: Annotated[str, NameIn(CRITERIA)] = ""
-    """Loss of local training in place of cross-entropy: a function of logits (N, C) and labels (N,) that returns a scalar
-    tensor. If empty, the criterion of the method, by default cross-entropy. The loss of an evaluation is always the
-    cross-entropy."""
+    """Loss of local training in place of cross-entropy: a function of logits (N, C) and labels (N,) that returns a
+    scalar tensor. If empty, the criterion of the method, by default cross-entropy. The loss of an evaluation is always
+    the cross-entropy."""
     label_smoothing: Share = 0.0
     """Label smoothing of the cross-entropy, as in torch.nn.CrossEntropyLoss."""
     optimizer_state: Literal["fresh", "keep"] = "fresh"
@@ -259,8 +259,8 @@ class Evaluate(Table):
     """When the clients' own models are evaluated on their held-out samples (`data.holdout`): never, at the end, or in
     every round."""
     metrics: list[Annotated[str, NameIn(METRICS)]] = ["accuracy", "loss"]
-    """Metrics of every evaluation; accuracy and loss are always computed. A function takes scores (N, C) and labels (N,)
-    and returns a number, a list of numbers or None. Results have its name, and its attributes lower_is_better and
+    """Metrics of every evaluation; accuracy and loss are always computed. A function takes scores (N, C) and labels
+    (N,) and returns a number, a list of numbers or None. Results have its name, and its attributes lower_is_better and
     is_share describe them."""
 
 
