@@ -29,6 +29,7 @@ from fullrank.config.schema import (
     Train,
 )
 from fullrank.errors import InputError, nearest, not_a_table, sentence
+from fullrank.federated.aggregation import find_aggregator
 from fullrank.files import Damaged, check_text
 from fullrank.plugins import GIVEN, LIBRARY, is_foreign, reject_untrusted
 
@@ -68,12 +69,14 @@ class Experiment(Table):
 
     @model_validator(mode="after")
     def _resolvable(self) -> Experiment:
-        """Check that the method and the model exist and accept these options."""
+        """Check that everything that the experiment names exists and accepts these options."""
         try:
             if self._looks_up(self.model.name):
                 models.check_options(self.model.name, models.builder(self.model.name), self.model.options)
             if self._looks_up(self.method.name):
                 methods.build(self.method.name, **self.method.tables)
+            if self._looks_up(self.train.aggregator):
+                find_aggregator(self.train.aggregator)
         except InputError as problem:
             raise ValueError(str(problem)) from problem
         return self
