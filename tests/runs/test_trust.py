@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 import fullrank
 from fullrank.data import load_dataset
+from fullrank.federated.aggregation import RunningMean
 
 Path(__file__).with_name("RAN").touch()
 
@@ -30,6 +31,9 @@ def net(num_classes, in_channels, width=8):
 @dataclass(frozen=True)
 class Hostile(fullrank.Method):
     pass
+
+class Aggregator(RunningMean):
+    pass
 """
 SETTINGS = {"model.name": "mlp", "model.width": 8, "train.rounds": 1, "data.clients": 2, "data.holdout": 0.2}
 NAMES = {
@@ -37,6 +41,7 @@ NAMES = {
     "model": ('name = "mlp"', "folder.payload:net", "model.name"),
     "method": ('name = "fedavg"', "folder.payload:Hostile", "method.name"),
     "composed": ('name = "fedavg"', "fedprox+folder.payload:Hostile", "method.name"),
+    "aggregator": ('aggregator = "mean"', "folder.payload:Aggregator", "train.aggregator"),
 }
 
 
@@ -53,7 +58,7 @@ def hostile(request, honest, tmp_path, monkeypatch):
     record = tmp_path / "folder" / "run" / "experiment.toml"
     assert record.read_text().count(f"{line}\n") == 1
     text = record.read_text().rpartition("# checksum")[0]  # an attacker would write another
-    record.write_text(text.replace(f"{line}\n", f'name = "{name}"\n'))
+    record.write_text(text.replace(f"{line}\n", f'{key.partition(".")[2]} = "{name}"\n'))
     (tmp_path / "folder" / "payload.py").write_text(PAYLOAD)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
