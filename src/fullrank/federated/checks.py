@@ -11,7 +11,8 @@ An upload is rejected, and the client that sent it is named, if
 - the weight of a mean is negative, not finite or larger than `LARGEST`;
 - a variance that BatchNorm keeps is negative.
 
-The server also checks the number of samples, which it knows: see `Server`.
+A client whose weights are more than `SUSPICIOUS` times as large as both the model that was sent and the median of the
+round's clients is named in a warning. The server also checks the number of samples, which it knows: see `Server`.
 """
 
 from __future__ import annotations

@@ -392,7 +392,7 @@ class Server:
         reduced = aggregation.result()
         mean = reduced.pop("")
         new: Tree = mean["w"]
-        frozen: Tensors = {}  # frozen entries that a method changes are no business of the next one's
+        frozen: Tensors = {}  # frozen entries that a method changes are not given to the next one
         before = self._state.copy()
         try:
             for part in self._composition.aggregators:
@@ -471,7 +471,7 @@ class Server:
         if self._expected.finite_loss(self._synthetic_job()):
             return ""
         return (
-            "; the global model is at fault and not a client: its loss is not finite on any data, so look at the "
+            "; the global model is at fault and not a client: its loss is not finite on any data, so inspect the "
             "rounds before, and start from an earlier checkpoint or with a smaller train.lr"
         )
 
