@@ -337,6 +337,12 @@ class AFloatingCounter(Broken):
         return reduced
 
 
+class WritesReceived(Broken):
+    def change(self, reduced):
+        self.received["w"]["0.bias"].add_(1)
+        return reduced
+
+
 class Raises(RunningMean):
     def add(self, client, upload):
         raise ZeroDivisionError(f"nothing to divide for client {client}")
@@ -365,6 +371,7 @@ class Sends(Method):
         (AnotherShape, r"in its w, 0.bias has shape \(2,\) instead of \(6,\)"),
         (NotFinite, "in its sends/far, x is not finite"),
         (AFloatingCounter, "in its buffers, 1.num_batches_tracked is not of the expected kind"),
+        (WritesReceived, "it wrote into a tensor of `received` in place"),
         (Raises, "it raised ZeroDivisionError: nothing to divide for client 0"),
         (Half, "it raised TypeError: .*abstract"),
     ],

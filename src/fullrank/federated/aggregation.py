@@ -17,7 +17,7 @@ from fullrank.channels import Mean, Sum, Upload, form_of, is_whole, part_name, u
 from fullrank.errors import InputError
 from fullrank.federated.checks import misplaced_number, no_tree, not_finite
 from fullrank.plugins import Registry, called
-from fullrank.trees import Tree, beside, clone, misfit, pointwise
+from fullrank.trees import Tree, beside, clone, misfit, pointwise, versions
 
 Reduced: TypeAlias = dict[str, dict[str, Tree]]
 """The combined trees of all clients, by space and name as in an `Upload`."""
@@ -175,6 +175,7 @@ class Aggregation:
         self._name, self._received = name, received
         self._where = f"round {round + 1}: train.aggregator"
         self._form: Upload = {}
+        self._writes = versions(received)
         self._aggregator: Aggregator = self._call(kind, received)
 
     def add(self, client: int, upload: Upload) -> None:
@@ -201,6 +202,8 @@ class Aggregation:
 
     def _problem(self, reduced: Any) -> str:
         """Describe in what a result does not fit the uploads; empty if it fits."""
+        if versions(self._received) != self._writes:
+            return "it wrote into a tensor of `received` in place; make a new tensor, as in w + 1 in place of w.add_(1)"
         tables = [reduced, *reduced.values()] if isinstance(reduced, Mapping) else [reduced]
         if odd := [table for table in tables if not isinstance(table, Mapping)]:
             return f"its result must map spaces to names to trees, and has a {type(odd[0]).__name__} in place of a dict"
