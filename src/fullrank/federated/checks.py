@@ -9,10 +9,13 @@ An upload is rejected, and the client that sent it is named, if
 - the weights together are more than `ABSURD` times as large as the model that was sent (by Euclidean norm, with 1 as
   the least size of the model);
 - the weight of a mean is negative, not finite or larger than `LARGEST`;
-- a variance that BatchNorm keeps is negative.
+- a variance that BatchNorm keeps is negative;
+- it is empty, although the client made steps (`check_samples`);
+- the number of samples is not the one that the server knows: as the client's claim, as the weight of its buffers and,
+  unless the method has a `weight` of its own, as the weight of its weights (`check_samples`).
 
 A client whose weights are more than `SUSPICIOUS` times as large as both the model that was sent and the median of the
-round's clients is named in a warning. The server also checks the number of samples, which it knows: see `Server`.
+round's clients is named in a warning.
 """
 
 from __future__ import annotations
@@ -171,6 +174,30 @@ class UploadCheck:
                 f"({self._received_size:.2g})"
             )
         return size
+
+
+def check_samples(upload: Upload, claimed: int, known: int, own_weight: bool) -> None:
+    """Check that a client sent something and has as many samples as the server knows.
+
+    Args:
+        upload: What the client sent.
+        claimed: The number of samples that the client says it has.
+        known: The number of samples that it has.
+        own_weight: Whether the method sets the weight of the weights in the mean.
+
+    Raises:
+        OtherForm: If the upload is rejected.
+    """
+    if not upload:
+        raise OtherForm("it is empty, although the client made steps")
+    claims: dict[str, float] = {"it claims": claimed}
+    model = upload.get("", {}) if isinstance(upload, Mapping) else {}
+    for name in ("buffers",) if own_weight else ("w", "buffers"):
+        if isinstance(part := model.get(name), Mean):
+            claims[f"the weight of its {name} is"] = part.weight
+    for words, claim in claims.items():
+        if isinstance(claim, (int, float)) and claim != known:
+            raise OtherForm(f"{words} {claim:g}, but the client has {known} samples")
 
 
 def _paths(upload: Upload) -> set[str]:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from fullrank.channels import Mean, Traffic
+from fullrank.channels import Traffic
 from fullrank.errors import ClientFailed, InputError, WroteInPlace, kind_of, said_by
 from fullrank.federated.aggregation import Aggregation, find_aggregator
-from fullrank.federated.checks import OtherForm, OtherSize, Unusable, UploadCheck, too_large
+from fullrank.federated.checks import OtherForm, OtherSize, Unusable, UploadCheck, check_samples, too_large
 from fullrank.federated.client_states import ClientStates
 from fullrank.federated.sampling import ClientSampler
 from fullrank.federated.site import Job, Kind, Result
+from fullrank.federated.state import ServerState
 from fullrank.federated.uploads import SYNTHETIC, ExpectedUploads
 from fullrank.federated.views import Query, ServerView
 from fullrank.local.step import BadGradient
@@ -25,7 +26,7 @@ from fullrank.methods._method import Method
 from fullrank.models.entries import Entries
 from fullrank.models.network import Network
 from fullrank.plugins import hooked
-from fullrank.trees import Tensors, Tree, by_name, clone, flatten, misfit, moved, part_of
+from fullrank.trees import Tensors, Tree, by_name, clone, flatten, misfit, part_of
 
 if TYPE_CHECKING:
     from fullrank.engine import Engine
@@ -68,48 +69,11 @@ class Questions:
     progress: Progress = field(default_factory=Progress)
 
 
-@dataclass
-class ServerState:
-    """Everything that changes at a server from round to round, except for what is known of single clients."""
-
-    model: Tensors
-    """All entries of the global model; personal entries have their initial values."""
-    own: dict[str, Tree] = field(default_factory=dict)
-    """The server's state of each method, by the method's name."""
-    frozen_version: int = 0
-    """How often the frozen entries have changed. A client is sent them again if it has an older version."""
-    round: int = 0
-    """The number of rounds that are complete."""
-    taking_part: tuple[int, ...] = ()
-    """The clients whose uploads are in the means of the newest round."""
-
-    def copy(self) -> ServerState:
-        """Return a copy that shares the tensors, which are never changed in place."""
-        return dataclasses.replace(self, model=dict(self.model), own=dict(self.own))
-
-    def tensors(self) -> Tree:
-        """Return what a checkpoint contains."""
-        return {"model": dict(self.model), "own": dict(self.own), "frozen_version": torch.tensor(self.frozen_version)}
-
-    def restored(self, saved: Tree, device: torch.device) -> ServerState:
-        """Return the state of the same round that has the tensors of a checkpoint."""
-        return dataclasses.replace(
-            self,
-            model={name: saved["model"][name].to(device, old.dtype) for name, old in self.model.items()},
-            own={name: by_name(moved(own, device)) for name, own in saved.get("own", {}).items()},
-            frozen_version=int(saved["frozen_version"]),
-        )
-
-
 class Server:
     """The server of one federation. The hooks of a method see it through a `ServerView`.
 
     What an upload must look like follows from the method and the model, never from what other clients send
-    (`ExpectedUploads`). `checks` lists what is rejected; the server also rejects
-
-    - an upload of nothing from a client that made steps;
-    - a number of samples other than the one that the server knows, as the client's claim, as the weight of its buffers
-      and, unless the method has a `weight` of its own, as the weight of its weights.
+    (`ExpectedUploads`). `checks` lists what is rejected.
 
     Args:
         network: The network, whose values are the initial model.
@@ -148,7 +112,6 @@ class Server:
         self._on_client_error = on_client_error
         self._personal_travels = personal_travels
         self._expected = expected
-        self._sent_version = 0
         self._variances = tuple(
             name
             for name in entries.buffers
@@ -313,7 +276,6 @@ class Server:
         known: Collection[int] = (),
     ) -> Iterator[Result]:
         """Return the results of clients' jobs; for `known` clients, which have theirs, only the traffic is counted."""
-        self._sent_version = self.frozen_version
         broadcast, sent = self._broadcast(), Traffic()
         sent.count_down(broadcast)
 
@@ -348,7 +310,7 @@ class Server:
         """
         self._state.taking_part = self.sample(self.round)
         outcome = RoundResult(self.round)
-        intake = self._intake()
+        intake, version = self._intake(), self.frozen_version
         states: dict[int, Tree] = {}
         clients = self._sampler.scheduled(self.taking_part)
         for result in self._collect(engine, "train", clients, outcome.traffic, evaluate=evaluate, show=show):
@@ -373,7 +335,7 @@ class Server:
         if senders:  # else only clients without data were drawn, and the model stays as it is
             self._aggregate(intake.aggregation, Questions(engine, outcome.traffic, outcome.skipped))
         for client, state in states.items():
-            self.store.meet(client, self._sent_version)
+            self.store.meet(client, version)
             if state:
                 self.store.put(client, state)
         self._state.round += 1
@@ -438,7 +400,8 @@ class Server:
 
     def _check_upload(self, result: Result, intake: _Intake) -> None:
         try:
-            self._check_samples(result)
+            own_weight = bool(self._composition.defined("weight"))
+            check_samples(result.upload, result.samples, self._sampler.size(result.client), own_weight)
             try:
                 intake.check.accept(result.client, result.upload)
             except OtherForm:
@@ -450,21 +413,6 @@ class Server:
         except Unusable as problem:
             blame = self._model_at_fault() if isinstance(problem, OtherSize) and self._stops else ""
             raise ClientFailed(result.client, f"its upload is rejected: {problem}{blame}") from None
-
-    def _check_samples(self, result: Result) -> None:
-        """Reject an empty upload after steps, and sample counts that are not what the server knows."""
-        if not result.upload:
-            raise OtherForm("it is empty, although the client made steps")
-        known = self._sampler.size(result.client)
-        claims: dict[str, float] = {"it claims": result.samples}
-        model = result.upload.get("", {}) if isinstance(result.upload, Mapping) else {}
-        own_weight = bool(self._composition.defined("weight"))
-        for name in ("buffers",) if own_weight else ("w", "buffers"):
-            if isinstance(part := model.get(name), Mean):
-                claims[f"the weight of its {name} is"] = part.weight
-        for words, claim in claims.items():
-            if isinstance(claim, (int, float)) and claim != known:
-                raise OtherForm(f"{words} {claim:g}, but the client has {known} samples")
 
     def _model_at_fault(self) -> str:
         """Return a clause that says so if the model that was sent has no finite loss even on a synthetic client."""
