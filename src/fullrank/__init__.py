@@ -14,12 +14,14 @@ from fullrank.comparison.table import Comparison, compare_runs
 from fullrank.config.experiment import Experiment
 from fullrank.deploy.export import export, load_export
 from fullrank.errors import Conflict, FullrankError
+from fullrank.federated.aggregation import Aggregator
 from fullrank.methods import Method
 from fullrank.runs.fit import fit
 from fullrank.runs.result import Run, load_run
 from fullrank.runs.run import run
 
 __all__ = [
+    "Aggregator",
     "Comparison",
     "Conflict",
     "Experiment",

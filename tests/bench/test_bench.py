@@ -19,7 +19,7 @@ from fullrank.bench.alone.task import NETWORKS, Task
 from fullrank.bench.race import Contestant, Lap, lap
 from fullrank.bench.workload import TINY, Workload
 from fullrank.errors import InputError, RunFailed
-from fullrank.federated.server import participants
+from fullrank.federated.sampling import participants
 
 BUSY = "import time\nwhile time.process_time() < 0.5: pass\n"
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts whole process trees")

@@ -9,6 +9,7 @@ from fullrank.config.experiment import Experiment, dotted
 from fullrank.config.schema import PARTITIONS, VARIANTS
 from fullrank.data.augment.pipeline import OPERATIONS
 from fullrank.data.sources.registry import KNOWN
+from fullrank.federated.aggregation import AGGREGATORS
 
 
 def listed(capsys, *words):
@@ -30,6 +31,7 @@ def test_what_may_be_named_is_named(capsys):
         "data.partition": PARTITIONS,
         "data.variant": [name for variants in VARIANTS.values() for name in variants],
         "data.augment": OPERATIONS,
+        "train.aggregator": AGGREGATORS.names(),
     }.items():
         assert [name for name in names if name not in found[key]["what"]] == [], key
     assert found["train.optimizer"]["values"] == ["sgd", "adam", "adamw"]

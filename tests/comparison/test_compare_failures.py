@@ -34,7 +34,7 @@ class Diverges(Method):
         return float("inf") if client._seed and client.round and not self.at_server else client.n
 
     def aggregate(self, server, new, up):
-        if server._seed and server.round and self.at_server:
+        if server._server.seed and server.round and self.at_server:
             raise ZeroDivisionError("nothing to divide by")
         return new
 

@@ -20,6 +20,7 @@ from fullrank.config.experiment import Experiment
 from fullrank.engine import Serial
 from fullrank.engine.vectorised import Vectorised
 from fullrank.errors import InputError
+from fullrank.federated.server import Questions
 from fullrank.methods import Composition, available, build
 from fullrank.methods._batch import Batch
 from fullrank.methods.ccvr import CCVR, draw, gaussian
@@ -612,9 +613,7 @@ def test_ccvr_leaves_out_what_nobody_has_and_what_is_too_rare():
     for limit in (0, 4, 100):
         method = CCVR(min_count=limit)
         assembly = put_together(normed(), clients, method)
-        final = assembly.server.seen_by(method)
-        final._engine = Serial(assembly.site)
-        got = final.ask(method.moments)["moments"]
+        got = assembly.server.ask(method.moments, Questions(Serial(assembly.site)))["moments"]
         np.testing.assert_array_equal(got["n"].numpy(), np.where(counts >= limit, counts, 0).sum(0))
         lost = (counts < max(limit, 1)).all(0)
         assert (got["zz"].flatten(1).abs().sum(1) == 0).numpy().tolist() == lost.tolist()

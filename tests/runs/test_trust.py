@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 import fullrank
 from fullrank.data import load_dataset
+from fullrank.federated.aggregation import RunningMean
 
 Path(__file__).with_name("RAN").touch()
 
@@ -36,6 +37,9 @@ def metric(scores, labels):
 
 def criterion(logits, labels):
     return logits.logsumexp(1).mean()
+
+class Aggregator(RunningMean):
+    pass
 """
 SETTINGS = {"model.name": "mlp", "model.width": 8, "train.rounds": 1, "data.clients": 2, "data.holdout": 0.2}
 NAMES = {
@@ -45,6 +49,7 @@ NAMES = {
     "composed": ('name = "fedavg"', 'name = "{}"', "fedprox+folder.payload:Hostile", "method.name"),
     "criterion": ('criterion = ""', 'criterion = "{}"', "folder.payload:criterion", "train.criterion"),
     "metric": ('metrics = [\n    "accuracy",', 'metrics = [\n    "{}",', "folder.payload:metric", "evaluate.metrics"),
+    "aggregator": ('aggregator = "mean"', 'aggregator = "{}"', "folder.payload:Aggregator", "train.aggregator"),
 }
 
 

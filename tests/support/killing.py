@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import load_file
 
 import fullrank
-import fullrank.channels
+import fullrank.federated.aggregation
 import fullrank.federated.client_states
 import fullrank.federated.server
 import fullrank.files
@@ -87,7 +87,9 @@ class Points:
     def install(self) -> None:
         """Put the points into the library's functions, in this process, for good."""
         self._around(fullrank.local.step.Step, "advance_", before="a local step")
-        self._around(fullrank.channels.Reduction, "add", before="an upload, not yet summed", after="a sum")
+        self._around(
+            fullrank.federated.aggregation.RunningMean, "add", before="an upload, not yet summed", after="a sum"
+        )
         self._around(fullrank.federated.server.Server, "run_round", after="a round, not yet written")
         self._around(fullrank.federated.server.Server, "finished", after="the methods' finish")
         self._around(fullrank.runs.directory.RunDirectory, "append_row", after="a row, not yet its checkpoint")

@@ -29,6 +29,7 @@ from fullrank.config.schema import (
     Train,
 )
 from fullrank.errors import Conflict, InputError, nearest, not_a_table, sentence
+from fullrank.federated.aggregation import find_aggregator
 from fullrank.files import Damaged, check_text
 from fullrank.metrics.measures import find_metrics
 from fullrank.plugins import GIVEN, LIBRARY, is_foreign, reject_untrusted
@@ -71,11 +72,13 @@ class Experiment(Table):
 
     @model_validator(mode="after")
     def _resolvable(self) -> Experiment:
-        """Check that the model, the method, the criterion and the metrics exist and accept these options."""
+        """Check that everything that the experiment names exists and accepts these options."""
         try:
             if self._looks_up(self.model.name):
                 models.check_options(self.model.name, models.builder(self.model.name), self.model.options)
             self._check_functions()
+            if self._looks_up(self.train.aggregator):
+                find_aggregator(self.train.aggregator)
         except InputError as problem:
             raise ValueError(str(problem)) from problem
         return self

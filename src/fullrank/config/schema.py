@@ -205,6 +205,9 @@ class Train(Table):
     """Whether the optimizer state of a client is reset at the start of each round (fresh) or kept between rounds."""
     buffers: Literal["average", "local"] = "average"
     """Running statistics of BatchNorm: averaged over clients like weights, or kept by each client (local)."""
+    aggregator: str = "mean"
+    """How the server combines what clients send: by weighted means and sums (mean), or "package.module:Class", a
+    subclass of fullrank.Aggregator."""
 
     @model_validator(mode="after")
     def _goes_together(self) -> Train:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from fullrank.channels import malformed
 from fullrank.engine.serial import Serial
+from fullrank.federated.checks import malformed
 from fullrank.federated.site import Job, Result, Site
 from fullrank.federated.uploads import described
 

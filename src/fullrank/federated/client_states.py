@@ -1,4 +1,4 @@
-"""What is known of clients that took part, by id; what they keep is in memory up to a limit, the rest in files."""
+"""The states that clients keep between rounds: in memory up to a limit, the rest in files of the checkpoints."""
 
 from __future__ import annotations
 
@@ -14,34 +14,38 @@ from fullrank.files import Damaged, verify_tensors
 from fullrank.trees import Tree, by_name, nbytes, unflatten
 
 MEMORY_LIMIT = 2**31
-"""Bytes of saved states that stay in memory."""
+"""The number of bytes of saved states that stay in memory."""
 
 
 class ClientStates:
-    """States of those clients that have ever taken part, and which frozen entries they have.
+    """The states of the clients that have taken part, and the version of the frozen entries that each has.
 
-    Nothing here is done for all of them but a start: a checkpoint takes a note of what is new since the one before.
+    A round costs as much as its own clients, however many have taken part before: a checkpoint notes only what is new
+    since the one before (`note`), and a process that resumes reads all notes (`follow`).
+
+    Args:
+        limit: How many bytes of saved states stay in memory. States that are not saved yet always do.
     """
 
     def __init__(self, limit: int = MEMORY_LIMIT) -> None:
         self.limit = limit
         self.files: dict[int, str] = {}
-        """The file in which each saved state lies."""
+        """The file that contains the saved state of each client."""
         self.contacts: dict[int, int] = {}
-        """The version of the frozen entries that each client has."""
+        """The version of the frozen entries that each client was sent last."""
         self._met: dict[int, int] = {}
-        """Contacts since the last checkpoint."""
+        """The contacts since the last checkpoint."""
         self._held: Counter[str] = Counter()
-        """How many clients' newest states lie in each file."""
+        """The number of clients whose newest states are in each file."""
         self._directory = Path()
         self._verified: set[str] = set()
-        """Files whose content was found to be what was written."""
+        """The files whose checksums were found to be right."""
         self._unsaved: dict[int, Tree] = {}
         self._saved: OrderedDict[int, Tree] = OrderedDict()
         self._bytes = 0
 
     def get(self, client: int) -> Tree | None:
-        """A client's state, or None before its first contact."""
+        """Return a client's state, or None before its first contact."""
         if client in self._unsaved:
             return self._unsaved[client]
         if client in self._saved:
@@ -52,42 +56,62 @@ class ClientStates:
         return None
 
     def put(self, client: int, state: Tree) -> None:
-        """Keep a client's new state."""
+        """Store a client's new state."""
         if client in self._saved:
             self._bytes -= nbytes(self._saved.pop(client))
         self._unsaved[client] = by_name(state)
 
     def meet(self, client: int, version: int) -> None:
-        """Note that a client has this version of the frozen entries."""
+        """Note that a client was sent this version of the frozen entries."""
         self.contacts[client] = self._met[client] = version
 
     def unsaved(self) -> dict[str, Tree]:
-        """States that no file holds yet, by client."""
+        """Return the states that are in no file yet, by client."""
         return {str(client): state for client, state in sorted(self._unsaved.items())}
 
     def note(self, file: str) -> dict[str, Any]:
-        """What is new since the last checkpoint, in plain types; unsaved states will lie in the file."""
+        """Return what is new since the last checkpoint in plain types, to be written as one line of JSON.
+
+        Args:
+            file: The name of the file into which the unsaved states will be written.
+        """
         contacts: dict[str, list[int]] = {}
         for client, version in sorted(self._met.items()):
             contacts.setdefault(str(version), []).append(client)
         return {"contacts": contacts, "file": file, "states": sorted(self._unsaved)}
 
     def saved_as(self, file: str, directory: Path) -> list[str]:
-        """All unsaved states lie in a file of the directory now; files that hold no client's newest state any more."""
+        """Note that all unsaved states have been written.
+
+        Args:
+            file: The name of the file that contains them.
+            directory: The directory of the checkpoints.
+
+        Returns:
+            The files that no longer contain the newest state of any client.
+        """
         self._directory, unsaved = directory, self._unsaved
         self._unsaved, self._met = {}, {}
-        left = self._lie_in(file, sorted(unsaved))
+        left = self._moved_to(file, sorted(unsaved))
         for client, state in sorted(unsaved.items()):
             self._remember(client, state)
         return left
 
     def follow(self, note: Mapping[str, Any], directory: Path) -> list[str]:
-        """Go on from one checkpoint to the next by its note; files that hold no client's newest state any more."""
+        """Proceed from one checkpoint to the next by the note of the next one.
+
+        Args:
+            note: What `note` returned at that checkpoint.
+            directory: The directory of the checkpoints.
+
+        Returns:
+            The files that no longer contain the newest state of any client.
+        """
         self._directory = directory
         self.contacts |= {client: int(version) for version, met in note["contacts"].items() for client in met}
-        return self._lie_in(note["file"], note["states"])
+        return self._moved_to(note["file"], note["states"])
 
-    def _lie_in(self, file: str, clients: Iterable[int]) -> list[str]:
+    def _moved_to(self, file: str, clients: Iterable[int]) -> list[str]:
         left = []
         for client in clients:
             before = self.files.get(client)

@@ -1,87 +1,91 @@
-"""The server: samples clients, sends them the model, reduces what comes back, and lets the method decide."""
+"""The server: samples clients, sends them the model, aggregates what comes back, and lets the method decide."""
 
 from __future__ import annotations
 
-import copy
-import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from fullrank.channels import Mean, OtherForm, OtherSize, Reduction, Sum, Traffic, Unusable, Upload, too_large
-from fullrank.data.augment.pipeline import Pipeline
+from fullrank.channels import Traffic
 from fullrank.errors import ClientFailed, InputError, WroteInPlace, kind_of, said_by
+from fullrank.federated.aggregation import Aggregation, find_aggregator
+from fullrank.federated.checks import OtherForm, OtherSize, Unusable, UploadCheck, check_samples, too_large
 from fullrank.federated.client_states import ClientStates
+from fullrank.federated.sampling import ClientSampler
 from fullrank.federated.site import Job, Kind, Result
-from fullrank.federated.uploads import SYNTHETIC, Rehearsal, described, form_of
-from fullrank.local.client import Client
-from fullrank.local.loop import Fit, Samples, train
-from fullrank.local.optimiser import memory
-from fullrank.local.plan import make_plan
-from fullrank.local.settings import Settings
-from fullrank.local.step import BadGradient, Bound, Context, State, Step
+from fullrank.federated.state import ServerState
+from fullrank.federated.uploads import SYNTHETIC, ExpectedUploads
+from fullrank.federated.views import Query, ServerView
+from fullrank.local.step import BadGradient
 from fullrank.methods._compose import Composition, defines
 from fullrank.methods._method import Method
-from fullrank.models.entries import Entries, select
-from fullrank.models.net import Net
+from fullrank.models.entries import Entries
 from fullrank.models.network import Network
 from fullrank.plugins import hooked
-from fullrank.randomness import generator, seeded
-from fullrank.trees import Tensors, Tree, by_name, clone, flatten, misfit, moved, part_of
+from fullrank.trees import Tensors, Tree, by_name, clone, flatten, misfit, part_of
 
 if TYPE_CHECKING:
     from fullrank.engine import Engine
 
-Query = Callable[[Client], Mapping[str, Sum | Mean]]
-
-SUSPICIOUS = 1e3
-"""How many times larger than the model and than the round's median a client's weights are when a warning names it."""
-CLIENTS_NAMED = 5
+NO_QUERY = ("", "")
 
 
 @dataclass
 class RoundResult:
-    """What is known of a round beside its model: who took part, what they measured, what crossed the channels."""
+    """What a round did besides changing the model: who took part, what they measured, and how much travelled."""
 
     round: int
     traffic: Traffic = field(default_factory=Traffic)
     results: list[Result] = field(default_factory=list)
     skipped: dict[int, str] = field(default_factory=dict)
-    """Clients left out after a failure, with the reason."""
+    """The clients that were left out after a failure, with the reason."""
     idle: list[int] = field(default_factory=list)
-    """Clients that made no step and so sent nothing."""
+    """The clients that made no step and so sent nothing."""
     cautions: list[str] = field(default_factory=list)
-    """What a user should know of the round, in sentences."""
+    """Warnings to the user, in sentences."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Whom to tell how far the clients are with what follows the last round."""
+    """Functions that are told how far the clients are with what follows the last round."""
 
     begin: Callable[[int, int], None] = lambda done, clients: None
-    """So many clients will do something, some of whom have done it before."""
+    """Called with the number of clients that are done already, by an earlier process, and the number of all clients."""
     client_done: Callable[[Result], None] = lambda result: None
 
 
+@dataclass
+class Questions:
+    """The engine on which clients answer a method's queries, and what came of them."""
+
+    engine: Engine
+    traffic: Traffic = field(default_factory=Traffic)
+    skipped: dict[int, str] = field(default_factory=dict)
+    """The clients that did not answer, with the reason."""
+    progress: Progress = field(default_factory=Progress)
+
+
 class Server:
-    """One federation's server. Methods see it through `seen_by`, with `own` as their own state.
+    """The server of one federation. The hooks of a method see it through a `ServerView`.
 
-    What an upload must look like follows from the method and the model, never from what other clients send: a method
-    that declares `uploads` runs once on a synthetic client (`Rehearsal`) before the first round, and one that does not
-    sends the weights and statistics alone. A client that sends something else is believed only if the synthetic client
-    does so too. Where the method cannot run there, a warning says so, and the upload of the first client of a round
-    decides. `channels` lists what is rejected; the server also rejects
+    What an upload must look like follows from the method and the model, never from what other clients send
+    (`ExpectedUploads`). `checks` lists what is rejected.
 
-    - an upload of nothing from a client that made steps;
-    - a number of samples other than the one that the server knows, as the client's claim, as the weight of its buffers
-      and, unless the method has a `weight` of its own, as the weight of its weights.
-
-    Weights more than `SUSPICIOUS` times as large as both the model that was sent and the median of the round's clients
-    are a warning that names the client.
+    Args:
+        network: The network, whose values are the initial model.
+        composition: The methods.
+        entries: Which entries of the model are shared, personal or frozen.
+        sampler: Which clients there are, and which of them take part in a round.
+        aggregator: The name of the aggregator.
+        on_client_error: Whether the first client that fails stops the run ("stop") or is left out ("skip").
+        personal_travels: Whether the initial values of personal entries are sent to a client at its first contact.
+        expected: What clients send.
+        store: What is known of single clients.
+        state: The state to continue from; None begins with the values of the network.
     """
 
     def __init__(
@@ -89,206 +93,143 @@ class Server:
         network: Network,
         composition: Composition,
         entries: Entries,
+        sampler: ClientSampler,
         *,
-        sizes: Callable[[int], int],
-        clients: int,
-        unseen: Sequence[int] | np.ndarray = (),
-        participation: float | int,
-        seed: int,
+        aggregator: str = "mean",
         on_client_error: str = "stop",
         personal_travels: bool = False,
-        rehearsal: Rehearsal | None = None,
+        expected: ExpectedUploads,
+        store: ClientStates | None = None,
+        state: ServerState | None = None,
     ):
         self.net = network
-        self.clients = clients - len(unseen)
-        """How many clients may take part."""
-        self._everybody = clients
-        self._seen = np.setdiff1d(np.arange(clients), np.asarray(unseen)) if len(unseen) else None
-        self.round = 0
-        self.taking_part: tuple[int, ...] = ()
-        self.store = ClientStates()
-        self.frozen_version = self._sent_version = 0
+        self.store = store if store is not None else ClientStates()
         self._composition = composition
         self._entries = entries
-        self._sizes = sizes
-        self._number = participants(participation, self.clients)
-        self._seed = seed
+        self._sampler = sampler
+        self._aggregator = aggregator
+        self._aggregator_class = find_aggregator(aggregator)
         self._on_client_error = on_client_error
         self._personal_travels = personal_travels
-        self._model: Tensors = clone(network.tensors())
-        flatten(self._model)  # rejects a name with a slash
-        self._own: dict[str, Tree] = {}
-        self._space = ""
-        self._engine: Engine | None = None
-        self._traffic = Traffic()
-        self._left_out: dict[int, str] = {}
-        self._progress = Progress()
-        self._rehearsal = rehearsal
-        self._forms: dict[tuple[str, str], _Form] = {}
+        self._expected = expected
         self._variances = tuple(
             name
             for name in entries.buffers
             if name.endswith("running_var") and isinstance(network.owner(name), nn.modules.batchnorm._BatchNorm)
         )
-        for part in composition.parts:
+        self._state = state if state is not None else ServerState(clone(network.tensors()))
+        if state is None:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Let the methods make their initial states."""
+        flatten(self._state.model)  # rejects a name with a slash
+        for part in self._composition.parts:
             if state := hooked(part, "server_state", self.seen_by(part)):
-                self._own[part.name] = by_name(clone(state))
+                self.own[part.name] = by_name(clone(state))
             for name in self._sent_of(part):
-                if name not in self._own.get(part.name, {}):
+                if name not in self.own.get(part.name, {}):
                     raise InputError(f'"{part.name}" broadcasts "{name}", which its server_state does not have')
 
-    # What a method looks at and asks for
+    def over(self, state: ServerState) -> Server:
+        """Return a server of the same federation that has another state."""
+        return Server(
+            self.net,
+            self._composition,
+            self._entries,
+            self._sampler,
+            aggregator=self._aggregator,
+            on_client_error=self._on_client_error,
+            personal_travels=self._personal_travels,
+            expected=self._expected,
+            store=self.store,
+            state=state,
+        )
 
-    def seen_by(self, part: Method) -> Server:
-        """The same server with a method's own state."""
-        view = copy.copy(self)
-        view._space = part.name
-        return view
+    def seen_by(self, part: Method, questions: Questions | None = None) -> ServerView:
+        """Return the server as the hooks of a method see it; with `questions`, they may ask the clients."""
+        return ServerView(self, part, questions)
+
+    # The state
 
     @property
-    def own(self) -> Tree:
-        """This method's server state; assign a new tree to change it."""
-        return self._own.get(self._space, {})
+    def round(self) -> int:
+        """The number of rounds that are complete."""
+        return self._state.round
 
-    @own.setter
-    def own(self, tree: Tree) -> None:
-        self._own[self._space] = by_name(clone(tree))
+    @property
+    def taking_part(self) -> tuple[int, ...]:
+        """The clients whose uploads are in the means of the newest round."""
+        return self._state.taking_part
+
+    @property
+    def frozen_version(self) -> int:
+        """How often the frozen entries have changed."""
+        return self._state.frozen_version
 
     @property
     def model(self) -> Tensors:
-        """All entries of the global model; personal ones as they were at the start."""
-        return dict(self._model)
+        """All entries of the global model; personal entries have their initial values."""
+        return dict(self._state.model)
 
     @property
     def w(self) -> Tensors:
-        """The shared entries of the global model; in `finish`, assign some or all of them to change the result."""
-        return {name: self._model[name] for name in self._entries.shared}
+        """The shared entries of the global model."""
+        return {name: self._state.model[name] for name in self._entries.shared}
 
-    @w.setter
-    def w(self, new: Tensors) -> None:
-        self._accept(new)
+    @property
+    def own(self) -> dict[str, Tree]:
+        """The server's state of each method, by the method's name."""
+        return self._state.own
 
-    def ask(self, query: Query) -> dict[str, Tree]:
-        """Let every client answer `query(client)` under the current model; the reduced Sums and Means by name.
+    def update_model(self, new: Tensors) -> None:
+        """Give shared, frozen or buffer entries of the global model new values.
 
-        `query` is a method of the asking method's class, so that a client elsewhere knows it by name.
+        Raises:
+            InputError: If the values do not fit the model.
         """
-        part = getattr(query, "__self__", None)
-        name = getattr(query, "__name__", "")
-        if not (isinstance(part, Method) and part in self._composition.parts):
-            raise InputError(f"server.ask takes a function of the method itself, not {query!r}")
-        everybody = self.scheduled(self._named(range(self.clients)))
-        reduction = self._reduction(query=(part.name, name))
-        self._progress.begin(0, len(everybody))
-        for result in self._collect("query", everybody, self._traffic, query=(part.name, name)):
-            if self._usable(reduction, result, None, self._left_out):
-                self._traffic.count_up(result.upload)
-            self._progress.client_done(result)
-        return reduction.result().get(part.name, {})
+        known = {name: self._state.model[name] for name in new if name in self._state.model}
+        personal = set(new) & set(self._entries.personal)
+        problem = misfit(new, known) or (f"{personal.pop()} is personal" if personal else None)
+        problem = problem or _other_kind(new, known) or too_large(new, known)
+        if problem:
+            raise InputError(f"the aggregated model does not fit: {problem}")
+        self._state.model.update({name: value.detach().to(known[name]) for name, value in new.items()})
+        if set(new) & set(self._entries.frozen):
+            self._state.frozen_version += 1
 
-    def generator(self, purpose: str) -> np.random.Generator:
-        """Random numbers for a method's own use: a function of seed, method, purpose and round."""
-        return generator(self._seed, "server", self._space, purpose, self.round)
+    # The clients
 
-    def fit_head(self, z: Tensor, y: Tensor, *, epochs: int, batch_size: int = 64, **optimiser: Any) -> Tensors:
-        """Train a copy of the classifier on features, by the loop that clients use; its entries under their names."""
-        prefix = f"{self.net.head_name}." if self.net.head_name else ""
-        body = Net(nn.Identity(), z.shape[1], self.net.num_classes)
-        body.head = self.net.bare_head()
-        network = Network(body, "head", "head", self.net.num_classes, z.shape[1])
-        network.load({f"head.{n.removeprefix(prefix)}": self._model[n] for n in select(self.net, "head")})
-        settings = Settings(epochs=epochs, batch_size=batch_size, **optimiser)
-        plan = make_plan(len(z), settings, generator(self._seed, "head", self.round))
-        trained: Tensors = {n: p.requires_grad_() for n, p in network.parameters().items()}
-        step = Step(Composition(Method()), Bound(network, trained), settings, frozenset(trained), frozenset(trained))
-        context = Context(clone(trained), {}, {}, torch.bincount(y, minlength=self.net.num_classes).to(z.dtype))
-        samples = Samples(z, y, torch.arange(len(z), device=z.device), Pipeline())
-        with seeded(self._seed, "head", self.round, device=z.device), network.mode(train=True):
-            state = State(trained, {}, {}, memory(trained, settings))
-            train(Fit(step, state, context, samples, plan, z.dtype))
-        return {f"{prefix}{n.removeprefix('head.')}": t for n, t in clone(trained).items()}
+    @property
+    def clients(self) -> int:
+        """The number of clients that may take part."""
+        return self._sampler.number
 
-    # A round
-
-    def run_round(
-        self,
-        engine: Engine,
-        watch: Callable[[Result], None] | None = None,
-        evaluate: bool = False,
-        show: Collection[int] = (),
-    ) -> RoundResult:
-        """Run one round; with `evaluate`, clients evaluate the received and the trained model on their hold-outs.
-
-        The results of the clients in `show` carry the models that they trained: no traffic, but a look at them.
-        Nothing of the server's or the clients' state changes before all of it has succeeded.
-        """
-        self._engine = engine
-        self.taking_part = self.sample(self.round)
-        outcome = RoundResult(self.round)
-        reduction = self._reduction()
-        expected = {"w": self.w, "buffers": {name: self._model[name] for name in self._entries.buffers}}
-        states: dict[int, Tree] = {}
-        for result in self._collect(
-            "train", self.scheduled(self.taking_part), outcome.traffic, evaluate=evaluate, show=show
-        ):
-            if not self._usable(reduction, result, expected, outcome.skipped):
-                continue
-            if not result.steps:
-                outcome.idle.append(result.client)
-            outcome.traffic.count_up(result.upload)
-            states[result.client] = result.state
-            result.upload, result.state = {}, {}
-            outcome.results.append(result)
-            if watch is not None:
-                watch(result)
-        nobody_has_data = not any(map(self._sizes, self.taking_part))
-        if not reduction.clients and not nobody_has_data:
-            reasons = "; ".join(f"client {k}: {why}" for k, why in list(outcome.skipped.items())[:3])
-            more = f"; and {len(outcome.skipped) - 3} more" if len(outcome.skipped) > 3 else ""
-            reasons = reasons + more or (
-                "none of them made a step; take a smaller train.batch_size, or train.last_batch = keep"
-            )
-            raise InputError(f"round {self.round + 1}: no client sent anything ({reasons}){self._model_at_fault()}")
-        outcome.cautions = [*self._unknown_form(), *_suspicious(reduction, outcome)]
-        self.taking_part = tuple(sorted(set(states) - set(outcome.idle)))  # those whose uploads are in the means
-        if reduction.clients:  # else the draw met clients without data only: the model stays as it is
-            self._aggregate(reduction)
-        for client, state in states.items():
-            self.store.meet(client, self._sent_version)
-            if state:
-                self.store.put(client, state)
-        self.round += 1
-        return outcome
+    @property
+    def seed(self) -> int:
+        """The seed of the run."""
+        return self._sampler.seed
 
     def sample(self, round: int) -> tuple[int, ...]:
-        """Who takes part: a function of seed and round, the same for every method."""
-        if self._number == self.clients:
-            return self._named(range(self.clients))
-        chosen = generator(self._seed, "clients", round).choice(self.clients, self._number, replace=False)
-        return self._named(sorted(int(client) for client in chosen))
+        """Return the clients that take part in a round: a function of seed and round, the same for every method."""
+        return self._sampler.sample(round)
 
-    def _named(self, places: Iterable[int]) -> tuple[int, ...]:
-        """Clients by their places among those that may take part."""
-        return tuple(places) if self._seen is None else tuple(int(self._seen[place]) for place in places)
+    # Jobs
 
-    def scheduled(self, clients: tuple[int, ...]) -> list[int]:
-        """The order of work and of summation: largest first, then by id."""
-        return sorted(clients, key=lambda client: (-self._sizes(client), client))
-
-    def job(self, kind: Kind, client: int, query: tuple[str, str] = ("", "")) -> Job:
-        """What one client gets to work with."""
-        return self._job(kind, client, self._broadcast(), query)
+    def job(self, kind: Kind, client: int) -> Job:
+        """Return a job of one client under the current model."""
+        return self._job(kind, client, self._broadcast())
 
     def _job(
         self,
         kind: Kind,
         client: int,
         broadcast: Tree,
-        query: tuple[str, str],
+        query: tuple[str, str] = NO_QUERY,
         evaluate: bool = False,
         show: bool = False,
     ) -> Job:
-        entries, model = self._entries, self._model
+        entries, model = self._entries, self._state.model
         first = self._personal_travels and client not in self.store.contacts
         return Job(
             kind,
@@ -303,35 +244,38 @@ class Server:
             show=show,
         )
 
+    def _synthetic_job(self, query: tuple[str, str] = NO_QUERY) -> Job:
+        """Return the job of a client that does not exist, which shows what clients send."""
+        return self._job("query" if query[0] else "train", SYNTHETIC, self._broadcast(), query)
+
+    def _model_sent(self) -> Tree:
+        return {"w": self.w, "buffers": {name: self._state.model[name] for name in self._entries.buffers}}
+
     def _broadcast(self) -> Tree:
-        """What every client is sent: the shared entries, the buffers, and the methods' own broadcasts."""
-        return {
-            "w": self.w,
-            "buffers": {name: self._model[name] for name in self._entries.buffers},
-            "sent": {
-                part.name: {name: self._own[part.name][name] for name in names}
-                for part in self._composition.parts
-                if (names := self._sent_of(part))
-            },
+        """Return what every client is sent: the shared entries, the buffers, and the methods' own broadcasts."""
+        sent = {
+            part.name: {name: self.own[part.name][name] for name in names}
+            for part in self._composition.parts
+            if (names := self._sent_of(part))
         }
+        return {**self._model_sent(), "sent": sent}
 
     def _sent_of(self, part: Method) -> tuple[str, ...]:
-        """What a method broadcasts: nothing where its hyper-parameters let it keep no state."""
-        return part.broadcast if part.name in self._own or not defines(part, "server_state") else ()
+        """Return what a method broadcasts: nothing where its hyper-parameters let it keep no state."""
+        return part.broadcast if part.name in self.own or not defines(part, "server_state") else ()
 
     def _collect(
         self,
+        engine: Engine,
         kind: Kind,
         clients: list[int],
         traffic: Traffic,
-        query: tuple[str, str] = ("", ""),
+        query: tuple[str, str] = NO_QUERY,
         evaluate: bool = False,
         show: Collection[int] = (),
         known: Collection[int] = (),
     ) -> Iterator[Result]:
-        """The results of clients' jobs; those of `known` clients are there already, and only their traffic counts."""
-        assert self._engine is not None
-        self._sent_version = self.frozen_version
+        """Return the results of clients' jobs; for `known` clients, which have theirs, only the traffic is counted."""
         broadcast, sent = self._broadcast(), Traffic()
         sent.count_down(broadcast)
 
@@ -345,186 +289,191 @@ class Server:
                 if client not in known:
                     yield job
 
-        return self._engine.run(jobs())
+        return engine.run(jobs())
 
-    # What an upload must look like
+    # A round
 
-    def expected_upload(self, query: tuple[str, str] = ("", "")) -> Upload:
-        """What every client sends in this round, or as the answer to a query, without values.
+    def run_round(
+        self,
+        engine: Engine,
+        watch: Callable[[Result], None] | None = None,
+        evaluate: bool = False,
+        show: Collection[int] = (),
+    ) -> RoundResult:
+        """Run one round. The state of server and clients changes only if the whole round succeeds.
 
-        Raises:
-            Exception: whatever the method raises on a synthetic client.
+        Args:
+            engine: Where clients train.
+            watch: Called with the result of each client.
+            evaluate: Whether clients evaluate the received and the trained model on their hold-outs.
+            show: Clients whose results carry the models that they trained. This is no traffic.
         """
-        return form_of(self._rehearsed("query" if query[0] else "train", query).upload)
-
-    def _rehearsed(self, kind: Kind, query: tuple[str, str] = ("", "")) -> Result:
-        if self._rehearsal is None:
-            raise InputError("there is no site on which the method could run")
-        return self._rehearsal.do(self._job(kind, SYNTHETIC, self._broadcast(), query))
-
-    def _reduction(self, query: tuple[str, str] = ("", "")) -> Reduction:
-        """Sums that take the uploads that are expected, and no others."""
-        if query not in self._forms:
-            declared = query[0] or any(part.uploads for part in self._composition.parts)
-            self._forms[query] = self._form(query) if declared else _Form(self._weights_alone())
-        return Reduction(likeness=self._forms[query].upload, variances=() if query[0] else self._variances, query=query)
-
-    def _weights_alone(self) -> Upload:
-        sent = self._broadcast()
-        return form_of({"": {"w": Mean(sent["w"]), "buffers": Mean(sent["buffers"])}})
-
-    def _form(self, query: tuple[str, str]) -> _Form:
-        try:
-            return _Form(self.expected_upload(query), self.round)
-        except Exception as error:
-            return _Form({}, self.round, f"{kind_of(error)}: {said_by(error)}")
-
-    def _unknown_form(self) -> list[str]:
-        """A warning in the round in which the method could not be run on a synthetic client."""
-        form = self._forms[("", "")]
-        if not form.unknown or form.round != self.round:
-            return []
-        return [
-            f'the method "{self._composition.method.name}" cannot run on a synthetic client ({form.unknown}), so the '
-            "first upload of each round decides what the others must look like"
+        self._state.taking_part = self.sample(self.round)
+        outcome = RoundResult(self.round)
+        intake, version = self._intake(), self.frozen_version
+        states: dict[int, Tree] = {}
+        clients = self._sampler.scheduled(self.taking_part)
+        for result in self._collect(engine, "train", clients, outcome.traffic, evaluate=evaluate, show=show):
+            if not self._succeeds(result, outcome.skipped, intake):
+                continue
+            if not result.steps:
+                outcome.idle.append(result.client)
+            outcome.traffic.count_up(result.upload)
+            states[result.client] = result.state
+            result.upload, result.state = {}, {}
+            outcome.results.append(result)
+            if watch is not None:
+                watch(result)
+        senders = tuple(sorted(intake.check.sizes))
+        if not senders and any(map(self._sampler.size, self.taking_part)):
+            raise InputError(self._nothing_sent(outcome))
+        outcome.cautions = [
+            *self._expected.caution(self._synthetic_job()),
+            *intake.check.suspicious(self.round),
         ]
+        self._state.taking_part = senders
+        if senders:  # else only clients without data were drawn, and the model stays as it is
+            self._aggregate(intake.aggregation, Questions(engine, outcome.traffic, outcome.skipped))
+        for client, state in states.items():
+            self.store.meet(client, version)
+            if state:
+                self.store.put(client, state)
+        self._state.round += 1
+        return outcome
 
-    def _has_another_form(self, reduction: Reduction) -> bool:
-        """Whether the method sends something else in this round than before; then that is expected from now on."""
-        known = self._forms[reduction.query]
-        if known.unknown or known.round == self.round:
-            return False
-        fresh = self._forms[reduction.query] = self._form(reduction.query)
-        if described(fresh.upload) == described(known.upload):
-            return False
-        if reduction.clients:
-            new = ", ".join(sorted(described(fresh.upload).keys() - described(known.upload).keys()))
-            raise InputError(
-                f'"{self._composition.method.name}" sends {new or "less than before"}, and a client of round '
-                f"{self.round + 1} that did not was counted already; declare what the method sends in its `uploads`"
-            )
-        reduction.likeness = fresh.upload
-        return True
-
-    def _model_at_fault(self) -> str:
-        """A clause that says so if the model that was sent has no finite loss even on a synthetic client."""
-        try:
-            (first, *_) = self._rehearsed("train").metrics["epochs"]
-        except Exception:
-            return ""
-        if all(math.isfinite(value) for value in (first["criterion"], first["grad_norm"])):
-            return ""
-        return (
-            "; the global model is at fault and not a client: its loss is not finite on any data, so look at the "
-            "rounds before, and start from an earlier checkpoint or with a smaller train.lr"
+    def _nothing_sent(self, outcome: RoundResult) -> str:
+        reasons = "; ".join(f"client {k}: {why}" for k, why in list(outcome.skipped.items())[:3])
+        more = f"; and {len(outcome.skipped) - 3} more" if len(outcome.skipped) > 3 else ""
+        reasons = reasons + more or (
+            "none of them made a step; take a smaller train.batch_size, or train.last_batch = keep"
         )
+        return f"round {self.round + 1}: no client sent anything ({reasons}){self._model_at_fault()}"
 
-    def _usable(self, reduction: Reduction, result: Result, expected: Tree | None, skipped: dict[int, str]) -> bool:
-        """Reduce a result; where it is unusable, stop, or note who is left out, as `on_client_error` says."""
+    def _aggregate(self, aggregation: Aggregation, questions: Questions) -> None:
+        """Let the methods make the new model from the aggregated uploads."""
+        reduced = aggregation.result()
+        mean = reduced.pop("")
+        new: Tree = mean["w"]
+        frozen: Tensors = {}  # frozen entries that a method changes are not given to the next one
+        before = self._state.copy()
         try:
-            self._reduce(reduction, result, expected)
+            for part in self._composition.aggregators:
+                uploads = {**reduced.get(part.name, {}), "w": mean["w"]}
+                new = hooked(part, "aggregate", self.seen_by(part, questions), new, uploads)
+                if not isinstance(new, Mapping):
+                    raise InputError(f'"{part.name}".aggregate returned {new!r}; it must return the new shared entries')
+                frozen |= {name: value for name, value in new.items() if name not in mean["w"]}
+                new = part_of(new, mean["w"])
+            if lost := [name for name in self._entries.shared if name not in new]:
+                raise InputError(f"the aggregated model does not fit: {lost[0]} is missing")
+            self.update_model({**new, **frozen, **mean["buffers"]})
+        except Exception:
+            self._state = before  # an aggregation that fails leaves nothing behind
+            raise
+
+    # Uploads
+
+    def _intake(self, query: tuple[str, str] = NO_QUERY) -> _Intake:
+        """Return the checks and the aggregation of a round's uploads or of the answers to a query."""
+        sent, asks = self._model_sent(), bool(query[0])
+        check = UploadCheck(
+            {} if asks else sent,
+            self._expected.form(self._synthetic_job(query)),
+            () if asks else self._variances,
+        )
+        return _Intake(query, check, Aggregation(self._aggregator_class, self._aggregator, sent, self.round))
+
+    def _succeeds(self, result: Result, skipped: dict[int, str], intake: _Intake | None = None) -> bool:
+        """Take a result in. Where that fails, stop or note who is left out, as `on_client_error` says."""
+        try:
+            _check_result(result)
+            if intake is not None and (result.upload or result.steps):
+                self._check_upload(result, intake)
         except ClientFailed as failure:
             if self._stops:
                 raise
             skipped[result.client] = failure.reason
             return False
+        if intake is not None and result.client in intake.check.sizes:
+            intake.aggregation.add(result.client, result.upload)
         return True
 
-    def _reduce(self, reduction: Reduction, result: Result, expected: Tree | None) -> None:
-        if result.error is not None:
-            if kind_of(result.error) in (WroteInPlace.__name__, BadGradient.__name__):
-                raise InputError(said_by(result.error))  # the method's fault and not the client's
-            raise ClientFailed(result.client, f"{kind_of(result.error)}: {said_by(result.error)}") from result.error
-        if not result.upload and not result.steps:
-            return
+    def _check_upload(self, result: Result, intake: _Intake) -> None:
         try:
-            self._check_samples(result)
+            own_weight = bool(self._composition.defined("weight"))
+            check_samples(result.upload, result.samples, self._sampler.size(result.client), own_weight)
             try:
-                reduction.add(result.upload, expected)
+                intake.check.accept(result.client, result.upload)
             except OtherForm:
-                if not self._has_another_form(reduction):
+                form = self._expected.renew(self._synthetic_job(intake.query), bool(intake.check.sizes))
+                if form is None:
                     raise
-                reduction.add(result.upload, expected)
+                intake.check.expect(form)
+                intake.check.accept(result.client, result.upload)
         except Unusable as problem:
             blame = self._model_at_fault() if isinstance(problem, OtherSize) and self._stops else ""
             raise ClientFailed(result.client, f"its upload is rejected: {problem}{blame}") from None
+
+    def _model_at_fault(self) -> str:
+        """Return a clause that says so if the model that was sent has no finite loss even on a synthetic client."""
+        if self._expected.finite_loss(self._synthetic_job()):
+            return ""
+        return (
+            "; the global model is at fault and not a client: its loss is not finite on any data, so inspect the "
+            "rounds before, and start from an earlier checkpoint or with a smaller train.lr"
+        )
 
     @property
     def _stops(self) -> bool:
         """Whether a run ends with the first client that fails."""
         return self._on_client_error == "stop"
 
-    def _check_samples(self, result: Result) -> None:
-        """Reject an empty upload after steps, and sample counts that are not what the server knows."""
-        if not result.upload:
-            raise OtherForm("it is empty, although the client made steps")
-        known = self._sizes(result.client)
-        claims: dict[str, float] = {"it claims": result.samples}
-        model = result.upload.get("", {}) if isinstance(result.upload, Mapping) else {}
-        own_weight = bool(self._composition.defined("weight"))
-        for name in ("buffers",) if own_weight else ("w", "buffers"):
-            if isinstance(part := model.get(name), Mean):
-                claims[f"the weight of its {name} is"] = part.weight
-        for words, claim in claims.items():
-            if isinstance(claim, (int, float)) and claim != known:
-                raise OtherForm(f"{words} {claim:g}, but the client has {known} samples")
+    # Questions of methods
 
-    def _aggregate(self, reduction: Reduction) -> None:
-        reduced = reduction.result()
-        mean = reduced.pop("")
-        new: Tree = mean["w"]
-        beside: Tensors = {}  # frozen entries that a method changes are no business of the next one's
-        own = dict(self._own)  # so that an aggregation that fails leaves nothing behind
-        try:
-            for part in self._composition.aggregators:
-                uploads = {**reduced.get(part.name, {}), "w": mean["w"]}
-                new = hooked(part, "aggregate", self.seen_by(part), new, uploads)
-                if not isinstance(new, Mapping):
-                    raise InputError(f'"{part.name}".aggregate returned {new!r}; it must return the new shared entries')
-                beside |= {name: value for name, value in new.items() if name not in mean["w"]}
-                new = part_of(new, mean["w"])
-            if lost := [name for name in self._entries.shared if name not in new]:
-                raise InputError(f"the aggregated model does not fit: {lost[0]} is missing")
-            self._accept({**new, **beside, **mean["buffers"]})
-        except Exception:
-            self._own.clear()
-            self._own.update(own)
-            raise
+    def ask(self, query: Query, questions: Questions) -> dict[str, Tree]:
+        """Let all clients answer `query(client)` under the current model, and aggregate the answers.
 
-    def _accept(self, new: Tensors) -> None:
-        """Take new values of shared, frozen or buffer entries into the model."""
-        known = {name: self._model[name] for name in new if name in self._model}
-        personal = set(new) & set(self._entries.personal)
-        problem = misfit(new, known) or (f"{personal.pop()} is personal" if personal else None)
-        problem = problem or _other_kind(new, known) or too_large(new, known)
-        if problem:
-            raise InputError(f"the aggregated model does not fit: {problem}")
-        self._model.update({name: value.detach().to(known[name].dtype) for name, value in new.items()})
-        if set(new) & set(self._entries.frozen):
-            self.frozen_version += 1
+        Args:
+            query: A function of a method, so that a client elsewhere can find it by name.
+            questions: The engine, and where traffic and failures are counted.
+
+        Returns:
+            The aggregated answers by name.
+        """
+        part = getattr(query, "__self__", None)
+        if not (isinstance(part, Method) and part in self._composition.parts):
+            raise InputError(f"server.ask takes a function of the method itself, not {query!r}")
+        name = (part.name, getattr(query, "__name__", ""))
+        everybody = self._sampler.scheduled(self._sampler.all())
+        intake = self._intake(name)
+        questions.progress.begin(0, len(everybody))
+        for result in self._collect(questions.engine, "query", everybody, questions.traffic, query=name):
+            if self._succeeds(result, questions.skipped, intake):
+                questions.traffic.count_up(result.upload)
+            questions.progress.client_done(result)
+        return intake.aggregation.result().get(part.name, {})
 
     # After the last round
 
     def finished(self, engine: Engine, progress: Progress | None = None) -> tuple[Server, Traffic, dict[int, str]]:
-        """A copy of this server on which every `finish` hook has run, its traffic, and who was left out of it."""
-        final = copy.copy(self)
-        final._model, final._own, final._engine = dict(self._model), dict(self._own), engine
-        final._traffic, final._left_out, final._progress = Traffic(), {}, progress or Progress()
+        """Run the `finish` hooks of the methods. This server stays as it is.
+
+        Returns:
+            The server with the finished model, the traffic, and the clients that were left out, with the reasons.
+        """
+        final = self.over(self._state.copy())
+        questions = Questions(engine, progress=progress or Progress())
         for part in self._composition.defined("finish"):
-            hooked(part, "finish", final.seen_by(part))
-        return final, final._traffic, final._left_out
+            hooked(part, "finish", final.seen_by(part, questions))
+        return final, questions.traffic, questions.skipped
 
     def holding(self, model: Tensors) -> Server:
-        """A copy of this server whose global model is another, as `finish` may have made one."""
-        other = copy.copy(self)
-        other._model = {**self._model, **model}
-        return other
+        """Return a server with other entries of the global model, such as those that `finish` made."""
+        return self.over(dataclasses.replace(self._state.copy(), model={**self._state.model, **model}))
 
-    def restored(self, state: Tree, device: torch.device) -> Server:
-        """A copy of this server as `finished` gave it, from the state of that."""
-        final = copy.copy(self)
-        final.restore(state, self.round, device)
-        return final
+    def restored(self, saved: Tree, device: torch.device) -> Server:
+        """Return the server that `finished` gave, from what its `state` gave."""
+        return self.over(self._state.restored(saved, device))
 
     def evaluate_clients(
         self,
@@ -536,21 +485,30 @@ class Server:
         keep: Callable[[Result], None] | None = None,
         evaluate: bool = True,
     ) -> tuple[dict[int, dict[str, Any]], Traffic, dict[int, str]]:
-        """Evaluate every client's own models on its hold-out: scores by client and stage, and who failed.
+        """Evaluate every client's own models on its hold-out. The state of the server does not change.
 
-        Clients in `known`, as an earlier process noted them, are not evaluated again; the others are noted as soon as
-        they are done. `keep` is called with each result, which then carries the client's model; with `evaluate=False`
-        nothing is evaluated. Nothing that the server knows changes.
+        Args:
+            engine: Where clients are evaluated.
+            known: What an earlier process noted of clients, which are not evaluated again.
+            note: Called with each client that is done and what is to be noted of it.
+            progress: Told how far the clients are.
+            keep: Called with each result, which then carries the client's model.
+            evaluate: Whether anything is evaluated.
+
+        Returns:
+            The scores by client and stage, the traffic, and the clients that failed, with the reasons.
         """
-        self._engine, traffic = engine, Traffic()
-        everybody = self.scheduled(tuple(range(self._everybody)))
+        traffic = Traffic()
+        skipped: dict[int, str] = {}
+        everybody = self._sampler.scheduled(self._sampler.with_unseen())
         found: dict[int, Mapping[str, Any]] = dict(known or {})
         progress = progress or Progress()
         progress.begin(len(found), len(everybody))
-        skipped: dict[int, str] = {}
         shown = frozenset(everybody if keep is not None else ())
-        for result in self._collect("personal", everybody, traffic, evaluate=evaluate, show=shown, known=set(found)):
-            if self._usable(Reduction(), result, None, skipped):
+        for result in self._collect(
+            engine, "personal", everybody, traffic, evaluate=evaluate, show=shown, known=set(found)
+        ):
+            if self._succeeds(result, skipped):
                 found[result.client] = {key: result.metrics[key] for key in ("personal",) if key in result.metrics}
                 if keep is not None:
                     keep(result)
@@ -565,62 +523,37 @@ class Server:
     # Checkpoints
 
     def state(self) -> Tree:
-        """Everything the server must remember, but for what is known of clients."""
-        return {
-            "model": dict(self._model),
-            "own": dict(self._own),
-            "frozen_version": torch.tensor(self.frozen_version),
-        }
+        """Return everything that a checkpoint must contain of the server, except for what is known of clients."""
+        return self._state.tensors()
 
-    def restore(self, state: Tree, round: int, device: torch.device) -> None:
+    def restore(self, saved: Tree, round: int, device: torch.device) -> None:
         """Continue from what `state` gave after `round` rounds."""
-        self.round = round
-        self.taking_part = self.sample(round - 1) if round else ()
-        self._model = {name: state["model"][name].to(device, old.dtype) for name, old in self._model.items()}
-        self._own = {name: by_name(moved(own, device)) for name, own in state.get("own", {}).items()}
-        self.frozen_version = int(state["frozen_version"])
+        taking_part = self.sample(round - 1) if round else ()
+        state = dataclasses.replace(self._state, round=round, taking_part=taking_part)
+        self._state = state.restored(saved, device)
 
 
 @dataclass(frozen=True)
-class _Form:
-    """What clients send, found in a round; or why it is unknown."""
+class _Intake:
+    """The way of the uploads of a round, or of the answers to a query: through the checks to the aggregator."""
 
-    upload: Upload
-    round: int = -1
-    """The round in which the method ran on a synthetic client; before, what it declares is believed."""
-    unknown: str = ""
+    query: tuple[str, str]
+    check: UploadCheck
+    aggregation: Aggregation
+
+
+def _check_result(result: Result) -> None:
+    """Raise the failure of a client that did not do its job."""
+    if result.error is None:
+        return
+    if kind_of(result.error) in (WroteInPlace.__name__, BadGradient.__name__):
+        raise InputError(said_by(result.error))  # the method's fault and not the client's
+    raise ClientFailed(result.client, f"{kind_of(result.error)}: {said_by(result.error)}") from result.error
 
 
 def _other_kind(new: Tensors, known: Tensors) -> str | None:
-    """Which entry holds whole numbers in place of floating ones or the reverse, in words."""
+    """Name an entry that holds whole numbers in place of floating ones or the reverse."""
     for name, value in new.items():
         if value.is_floating_point() != known[name].is_floating_point():
             return f"{name} is of {value.dtype}, where the model has {known[name].dtype}"
     return None
-
-
-def _suspicious(reduction: Reduction, outcome: RoundResult) -> list[str]:
-    """A warning that names clients whose weights are far larger than the model that was sent and than the others'."""
-    if not reduction.sizes:
-        return []
-    senders = [result.client for result in outcome.results if result.client not in outcome.idle]
-    median = float(np.median(reduction.sizes))
-    limit = SUSPICIOUS * max(reduction.model_size, median)
-    odd = [(client, size) for client, size in zip(senders, reduction.sizes, strict=True) if limit and size > limit]
-    if not odd:
-        return []
-    named = ", ".join(f"client {client}: {size:.2g}" for client, size in odd[:CLIENTS_NAMED])
-    more = f" and {len(odd) - CLIENTS_NAMED} more" if len(odd) > CLIENTS_NAMED else ""
-    return [
-        f"round {outcome.round + 1}: weights of a norm more than {SUSPICIOUS:.0e} times that of the model sent "
-        f"({reduction.model_size:.2g}) and of the median client ({median:.2g}) are in the mean ({named}{more})"
-    ]
-
-
-def participants(participation: float | int, clients: int) -> int:
-    """How many clients take part: a share (the nearest number, at least one) or, as an integer, a number."""
-    if isinstance(participation, int):
-        if participation > clients:
-            raise InputError(f"train.participation = {participation}: there are only {clients} clients")
-        return participation
-    return max(1, round(participation * clients))

@@ -1,31 +1,34 @@
-"""What clients send, found by running the method once on a synthetic client, before any real one is asked."""
+"""The form of the uploads that the server expects, found by running the method once on a synthetic client."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fullrank.channels import Upload
+from fullrank.channels import Mean, Upload, form_of
 from fullrank.data.dataset import DataSet, Split
 from fullrank.data.federation import Federation
+from fullrank.errors import InputError, kind_of, said_by
 from fullrank.federated.site import Job, Result, Site
 from fullrank.local.loop import Eager
+from fullrank.methods._compose import Composition
 from fullrank.randomness import generator, seeded
-from fullrank.trees import pointwise
 
 SYNTHETIC = -1
 """The id of the synthetic client: no real client has it, and Python finds an entry under it in any table by client."""
 MOST_SAMPLES = 16
-"""Of the synthetic client: one of each class, as far as these go."""
+"""The largest number of samples of the synthetic client, which has one of each class."""
 
 
 class Rehearsal:
-    """A site with one synthetic client: random samples of the right shape, one step a fit.
+    """A site with one synthetic client: random samples of the right shape, one step per fit.
 
     It has a copy of the network and uses no client's data, so nothing of a run depends on it.
     """
@@ -35,7 +38,7 @@ class Rehearsal:
         self._site: Site | None = None
 
     def do(self, job: Job) -> Result:
-        """What comes of a job of the synthetic client; raises what the method raises."""
+        """Do a job of the synthetic client; raise what the method raises."""
         if self._site is None:
             self._site = _synthetic(self._of)
         site = self._site
@@ -46,16 +49,100 @@ class Rehearsal:
         return result
 
 
-def form_of(upload: Upload) -> Upload:
-    """An upload without its values: names, kinds, shapes and dtypes."""
-    return {
-        space: {name: type(part)(pointwise(part.tree, _shape_alone)) for name, part in parts.items()}
-        for space, parts in upload.items()
-    }
+class ExpectedUploads:
+    """The form of what clients send after training and as the answer to each query.
+
+    A method that declares `uploads` runs once on the synthetic client. The others send the weights and the BatchNorm
+    statistics only, unless a client sends something else and the synthetic client does so too (`renew`).
+
+    Each function takes a job of the synthetic client under the current model.
+    """
+
+    def __init__(self, composition: Composition, rehearsal: Rehearsal | None):
+        self._composition = composition
+        self._rehearsal = rehearsal
+        self._forms: dict[tuple[str, str], _Form] = {}
+
+    def form(self, job: Job) -> Upload:
+        """Return what every client sends, without values; empty where the method cannot run on synthetic data."""
+        if job.query not in self._forms:
+            declared = job.query[0] or any(part.uploads for part in self._composition.parts)
+            self._forms[job.query] = self._found(job) if declared else _Form(_model_only(job))
+        return self._forms[job.query].upload
+
+    def renew(self, job: Job, accepted: bool) -> Upload | None:
+        """Find out whether the method sends something else in this round than before, which is expected from then on.
+
+        Args:
+            job: A job of the synthetic client.
+            accepted: Whether the upload of a client of this round was accepted already.
+
+        Returns:
+            The new form; None if it is the old one.
+
+        Raises:
+            InputError: If the form is new and an upload in the old one was accepted.
+        """
+        known = self._forms[job.query]
+        if known.unknown or known.round == job.round:
+            return None
+        fresh = self._forms[job.query] = self._found(job)
+        if described(fresh.upload) == described(known.upload):
+            return None
+        if accepted:
+            new = ", ".join(sorted(described(fresh.upload).keys() - described(known.upload).keys()))
+            raise InputError(
+                f'"{self._composition.method.name}" sends {new or "less than before"}, and a client of round '
+                f"{job.round + 1} that did not was counted already; declare what the method sends in its `uploads`"
+            )
+        return fresh.upload
+
+    def caution(self, job: Job) -> list[str]:
+        """Return a warning in the round in which the method could not run on the synthetic client."""
+        form = self._forms[job.query]
+        if not form.unknown or form.round != job.round:
+            return []
+        return [
+            f'the method "{self._composition.method.name}" cannot run on a synthetic client ({form.unknown}), so the '
+            "first upload of each round decides what the others must look like"
+        ]
+
+    def finite_loss(self, job: Job) -> bool:
+        """Whether the model has a finite loss on the synthetic client, as far as the method runs there."""
+        try:
+            (first, *_) = self._rehearsed(job).metrics["epochs"]
+        except Exception:
+            return True
+        return all(math.isfinite(value) for value in (first["criterion"], first["grad_norm"]))
+
+    def _found(self, job: Job) -> _Form:
+        try:
+            return _Form(form_of(self._rehearsed(job).upload), job.round)
+        except Exception as error:
+            return _Form({}, job.round, f"{kind_of(error)}: {said_by(error)}")
+
+    def _rehearsed(self, job: Job) -> Result:
+        if self._rehearsal is None:
+            raise InputError("there is no site on which the method could run")
+        return self._rehearsal.do(job)
+
+
+@dataclass(frozen=True)
+class _Form:
+    """What clients send, found in a round; or why it is unknown."""
+
+    upload: Upload
+    round: int = -1
+    """The round in which the method ran on the synthetic client; before, what it declares is believed."""
+    unknown: str = ""
+
+
+def _model_only(job: Job) -> Upload:
+    return form_of({"": {"w": Mean(job.broadcast["w"]), "buffers": Mean(job.broadcast["buffers"])}})
 
 
 def described(upload: Upload) -> dict[str, dict[str, Any]]:
-    """An upload's form in plain types: by name its kind and, by entry, the shape and the dtype."""
+    """Return an upload's form in plain types: by name its kind and, by entry, the shape and the dtype."""
     return {
         f"{space}/{name}" if space else name: {"kind": type(part).__name__, "entries": _entries(part.tree)}
         for space, parts in upload.items()
@@ -73,10 +160,6 @@ def _entries(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
     return found
 
 
-def _shape_alone(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor, device="meta")
-
-
 def _synthetic(site: Site) -> Site:
     data = _samples(site)
     number, nobody = len(data.train), np.empty(0, np.int64)
@@ -89,7 +172,7 @@ def _synthetic(site: Site) -> Site:
 
 
 def _samples(site: Site) -> DataSet:
-    """Samples of random numbers; of whole numbers 0 and 1, which any embedding and any image can hold."""
+    """Return random samples; whole numbers are 0 and 1, which any embedding and any image can hold."""
     data = site.federation.data
     number = min(max(data.num_classes, 2), MOST_SAMPLES)
     rng, shape = generator(site.seed, "rehearsal"), (number, *data.train.x.shape[1:])

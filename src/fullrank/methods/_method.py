@@ -15,7 +15,7 @@ from fullrank.channels import Mean, Sum
 from fullrank.trees import Tree
 
 if TYPE_CHECKING:
-    from fullrank.federated.server import Server
+    from fullrank.federated.views import ServerView
     from fullrank.local.client import Client
     from fullrank.local.settings import Settings
     from fullrank.methods._batch import Batch
@@ -113,7 +113,7 @@ class Method:
 
     # State
 
-    def server_state(self, server: Server) -> Tree:
+    def server_state(self, server: ServerView) -> Tree:
         """What the server keeps for this method, at the start."""
         return {}
 
@@ -158,14 +158,14 @@ class Method:
 
     # The server's round
 
-    def aggregate(self, server: Server, new: Tree, up: Mapping[str, Tree]) -> Tree:
+    def aggregate(self, server: ServerView, new: Tree, up: Mapping[str, Tree]) -> Tree:
         """The new shared entries: `new` is the mean of the weights so far, `up` holds the reduced uploads.
 
         The result may also hold frozen entries, which then travel again. Chained.
         """
         return new
 
-    def finish(self, server: Server) -> None:
+    def finish(self, server: ServerView) -> None:
         """After the last round. What it makes of the model is the result; further rounds go on from before it."""
 
     # The personal model

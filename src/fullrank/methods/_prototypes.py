@@ -13,7 +13,7 @@ from fullrank.methods._method import Method
 from fullrank.trees import Tree
 
 if TYPE_CHECKING:
-    from fullrank.federated.server import Server
+    from fullrank.federated.views import ServerView
     from fullrank.local.client import Client
 
 
@@ -56,7 +56,7 @@ class WithPrototypes(Method):
         """Names clients that would send the feature of a single sample."""
         return single_samples(self.name, counts, clients, self.min_count)
 
-    def server_state(self, server: "Server") -> Tree:
+    def server_state(self, server: "ServerView") -> Tree:
         """No prototypes yet."""
         like = next(iter(server.model.values()))
         none = like.new_zeros(server.net.num_classes, server.net.feature_dim, dtype=server.net.dtype)
@@ -68,7 +68,7 @@ class WithPrototypes(Method):
         enough = counts >= self.min_count
         return {"classes": Sum({"sums": sums * enough[:, None], "counts": counts * enough})}
 
-    def aggregate(self, server: "Server", new: Tree, up: Mapping[str, Tree]) -> Tree:
+    def aggregate(self, server: "ServerView", new: Tree, up: Mapping[str, Tree]) -> Tree:
         """The mean of each class that somebody sent."""
         sums, counts = up["classes"]["sums"], up["classes"]["counts"]
         old, has = server.own, counts > 0

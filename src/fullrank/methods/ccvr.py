@@ -17,7 +17,7 @@ from fullrank.models.entries import select
 from fullrank.trees import Tree
 
 if TYPE_CHECKING:
-    from fullrank.federated.server import Server
+    from fullrank.federated.views import ServerView
     from fullrank.local.client import Client
 
 JITTER = 1e-6
@@ -67,7 +67,7 @@ class CCVR(Method):
         """Names clients that would send the feature of a single sample."""
         return single_samples(self.name, counts, clients, self.min_count)
 
-    def server_state(self, server: "Server") -> Tree:
+    def server_state(self, server: "ServerView") -> Tree:
         """Nothing; but it is said before the first round if there is no common classifier to train."""
         if apart := sorted(select(server.net, "head") - server.w.keys()):
             raise Conflict(f"ccvr trains the common classifier anew, but {apart[0]} is personal or frozen")
@@ -81,7 +81,7 @@ class CCVR(Method):
         first = torch.stack([some.sum(0) for some in of_class])
         return {"moments": Sum({"n": n, "z": first, "zz": torch.stack([some.mT @ some for some in of_class])})}
 
-    def finish(self, server: "Server") -> None:
+    def finish(self, server: "ServerView") -> None:
         """Ask, draw, train."""
         moments = {name: value.cpu().numpy() for name, value in server.ask(self.moments)["moments"].items()}
         rng = server.generator("features")

@@ -11,7 +11,7 @@ from fullrank.methods._method import Method, Momentum, Positive
 from fullrank.trees import Tree, pointwise, zeros
 
 if TYPE_CHECKING:
-    from fullrank.federated.server import Server
+    from fullrank.federated.views import ServerView
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class FedAdam(Method):
     beta2: Momentum = 0.99
     tau: Positive = 1e-3
 
-    def server_state(self, server: "Server") -> Tree:
+    def server_state(self, server: "ServerView") -> Tree:
         """Both moments."""
         return {"m": zeros(server.w), "v": pointwise(server.w, lambda w: torch.full_like(w, self.tau**2))}
 
@@ -36,7 +36,7 @@ class FedAdam(Method):
         """What distinguishes Adam, Yogi and Adagrad."""
         return self.beta2 * v + (1 - self.beta2) * delta**2
 
-    def aggregate(self, server: "Server", new: Tree, up: Mapping[str, Tree]) -> Tree:
+    def aggregate(self, server: "ServerView", new: Tree, up: Mapping[str, Tree]) -> Tree:
         """One server step."""
         delta = pointwise(new, lambda mean, w: mean - w, server.w)
         m = pointwise(server.own["m"], lambda m, d: self.beta1 * m + (1 - self.beta1) * d, delta)

@@ -8,7 +8,7 @@ from fullrank.methods._method import Method, Momentum
 from fullrank.trees import Tree, pointwise, zeros
 
 if TYPE_CHECKING:
-    from fullrank.federated.server import Server
+    from fullrank.federated.views import ServerView
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class FedAvgM(Method):
     momentum: Momentum = 0.9
     form: Literal["ema", "hsu"] = "ema"
 
-    def server_state(self, server: "Server") -> Tree:
+    def server_state(self, server: "ServerView") -> Tree:
         """The step before."""
         return {"m": zeros(server.w)}
 
-    def aggregate(self, server: "Server", new: Tree, up: Mapping[str, Tree]) -> Tree:
+    def aggregate(self, server: "ServerView", new: Tree, up: Mapping[str, Tree]) -> Tree:
         """Written around the mean, w̄ + ρ(m − Δ) and w̄ − ρv, so that ρ = 0 is FedAvg to the bit."""
         rho, old, w = self.momentum, server.own["m"], server.w
         delta = pointwise(new, lambda mean, w: mean - w, w)

@@ -12,7 +12,7 @@ from fullrank.methods.feddyn import FedDyn
 from fullrank.trees import Tree, pointwise, zeros
 
 if TYPE_CHECKING:
-    from fullrank.federated.server import Server
+    from fullrank.federated.views import ServerView
     from fullrank.local.client import Client
 
 
@@ -30,7 +30,7 @@ class FedDC(FedDyn):
     broadcast = ("g",)
     receives = "the mean of all clients' mean gradients, as large as the weights"
 
-    def server_state(self, server: "Server") -> Tree:
+    def server_state(self, server: "ServerView") -> Tree:
         """The means of all clients' drifts and variates."""
         return {"h": zeros(server.w), "g": zeros(server.w)}
 
@@ -50,7 +50,7 @@ class FedDC(FedDyn):
         client.own = {**client.own, "g": new}
         return {"change": Sum(pointwise(new, torch.sub, old))}
 
-    def aggregate(self, server: "Server", new: Tree, up: Mapping[str, Tree]) -> Tree:
+    def aggregate(self, server: "ServerView", new: Tree, up: Mapping[str, Tree]) -> Tree:
         """The mean variate over all clients, then FedDyn's model."""
         g = pointwise(server.own["g"], lambda g, change: g + change / server.clients, up["change"])
         server.own = {**server.own, "g": g}

@@ -12,7 +12,7 @@ from fullrank.methods._method import Method, NotNegative
 from fullrank.trees import Tree, pointwise, zeros
 
 if TYPE_CHECKING:
-    from fullrank.federated.server import Server
+    from fullrank.federated.views import ServerView
     from fullrank.local.client import Client
 
 
@@ -30,7 +30,7 @@ class FedDyn(Method):
 
     alpha: NotNegative = 0.01
 
-    def server_state(self, server: "Server") -> Tree:
+    def server_state(self, server: "ServerView") -> Tree:
         """The mean of all clients' drifts."""
         return {"h": zeros(server.w)}
 
@@ -52,7 +52,7 @@ class FedDyn(Method):
         client.own = {**client.own, "h": pointwise(client.own["h"], torch.add, step)}
         return {}
 
-    def aggregate(self, server: "Server", new: Tree, up: Mapping[str, Tree]) -> Tree:
+    def aggregate(self, server: "ServerView", new: Tree, up: Mapping[str, Tree]) -> Tree:
         """Those who sat out did not drift, so the mean step counts by the participants' share of all clients."""
         share = len(server.taking_part) / server.clients
         h = pointwise(server.own["h"], lambda h, mean, w: h + share * (mean - w), new, server.w)

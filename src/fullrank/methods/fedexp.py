@@ -11,7 +11,7 @@ from fullrank.methods._method import Method, Positive
 from fullrank.trees import Tree, norm, pointwise
 
 if TYPE_CHECKING:
-    from fullrank.federated.server import Server
+    from fullrank.federated.views import ServerView
     from fullrank.local.client import Client
 
 
@@ -33,7 +33,7 @@ class FedExP(Method):
         length = norm(pointwise(client.w, torch.sub, client.w0))
         return {"step": Mean({"square": length**2}, client.n)}
 
-    def aggregate(self, server: "Server", new: Tree, up: Mapping[str, Tree]) -> Tree:
+    def aggregate(self, server: "ServerView", new: Tree, up: Mapping[str, Tree]) -> Tree:
         """By `lerp`, whose end at s = 1 is the mean to the bit."""
         step = pointwise(server.w, lambda w, mean: mean.double() - w.double(), new)
         s = max(1.0, float(up["step"]["square"]) / (2 * (float(norm(step)) ** 2 + self.epsilon)))

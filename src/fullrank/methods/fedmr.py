@@ -18,7 +18,7 @@ from fullrank.objectives import intra_class_decorrelation, prototype_margin, pro
 from fullrank.trees import Tree
 
 if TYPE_CHECKING:
-    from fullrank.federated.server import Server
+    from fullrank.federated.views import ServerView
     from fullrank.local.client import Client
 
 
@@ -57,7 +57,7 @@ class FedMR(WithPrototypes):
         """Names clients that would send the feature of a single sample, where prototypes travel."""
         return super().caution_of_data(counts, clients) if self.exchanges else ""
 
-    def server_state(self, server: "Server") -> Tree:
+    def server_state(self, server: "ServerView") -> Tree:
         """No prototypes yet; none at all where they do not travel."""
         if self.mu2 > 0 and self.prototypes == "onehot" and server.net.feature_dim < server.net.num_classes:
             raise InputError(
@@ -98,6 +98,6 @@ class FedMR(WithPrototypes):
             sent = Sum({part: torch.zeros_like(value) for part, value in sent.tree.items()})
         return {name: sent}
 
-    def aggregate(self, server: "Server", new: Tree, up: Mapping[str, Tree]) -> Tree:
+    def aggregate(self, server: "ServerView", new: Tree, up: Mapping[str, Tree]) -> Tree:
         """New prototypes, where they travel."""
         return super().aggregate(server, new, up) if self.exchanges else new

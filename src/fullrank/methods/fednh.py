@@ -15,7 +15,7 @@ from fullrank.methods._method import Method, Positive
 from fullrank.trees import Tree
 
 if TYPE_CHECKING:
-    from fullrank.federated.server import Server
+    from fullrank.federated.views import ServerView
     from fullrank.local.client import Client
     from fullrank.models import Network
 
@@ -66,7 +66,7 @@ class FedNH(Method):
         sums, counts = client.prototypes(normalise=True)
         return {"seen": Sum({"sums": counts.to(sums.dtype)[:, None] * F.normalize(sums), "counts": counts})}
 
-    def aggregate(self, server: "Server", new: Tree, up: Mapping[str, Tree]) -> Tree:
+    def aggregate(self, server: "ServerView", new: Tree, up: Mapping[str, Tree]) -> Tree:
         """Turn the prototypes."""
         sums, counts = up["seen"]["sums"], up["seen"]["counts"]
         name = f"{server.net.head_name}.prototypes"

@@ -11,7 +11,7 @@ from fullrank.methods._method import Method
 from fullrank.trees import Tree, pointwise
 
 if TYPE_CHECKING:
-    from fullrank.federated.server import Server
+    from fullrank.federated.views import ServerView
     from fullrank.local.client import Client
 
 
@@ -35,7 +35,7 @@ class FedNova(Method):
         far = torch.tensor(client.travel, dtype=torch.float64)
         return {"travel": Mean({"a": far, "inverse": 1 / far}, client.n)}
 
-    def aggregate(self, server: "Server", new: Tree, up: Mapping[str, Tree]) -> Tree:
+    def aggregate(self, server: "ServerView", new: Tree, up: Mapping[str, Tree]) -> Tree:
         """The mean weighted by n_k/a_k, then as far as the mean distance: equal clients give their mean."""
         s = float(up["travel"]["a"] * up["travel"]["inverse"])
         return pointwise(server.w, lambda w, mean: torch.lerp(w, mean, s), new)

@@ -14,7 +14,7 @@ from fullrank.methods._prototypes import WithPrototypes
 from fullrank.trees import Tree
 
 if TYPE_CHECKING:
-    from fullrank.federated.server import Server
+    from fullrank.federated.views import ServerView
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class FedProc(WithPrototypes):
 
     rounds: Annotated[int, Field(ge=0)] = 100
 
-    def server_state(self, server: "Server") -> Tree:
+    def server_state(self, server: "ServerView") -> Tree:
         """There are no prototypes yet, so the loss is the cross-entropy."""
         state = super().server_state(server)
         return {**state, "a": state["prototypes"].new_ones(())}
@@ -45,7 +45,7 @@ class FedProc(WithPrototypes):
         a: Tensor = b.sent["a"]
         return (1 - a) * (_nearest(b.z, b.y, b.sent["prototypes"], b.sent["available"]) - b.base)
 
-    def aggregate(self, server: "Server", new: Tree, up: Mapping[str, Tree]) -> Tree:
+    def aggregate(self, server: "ServerView", new: Tree, up: Mapping[str, Tree]) -> Tree:
         """New means where some client has the class, and the next round's a."""
         new = super().aggregate(server, new, up)
         share = min((server.round + 1) / self.rounds, 1.0) if self.rounds else 1.0

@@ -12,7 +12,7 @@ from fullrank.methods._method import Method
 from fullrank.trees import Tree, pointwise, zeros
 
 if TYPE_CHECKING:
-    from fullrank.federated.server import Server
+    from fullrank.federated.views import ServerView
     from fullrank.local.client import Client
 
 
@@ -33,7 +33,7 @@ class Scaffold(Method):
 
     weights: Literal["samples", "uniform"] = "samples"
 
-    def server_state(self, server: "Server") -> Tree:
+    def server_state(self, server: "ServerView") -> Tree:
         """The mean of all clients' variates."""
         return {"c": zeros(server.w)}
 
@@ -56,7 +56,7 @@ class Scaffold(Method):
         client.own = {"c": new}
         return {"change": Sum(pointwise(new, torch.sub, old))}
 
-    def aggregate(self, server: "Server", new: Tree, up: Mapping[str, Tree]) -> Tree:
+    def aggregate(self, server: "ServerView", new: Tree, up: Mapping[str, Tree]) -> Tree:
         """Those who sat out kept their variates, so the changes are divided by the number of all clients."""
         server.own = {"c": pointwise(server.own["c"], lambda c, change: c + change / server.clients, up["change"])}
         return new

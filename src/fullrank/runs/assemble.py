@@ -22,9 +22,10 @@ from fullrank.config.schema import EngineTable, Statistics
 from fullrank.data import DataSet, Pipeline, Split, load_dataset, resized
 from fullrank.data.federation import Federation, divide, keep_unseen
 from fullrank.errors import InputError
+from fullrank.federated.sampling import ClientSampler
 from fullrank.federated.server import Server
 from fullrank.federated.site import Site
-from fullrank.federated.uploads import Rehearsal
+from fullrank.federated.uploads import ExpectedUploads, Rehearsal
 from fullrank.files import Damaged, load_tensors
 from fullrank.local.client import decayed
 from fullrank.local.settings import Schedule, Settings
@@ -240,14 +241,17 @@ def assemble(
         site=site,
         server=Server(
             **common,
-            sizes=federation.size,
-            clients=federation.clients,
-            unseen=federation.unseen,
-            participation=experiment.train.participation,
-            seed=experiment.seed,
+            sampler=ClientSampler(
+                federation.size,
+                federation.clients,
+                federation.unseen,
+                participation=experiment.train.participation,
+                seed=experiment.seed,
+            ),
+            expected=ExpectedUploads(composition, Rehearsal(site)),
+            aggregator=experiment.train.aggregator,
             on_client_error=experiment.run.on_client_error,
             personal_travels=module is not None or bool(experiment.model.start),
-            rehearsal=Rehearsal(site),
         ),
         **common,
     )

@@ -1,0 +1,43 @@
+"""What changes at a server from round to round."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+import torch
+
+from fullrank.trees import Tensors, Tree, by_name, moved
+
+
+@dataclass
+class ServerState:
+    """Everything that changes at a server from round to round, except for what is known of single clients."""
+
+    model: Tensors
+    """All entries of the global model; personal entries have their initial values."""
+    own: dict[str, Tree] = field(default_factory=dict)
+    """The server's state of each method, by the method's name."""
+    frozen_version: int = 0
+    """How often the frozen entries have changed. A client is sent them again if it has an older version."""
+    round: int = 0
+    """The number of rounds that are complete."""
+    taking_part: tuple[int, ...] = ()
+    """The clients whose uploads are in the means of the newest round."""
+
+    def copy(self) -> ServerState:
+        """Return a copy that shares the tensors, which are never changed in place."""
+        return dataclasses.replace(self, model=dict(self.model), own=dict(self.own))
+
+    def tensors(self) -> Tree:
+        """Return what a checkpoint contains."""
+        return {"model": dict(self.model), "own": dict(self.own), "frozen_version": torch.tensor(self.frozen_version)}
+
+    def restored(self, saved: Tree, device: torch.device) -> ServerState:
+        """Return the state of the same round that has the tensors of a checkpoint."""
+        return dataclasses.replace(
+            self,
+            model={name: saved["model"][name].to(device, old.dtype) for name, old in self.model.items()},
+            own={name: by_name(moved(own, device)) for name, own in saved.get("own", {}).items()},
+            frozen_version=int(saved["frozen_version"]),
+        )

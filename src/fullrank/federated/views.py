@@ -1,0 +1,114 @@
+"""The server as a method's hooks see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from torch import Tensor
+
+from fullrank.channels import Mean, Sum
+from fullrank.errors import InputError
+from fullrank.local.client import Client
+from fullrank.local.head import fit_head
+from fullrank.local.settings import Settings
+from fullrank.methods._method import Method
+from fullrank.models.network import Network
+from fullrank.randomness import generator
+from fullrank.trees import Tensors, Tree, by_name, clone
+
+if TYPE_CHECKING:
+    from fullrank.federated.server import Questions, Server
+
+Query: TypeAlias = Callable[[Client], Mapping[str, Sum | Mean]]
+"""A function of a method that a client answers with what it would upload."""
+
+
+class ServerView:
+    """The server as the hooks of one method see it.
+
+    All views show the same server, so what one method assigns is what the next one reads. Only `own` differs: each
+    method has a state of its own.
+
+    Attributes:
+        net: The network, with the values of any client; the global model's are in `w` and `model`.
+        clients: The number of clients that may take part.
+    """
+
+    __slots__ = ("_part", "_questions", "_server", "clients", "net")
+
+    def __init__(self, server: Server, part: Method, questions: Questions | None = None):
+        self._server, self._part, self._questions = server, part, questions
+        self.net: Network = server.net
+        self.clients: int = server.clients
+
+    @property
+    def own(self) -> Tree:
+        """The server's state of this method. Assign a new tree to change it."""
+        return self._server.own.get(self._part.name, {})
+
+    @own.setter
+    def own(self, tree: Mapping[str, Any]) -> None:
+        self._server.own[self._part.name] = by_name(clone(tree))
+
+    @property
+    def w(self) -> Tensors:
+        """The shared entries of the global model. In `finish`, assign some or all of them to change the result.
+
+        Frozen entries can be assigned as well; they then travel to the clients again.
+        """
+        return self._server.w
+
+    @w.setter
+    def w(self, new: Tensors) -> None:
+        self._server.update_model(new)
+
+    @property
+    def model(self) -> Tensors:
+        """All entries of the global model; personal entries have their initial values."""
+        return self._server.model
+
+    @property
+    def round(self) -> int:
+        """The number of the round, from 0; in `finish` the number of all rounds."""
+        return self._server.round
+
+    @property
+    def taking_part(self) -> tuple[int, ...]:
+        """The clients whose uploads are in the means of this round."""
+        return self._server.taking_part
+
+    def ask(self, query: Query) -> dict[str, Tree]:
+        """Let all clients answer a query under the current model. Possible in `aggregate` and `finish`.
+
+        Args:
+            query: A function of the method itself, so that a client elsewhere can find it by name. It takes the client
+                and returns what the client uploads.
+
+        Returns:
+            The aggregated answers by name.
+        """
+        if self._questions is None:
+            raise InputError(f'"{self._part.name}": clients answer server.ask in the hooks aggregate and finish only')
+        return self._server.ask(query, self._questions)
+
+    def generator(self, purpose: str) -> np.random.Generator:
+        """Return a random number generator, which depends on seed, method, purpose and round."""
+        return generator(self._server.seed, "server", self._part.name, purpose, self.round)
+
+    def fit_head(self, z: Tensor, y: Tensor, *, epochs: int, batch_size: int = 64, **optimiser: Any) -> Tensors:
+        """Train a copy of the classifier on features, by the loop that clients use.
+
+        Args:
+            z: Features (N, d).
+            y: Their labels (N,).
+            epochs: The number of epochs.
+            batch_size: The number of features per step.
+            **optimiser: Further settings of the fit, such as `lr` and `momentum`.
+
+        Returns:
+            The trained entries of the classifier under their names in the network.
+        """
+        settings = Settings(epochs=epochs, batch_size=batch_size, **optimiser)
+        return fit_head(self.net, self.model, z, y, settings, seed=self._server.seed, round=self.round)
