@@ -369,9 +369,9 @@ def test_live_display_counts_rounds_and_clients():
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=100)
     experiment = library.Experiment.of({"train.rounds": 2, "model.width": 4, "data.clients": 3})
-    with display.Live(console) as watcher:
-        library.run(experiment, "live", watcher=watcher)
-        bars = watcher.progress.tasks
+    with display.Live(console) as shown:
+        library.run(experiment, "live", callbacks=[shown])
+        bars = shown.progress.tasks
     assert bars[0].completed == 2
     assert "2/2" in bars[0].fields["state"]
     assert "accuracy" in bars[0].fields["state"]

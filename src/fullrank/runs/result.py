@@ -215,7 +215,7 @@ class Run:
         """The run's experiment for use in this process."""
         assert self.path is not None
         recorded = self.experiment
-        experiment = recorded.opened(data=data) if isinstance(recorded, Recorded) else recorded
+        experiment = recorded.opened(data=data, track=False) if isinstance(recorded, Recorded) else recorded
         return located(experiment, self.path, read_json(self.path / "partition.json"), self._root)
 
     def _restored(self, assembly: Assembly) -> Assembly:

@@ -10,10 +10,10 @@ from typing import Any
 from fullrank.config.experiment import Experiment, Recorded, merged, same
 from fullrank.errors import InputError
 from fullrank.files import save_tensors, sealed_text, write_atomically, write_json
-from fullrank.probe import Prober
 from fullrank.runs.assemble import Assembly
 from fullrank.runs.directory import RunDirectory, read_json
 from fullrank.runs.environment import environment
+from fullrank.runs.prober import Prober
 
 FREE_ON_RESUME = ("train.rounds", "data.root", "engine.workers", "run.")
 
@@ -64,7 +64,7 @@ def _continue(
     damage = directory.restore(assembly.server, assembly.device, older=True)
     done = assembly.server.round
     start = Start(directory.rows_until(done), [damage] if damage else [])
-    prober.check(done)
+    prober.resume(done)
     kept = range(assembly.federation.clients) if experiment.run.keep_personal else ()
     if done == experiment.train.rounds and directory.has_its_result(done, kept):
         start.finished = True
@@ -78,7 +78,7 @@ def _continue(
         _write_experiment(experiment, path)
         directory.tidy(experiment.run.keep, done)
         directory.write_rows(start.rows)
-        prober.go_on(done)
+        prober.cut(done)
 
     start.write = write
     return start
