@@ -116,6 +116,8 @@ class Callback:
     def failed(self, error: BaseException) -> None:
         """The run stops before its end. This is called once, also if the run fails before `started`.
 
+        An experiment whose keys are rejected is not a run: then no member is called.
+
         Args:
             error: The exception that the caller of `fullrank.run` receives. It is a `fullrank.errors.Interrupted` if
                 the run was stopped by a signal. An exception that is raised here becomes a warning.
