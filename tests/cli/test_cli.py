@@ -297,7 +297,7 @@ def test_a_full_disk_ends_a_run_with_a_sentence(capsys, tmp_path):
     assert status == 1
     assert err == (
         'fullrank: "run/log.txt" cannot be written: No space left on device; no round was complete yet in "run"; '
-        "the same command goes on from there\n"
+        "the same command continues from there\n"
     )
 
 
@@ -347,7 +347,7 @@ def test_a_signal_saves_and_says_how_to_go_on(number, capsys, tmp_path):
     notice, err = err.splitlines()
     assert "stopping after the current step" in notice
     assert err.startswith("fullrank: stopped; the first ")
-    assert 'are saved in "long"; the same command goes on from there' in err
+    assert 'are saved in "long"; the same command continues from there' in err
     done = int(err.split()[4])
     status, out, _ = fullrank("run", *QUICK, "--set", f"train.rounds={done + 1}", "--out", "long", capsys=capsys)
     assert status == 0

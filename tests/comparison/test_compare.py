@@ -397,7 +397,7 @@ def test_how_many_at_a_time(monkeypatch):
 def test_in_processes_of_their_own_the_runs_are_the_same_also_stopped_and_continued(tmp_path):
     experiment = {**QUICK, "train.rounds": 40}
     fullrank.compare(experiment, ["fedavg", "fedprox"], [3], "one-by-one", jobs=1)
-    with pytest.raises(Interrupted, match=r'of 2 runs are complete .* saved in "beside"; the same command goes on'):
+    with pytest.raises(Interrupted, match=r'of 2 runs are complete .* saved in "beside"; the same command continues'):
         fullrank.compare(experiment, ["fedavg", "fedprox"], [3], "beside", jobs=2, callbacks=[Stopping(after=2)])
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     seen = Seen()

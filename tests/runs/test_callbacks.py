@@ -285,7 +285,7 @@ def test_what_the_callback_says_is_one_sentence_at_the_command_line(tmp_path, ca
     assert status == 1
     assert err == (
         'fullrank: the callback "tracker:Tracker": its round_done raised FullrankError: give a key; the first 1 of 2 '
-        f'rounds are saved in "{tmp_path / "run"}"; the same command goes on from there\n'
+        f'rounds are saved in "{tmp_path / "run"}"; the same command continues from there\n'
     )
     assert events(tmp_path / "run")[-1] == ("failed", "CallbackFailed")
 

@@ -26,7 +26,7 @@ from fullrank.errors import InputError, Interrupted, RunFailed
 from fullrank.files import write_json
 from fullrank.local import interrupt
 from fullrank.runs.callbacks import check_callbacks
-from fullrank.runs.directory import RunDirectory
+from fullrank.runs.directory import RunDirectory, Status
 from fullrank.runs.result import load_run
 from fullrank.runs.resume import check_resumable
 
@@ -192,7 +192,7 @@ def _complete(tasks: Sequence[Task], jobs: int, callbacks: ComparisonCallback, f
         done = sum(_is_complete(task) for task in tasks)
         raise Interrupted(
             f'stopped; {done} of {len(tasks)} runs are complete and the rounds of the others are saved in "{folder}"; '
-            "the same command goes on from there"
+            "the same command continues from there"
         ) from None
 
 
@@ -202,7 +202,7 @@ def _is_complete(task: Task) -> bool:
     if not directory.started:
         return False
     check_resumable(task.experiment.resolved(), directory)
-    return directory.has_its_result(task.rounds)
+    return directory.status(task.rounds, verify=True) in (Status.COMPLETE, Status.STRIPPED)
 
 
 def _at_once(jobs: int, experiment: Experiment) -> int:

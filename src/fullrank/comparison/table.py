@@ -258,12 +258,7 @@ def compare_runs(
     """
     found = all_runs(paths)
     for run in found:
-        rounds = run.experiment.train.rounds
-        if not RunDirectory(_path(run)).finished(rounds):
-            done = run.metrics[-1]["round"] if run.metrics else 0
-            raise InputError(
-                f'"{run.path}" is not complete ({done} of {rounds} rounds, no result); run it to its end first'
-            )
+        RunDirectory(_path(run)).check("compare", run.experiment.train.rounds)
     pairs: dict[tuple[str, int], Run] = {}
     for label, run in zip(_labels(found), found, strict=True):
         pair = (label, run.experiment.seed)

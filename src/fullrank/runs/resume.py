@@ -11,7 +11,7 @@ from fullrank.config.experiment import Experiment, Recorded, merged, same
 from fullrank.errors import InputError
 from fullrank.files import save_tensors, sealed_text, write_atomically, write_json
 from fullrank.runs.assemble import Assembly
-from fullrank.runs.directory import RunDirectory, read_json
+from fullrank.runs.directory import RunDirectory, Status, read_json
 from fullrank.runs.environment import environment
 from fullrank.runs.prober import Prober
 
@@ -57,7 +57,7 @@ def _continue(
 ) -> Start:
     """Check everything that the run depends on."""
     experiment, path = assembly.experiment, directory.path
-    directory.reject_if_stripped()
+    directory.check("resume", experiment.train.rounds)
     assembly.check_data(path)
     history = read_json(path / "environment.json")
     assembly.check_files(path, history.get("files", {}))
@@ -66,7 +66,7 @@ def _continue(
     start = Start(directory.rows_until(done), [damage] if damage else [])
     prober.resume(done)
     kept = range(assembly.federation.clients) if experiment.run.keep_personal else ()
-    if done == experiment.train.rounds and directory.has_its_result(done, kept):
+    if done == experiment.train.rounds and directory.status(done, kept, verify=True) is Status.COMPLETE:
         start.finished = True
         return start
     start.cautions += _differences({**history, **(history.get("resumed") or [{}])[-1]}, around)

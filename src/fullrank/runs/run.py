@@ -280,7 +280,7 @@ def _what_is_saved(done: int, rounds: int, path: Path) -> str:
         if done
         else f'no round was complete yet in "{path}"'
     )
-    return f"{saved}; the same command goes on from there"
+    return f"{saved}; the same command continues from there"
 
 
 def _one_round(assembly: Assembly, engine: Engine, rows: list[dict[str, Any]], callbacks: Callbacks) -> None:
