@@ -607,7 +607,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_once_there_is_room(file
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(RunFailed) as caught:
         run(path, STATEFUL)
-    sentence = f'"{path / file}" cannot be written: No space left on device; {saved} in "{path}"; the same command continues'
+    sentence = f'"{path / file}" cannot be written: No space left on device; {saved} in "{path}"; the same command'
     assert str(caught.value).startswith(sentence)
     assert not list(path.rglob("*.part"))
     monkeypatch.undo()

@@ -387,7 +387,7 @@ def _end(
 
 
 def _keeper(directory: RunDirectory) -> Callable[[Result], None]:
-    """A function that writes a client's own model into a run directory."""
+    """Return a function that writes a client's own model into a run directory."""
     folder = directory.personal_file(0).parent
     with naming_file(folder):
         folder.mkdir(exist_ok=True)
@@ -395,7 +395,7 @@ def _keeper(directory: RunDirectory) -> Callable[[Result], None]:
 
 
 def _not_finite(outcome: RoundResult, scores: Mapping[str, Any]) -> list[str]:
-    """A warning for each evaluated loss of a round that is not finite."""
+    """Return a warning if evaluated losses of a round are not finite."""
     where = {
         f"{name.removesuffix('loss').replace('_', ' ')}loss of the global model": scores.get(name) for name in LOSSES
     }
