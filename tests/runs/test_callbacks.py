@@ -158,6 +158,22 @@ def test_an_installed_package_declares_a_callback(tmp_path, monkeypatch):
     assert events(tmp_path / "run")[0][0] == "started"
 
 
+def test_a_callback_of_a_programs_own_model(tmp_path):
+    class Seen(fullrank.Callback):
+        def started(self, experiment, path, done, clients):
+            self.events = [(path, done, clients)]
+
+        def round_done(self, row):
+            self.events.append(row["round"])
+
+        def ended(self, run):
+            self.events.append(run)
+
+    x, y = torch.randn(8, 3), torch.arange(8) % 2
+    run = fullrank.fit(torch.nn.Linear(3, 2), [(x, y)] * 2, "fedavg", rounds=2, callbacks=[seen := Seen()])
+    assert seen.events == [(None, 0, 2), 1, 2, run]
+
+
 # What a callback asks for
 
 
@@ -369,6 +385,11 @@ def test_a_name_of_no_callback_is_rejected_before_anything_is_written(name, said
         fullrank.run({**SETTINGS, "run.track": [name]}, tmp_path / "run")
     assert str(caught.value).startswith(f'run.track = "{name}"')
     assert not (tmp_path / "run").exists()
+
+
+def test_a_single_callback_is_no_list(tmp_path):
+    with pytest.raises(InputError, match=r"give a list of callbacks, as in callbacks=\[…\]"):
+        fullrank.run(SETTINGS, tmp_path / "run", callbacks=Raises("nothing"))
 
 
 def test_a_callback_that_returns_no_ids_is_named(tmp_path):

@@ -17,7 +17,7 @@ from fullrank.data import DataSet, Split
 from fullrank.data.federation import Federation
 from fullrank.errors import InputError
 from fullrank.runs.assemble import federate
-from fullrank.runs.callbacks import Callback
+from fullrank.runs.display import Display
 from fullrank.runs.result import threads
 from fullrank.runs.run import execute
 
@@ -149,7 +149,7 @@ def _outcome(found: Mapping[str, Any]) -> str:
     return text + (f"; {found['times_eager']:.2f} times as fast as eager" if "times_eager" in found else "")
 
 
-class _Rows(Callback):
+class _Rows(Display):
     """Collects the rows of a run, and says each."""
 
     def __init__(self, name: str, say: Say):

@@ -15,14 +15,14 @@ from fullrank.data import DataSet, Pipeline, Split
 from fullrank.data.federation import Federation, given
 from fullrank.plugins import GIVEN
 from fullrank.runs.assemble import assemble
-from fullrank.runs.callbacks import Callback
+from fullrank.runs.display import Display
 from fullrank.runs.run import decided, execute
 
 PUBLISHED = 1500
 """Rounds of the published benchmark: what `auto` chooses for, however few of them are played here."""
 
 
-class _Marks(Callback):
+class _Marks(Display):
     """Marks the end of each round."""
 
     def __init__(self, task: Task):

@@ -216,6 +216,8 @@ def _named(callback: object) -> str:
 
 def check_callbacks(given: Iterable[Any], base: type = Callback) -> None:
     """Reject objects that are not callbacks, for example a class in place of an instance of it."""
+    if isinstance(given, base):
+        raise InputError("callbacks: give a list of callbacks, as in callbacks=[…]")
     for each in given:
         if isinstance(each, type):
             raise InputError(f"callbacks: {each.__name__} is a class; give an instance, {each.__name__}()")
