@@ -71,9 +71,9 @@ class Session:
         self.directory = RunDirectory(path)
         self.directory.open()
         prober = Prober(self.assembly, path)
-        start = begin(self.assembly, self.directory, prober, {})
-        start.write()
-        self.rows = start.rows
+        begun = begin(self.assembly, self.directory, prober, {})
+        begun.write()
+        self.rows = begun.rows
         self.engine = open_engine("serial", self.assembly.site)
         self.callbacks = all_callbacks(Callbacks([]), self.assembly, self.directory, prober)
         self.started = time.perf_counter() - start
