@@ -22,9 +22,11 @@ from fullrank.data import DataSet, Pipeline, Split
 from fullrank.data.federation import given
 from fullrank.engine import open_engine
 from fullrank.runs.assemble import assemble
+from fullrank.runs.callbacks import Callbacks
 from fullrank.runs.directory import RunDirectory
-from fullrank.runs.display import Silent
-from fullrank.runs.run import _begin, _one_round
+from fullrank.runs.prober import Prober
+from fullrank.runs.resume import begin
+from fullrank.runs.run import _one_round, all_callbacks
 
 SIZES = (1_000, 10_000, 100_000)
 SAMPLES = 8
@@ -68,9 +70,12 @@ class Session:
         )
         self.directory = RunDirectory(path)
         self.directory.open()
-        self.rows = _begin(self.assembly, self.directory, {})
-        self.engine, self.watcher = open_engine("serial", self.assembly.site), Silent()
-        self.watcher.started(self.assembly.experiment, 0, taking_part, path)
+        prober = Prober(self.assembly, path)
+        begun = begin(self.assembly, self.directory, prober, {})
+        begun.write()
+        self.rows = begun.rows
+        self.engine = open_engine("serial", self.assembly.site)
+        self.callbacks = all_callbacks(Callbacks([]), self.assembly, self.directory, prober)
         self.started = time.perf_counter() - start
 
     def everybody_took_part(self) -> None:
@@ -86,7 +91,7 @@ class Session:
 
     def round(self) -> float:
         start = time.perf_counter()
-        _one_round(self.assembly, self.engine, self.directory, self.rows, self.watcher)
+        _one_round(self.assembly, self.engine, self.rows, self.callbacks)
         return time.perf_counter() - start
 
     def memory(self, rounds: int) -> tuple[float, float]:

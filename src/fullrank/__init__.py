@@ -10,19 +10,23 @@ from fullrank import data, methods, models, objectives
 from fullrank._version import __version__
 from fullrank.channels import Mean, Sum
 from fullrank.comparison.compare import compare
+from fullrank.comparison.parallel import ComparisonCallback
 from fullrank.comparison.table import Comparison, compare_runs
 from fullrank.config.experiment import Experiment
 from fullrank.deploy.export import export, load_export
 from fullrank.errors import Conflict, FullrankError
 from fullrank.federated.aggregation import Aggregator
 from fullrank.methods import Method
+from fullrank.runs.callbacks import Callback
 from fullrank.runs.fit import fit
 from fullrank.runs.result import Run, load_run
 from fullrank.runs.run import run
 
 __all__ = [
     "Aggregator",
+    "Callback",
     "Comparison",
+    "ComparisonCallback",
     "Conflict",
     "Experiment",
     "FullrankError",

@@ -67,6 +67,10 @@ class CallFailed(RunFailed):
     """A function of the user's raised; the message names the key that named it, and `traceback` is its own."""
 
 
+class CallbackFailed(CallFailed):
+    """A callback raised an exception; the message names the callback and its member."""
+
+
 class WriteFailed(FullrankError, OSError):
     """A file could not be written although its place is right, as on a disk that is full."""
 

@@ -297,7 +297,7 @@ def test_a_full_disk_ends_a_run_with_a_sentence(capsys, tmp_path):
     assert status == 1
     assert err == (
         'fullrank: "run/log.txt" cannot be written: No space left on device; no round was complete yet in "run"; '
-        "the same command goes on from there\n"
+        "the same command continues from there\n"
     )
 
 
@@ -347,7 +347,7 @@ def test_a_signal_saves_and_says_how_to_go_on(number, capsys, tmp_path):
     notice, err = err.splitlines()
     assert "stopping after the current step" in notice
     assert err.startswith("fullrank: stopped; the first ")
-    assert 'are saved in "long"; the same command goes on from there' in err
+    assert 'are saved in "long"; the same command continues from there' in err
     done = int(err.split()[4])
     status, out, _ = fullrank("run", *QUICK, "--set", f"train.rounds={done + 1}", "--out", "long", capsys=capsys)
     assert status == 0
@@ -369,9 +369,9 @@ def test_live_display_counts_rounds_and_clients():
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=100)
     experiment = library.Experiment.of({"train.rounds": 2, "model.width": 4, "data.clients": 3})
-    with display.Live(console) as watcher:
-        library.run(experiment, "live", watcher=watcher)
-        bars = watcher.progress.tasks
+    with display.Live(console) as shown:
+        library.run(experiment, "live", callbacks=[shown])
+        bars = shown.progress.tasks
     assert bars[0].completed == 2
     assert "2/2" in bars[0].fields["state"]
     assert "accuracy" in bars[0].fields["state"]

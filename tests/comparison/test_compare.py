@@ -20,7 +20,7 @@ from fullrank import compare_runs
 from fullrank.cli import compare as comparecli
 from fullrank.comparison import table as comparison
 from fullrank.comparison.intervals import interval, std, t_quantile
-from fullrank.comparison.parallel import Onlooker, Task, pass_on
+from fullrank.comparison.parallel import ComparisonCallback, Task, pass_on
 from fullrank.config.experiment import Experiment
 from fullrank.errors import InputError, Interrupted
 from fullrank.files import read_json, write_json
@@ -239,7 +239,7 @@ WRONG = {
     "twice": (["-m", "fedavg, fedprox ,fedprox"], '"fedprox" is to be compared with itself'),
     "no such seed": (["-m", "fedavg", "-s", "0,x"], '--seeds "0,x"'),
     "a range backwards": (["-m", "fedavg", "-s", "4-1"], '--seeds "4-1"'),
-    "a seed twice": (["-m", "fedavg", "-s", "0-2,1"], "the seed 1 stands twice"),
+    "a seed twice": (["-m", "fedavg", "-s", "0-2,1"], "the seed 1 is given twice"),
     "a seed set": (["-m", "fedavg", "--set", "seed=1"], "use --seeds"),
     "a method set": (["-m", "fedavg", "--set", "method.name=x"], "use --methods"),
     "jobs": (["-m", "fedavg", "-j", "-1"], "jobs = -1"),
@@ -323,13 +323,13 @@ def test_mixed_splits_are_rejected_before_anything_is_run(tmp_path):
 # The runs
 
 
-class Seen(Onlooker):
+class Seen(ComparisonCallback):
     """Keeps what it is told."""
 
     def __init__(self):
         self.began_with, self.rounds, self.ended_with = [], [], []
 
-    def began(self, task):
+    def started(self, task):
         self.began_with.append((task.name, task.done))
 
     def round_done(self, task, row):
@@ -354,7 +354,7 @@ class Stopping(Seen):
 
 def test_every_method_has_the_split_of_the_seed_and_what_is_complete_is_left_alone(tmp_path):
     methods, seen = ["fedavg", "fedavg+feddecorr"], Seen()
-    found = fullrank.compare(QUICK, methods, [0, 1], "out", jobs=1, onlooker=seen)
+    found = fullrank.compare(QUICK, methods, [0, 1], "out", jobs=1, callbacks=[seen])
     assert seen.ended_with == [f"{method} seed {seed}" for seed in (0, 1) for method in methods]
     facts = found.facts()
     assert len({split["partition"] for split in facts["splits"].values()}) == 2
@@ -363,13 +363,13 @@ def test_every_method_has_the_split_of_the_seed_and_what_is_complete_is_left_alo
     assert_equal_outcomes(tmp_path / "out" / "fedavg-seed1", tmp_path / "alone")
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/*")}
     with nothing_changes(tmp_path / "out"):
-        again = fullrank.compare(QUICK, methods, [0, 1], "out", onlooker=(idle := Seen()))
+        again = fullrank.compare(QUICK, methods, [0, 1], "out", callbacks=[idle := Seen()])
     assert not idle.began_with
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/*")} == times
     assert again.table() == found.table()
     assert read_json(tmp_path / "out" / "comparison.json") == json.loads(found.to_json())
     more = Seen()
-    fullrank.compare({**QUICK, "train.rounds": 3}, methods, [1, 0, 2], "out", jobs=1, onlooker=more)
+    fullrank.compare({**QUICK, "train.rounds": 3}, methods, [1, 0, 2], "out", jobs=1, callbacks=[more])
     assert more.began_with[0] == ("fedavg seed 1", 2)
     assert more.began_with[-1] == ("fedavg+feddecorr seed 2", 0)
 
@@ -406,11 +406,11 @@ def test_how_many_at_a_time(monkeypatch):
 def test_in_processes_of_their_own_the_runs_are_the_same_also_stopped_and_continued(tmp_path):
     experiment = {**QUICK, "train.rounds": 40}
     fullrank.compare(experiment, ["fedavg", "fedprox"], [3], "one-by-one", jobs=1)
-    with pytest.raises(Interrupted, match=r'of 2 runs are complete .* saved in "beside"; the same command goes on'):
-        fullrank.compare(experiment, ["fedavg", "fedprox"], [3], "beside", jobs=2, onlooker=Stopping(after=2))
+    with pytest.raises(Interrupted, match=r'of 2 runs are complete .* saved in "beside"; the same command continues'):
+        fullrank.compare(experiment, ["fedavg", "fedprox"], [3], "beside", jobs=2, callbacks=[Stopping(after=2)])
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     seen = Seen()
-    found = fullrank.compare(experiment, ["fedavg", "fedprox"], [3], "beside", jobs=2, onlooker=seen)
+    found = fullrank.compare(experiment, ["fedavg", "fedprox"], [3], "beside", jobs=2, callbacks=[seen])
     assert max(done for _, done in seen.began_with) > 0
     for method in ("fedavg", "fedprox"):
         directory = tmp_path / "beside" / f"{method}-seed3"
@@ -421,10 +421,10 @@ def test_in_processes_of_their_own_the_runs_are_the_same_also_stopped_and_contin
 
 def test_one_by_one_stopped_between_two_runs_and_continued(tmp_path):
     with pytest.raises(Interrupted, match="1 of 2 runs are complete"):
-        fullrank.compare(QUICK, ["fedavg", "fedprox"], [0], "out", jobs=1, onlooker=Stopping(after=2))
+        fullrank.compare(QUICK, ["fedavg", "fedprox"], [0], "out", jobs=1, callbacks=[Stopping(after=2)])
     assert not (tmp_path / "out" / "fedprox-seed0").exists()
     seen = Seen()
-    fullrank.compare(QUICK, ["fedavg", "fedprox"], [0], "out", jobs=1, onlooker=seen)
+    fullrank.compare(QUICK, ["fedavg", "fedprox"], [0], "out", jobs=1, callbacks=[seen])
     assert seen.began_with == [("fedprox seed 0", 0)]
 
 
@@ -612,7 +612,7 @@ def test_live_display_of_several_runs():
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=100)
     with comparecli.LiveBoard(console) as board:
-        fullrank.compare(QUICK, ["fedavg", "fedprox"], [0], "out", jobs=1, onlooker=board)
+        fullrank.compare(QUICK, ["fedavg", "fedprox"], [0], "out", jobs=1, callbacks=[board])
         (bar,) = board.progress.tasks
     assert bar.completed == bar.total == 4
     assert bar.fields["state"] == "2/2 complete"
@@ -623,7 +623,7 @@ def test_what_a_runs_own_code_prints_is_passed_on(tmp_path):
     class Listening(Seen):
         said_by = []
 
-        def said(self, task, text):
+        def printed(self, task, text):
             self.said_by.append((task.name, text))
 
     seen, task = Listening(), Task("fedavg seed 0", Experiment(), tmp_path)

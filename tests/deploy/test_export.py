@@ -369,7 +369,7 @@ def test_a_run_whose_model_was_not_kept_is_told_from_one_that_can_go_on(copied, 
     status, _, err = fullrank("export", copied, capsys=capsys)
     assert status == 2
     assert "was stopped between its last round and its end" in err
-    assert "goes on with it" in err
+    assert "continues it" in err
 
 
 def test_a_missing_extra_is_named_before_anything_is_done(copied, capsys, monkeypatch):

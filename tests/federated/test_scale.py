@@ -25,12 +25,12 @@ from fullrank.config.experiment import Experiment
 from fullrank.data import DataSet, Pipeline, Split
 from fullrank.data.federation import Federation, given
 from fullrank.engine import open_engine
-from fullrank.probe.prober import Prober
 from fullrank.runs.assemble import assemble
+from fullrank.runs.callbacks import Callbacks
 from fullrank.runs.directory import RunDirectory, save_tensors
-from fullrank.runs.display import Silent
+from fullrank.runs.prober import Prober
 from fullrank.runs.resume import begin
-from fullrank.runs.run import _one_round
+from fullrank.runs.run import _one_round, all_callbacks
 from stateful import Variates
 
 FEW, MANY, TAKING_PART = 1_000, 100_000, 20
@@ -95,13 +95,12 @@ class Session:
         self.server = self.assembly.server
         self.directory = RunDirectory(path)
         self.directory.open()
-        self.prober = Prober(self.assembly, path)
-        start = begin(self.assembly, self.directory, self.prober, {})
+        prober = Prober(self.assembly, path)
+        start = begin(self.assembly, self.directory, prober, {})
         start.write()
         self.rows = start.rows
         self.engine = open_engine("serial", self.assembly.site)
-        self.watcher = Silent()
-        self.watcher.started(self.assembly.experiment, 0, TAKING_PART, path)
+        self.callbacks = all_callbacks(Callbacks([]), self.assembly, self.directory, prober)
 
     def everybody_took_part(self) -> None:
         """As after very many rounds, each of which left the states of its clients in a file."""
@@ -118,7 +117,7 @@ class Session:
         store.contacts, store.files = Closed(store.contacts), Closed(store.files)
 
     def round(self) -> None:
-        _one_round(self.assembly, self.engine, self.directory, self.rows, self.watcher, self.prober)
+        _one_round(self.assembly, self.engine, self.rows, self.callbacks)
 
 
 @contextmanager

@@ -16,10 +16,11 @@ from fullrank import collapse
 from fullrank.config.experiment import Experiment
 from fullrank.engine import open_engine
 from fullrank.errors import InputError
-from fullrank.probe import Prober, prober
 from fullrank.probe import model_probe as look
 from fullrank.probe.layers import layers_of
+from fullrank.runs import prober
 from fullrank.runs.assemble import assemble
+from fullrank.runs.prober import Prober
 from fullrank.testing import _recorded
 from killing import Strike, assert_equal_outcomes, attempt, timeless
 from small import assert_same_bits, blobs, normed
@@ -107,10 +108,10 @@ def test_recorded_steps_are_those_without_probes():
         prober, engine = Prober(parts), _recorded(parts)
         try:
             for number in range(2):
-                shown = prober.shown(parts.server.sample(number)) if looks else ()
-                outcome = parts.server.run_round(engine, show=shown)
+                shown = prober.round_started(number + 1, parts.server.sample(number)) if looks else ()
+                parts.server.run_round(engine, prober.client_done, show=shown)
                 if looks:
-                    assert prober.look(outcome).row["clients"] == shown
+                    assert prober.measure().row["clients"] == shown
         finally:
             engine.close()
         found.append(parts.server.model)
@@ -209,8 +210,8 @@ def test_where_few_take_part_the_first_of_them_in_the_seeds_order_are_shown():
     prober = Prober(assemble(Experiment.of({**SETTINGS, "data.clients": 10, "probe.every": 1})))
     order = prober._order
     assert sorted(order) == list(range(10))
-    assert prober.shown(order[4:]) == sorted(order[4:6])
-    assert prober.shown([order[7]]) == [order[7]]
+    assert prober.chosen(order[4:]) == sorted(order[4:6])
+    assert prober.chosen([order[7]]) == [order[7]]
     other = Prober(assemble(Experiment.of({**SETTINGS, "data.clients": 10, "seed": 1})))
     assert other._order != order
 

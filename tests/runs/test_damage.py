@@ -16,7 +16,6 @@ import torch
 
 import fullrank
 import fullrank.federated.site
-import fullrank.runs.display
 from commands import fullrank as command
 from fullrank import Method
 from fullrank.errors import InputError, RunFailed
@@ -264,7 +263,7 @@ def test_a_missing_key_is_named(file, key, copied):
 
 
 @dataclass
-class Meddler(fullrank.runs.display.Unwatched):
+class Meddler(fullrank.Callback):
     """Does something to the directory after the second round."""
 
     path: Path
@@ -292,7 +291,7 @@ def replaced(path):
 )
 def test_a_run_stops_when_its_directory_is_no_longer_its_own(act, said, tmp_path):
     with pytest.raises(RunFailed, match=said):
-        fullrank.run(SETTINGS, tmp_path / "run", watcher=Meddler(tmp_path / "run", act))
+        fullrank.run(SETTINGS, tmp_path / "run", callbacks=[Meddler(tmp_path / "run", act)])
     assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("0*.json")) == [
         "000001.json",
         "000002.json",

@@ -25,7 +25,7 @@ from fullrank.errors import CallFailed, ClientFailed, InputError, Interrupted, R
 from fullrank.federated.client_states import ClientStates
 from fullrank.files import append_line, save_tensors, write_atomically, write_json
 from fullrank.local.step import Step
-from fullrank.runs.directory import RunDirectory, read_json, read_rows
+from fullrank.runs.directory import MESSAGES, RunDirectory, Status, read_json, read_rows
 from fullrank.trees import flatten
 from killing import (
     Points,
@@ -607,7 +607,7 @@ def test_a_full_disk_is_one_sentence_and_the_run_goes_on_once_there_is_room(file
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(RunFailed) as caught:
         run(path, STATEFUL)
-    sentence = f'"{path / file}" cannot be written: No space left on device; {saved} in "{path}"; the same command goes'
+    sentence = f'"{path / file}" cannot be written: No space left on device; {saved} in "{path}"; the same command'
     assert str(caught.value).startswith(sentence)
     assert not list(path.rglob("*.part"))
     monkeypatch.undo()
@@ -1183,3 +1183,45 @@ def test_a_run_goes_on_with_the_files_of_its_like(name, damage, ended, tmp_path)
     run(tmp_path / "other", {"train.rounds": 1})
     shutil.copy(tmp_path / "other" / name, path)
     assert run(path, {"train.rounds": 4}).complete
+
+
+# What a directory holds
+
+PARTS = {
+    "c": "checkpoints",
+    "s": "summary.json",
+    "m": "model.safetensors",
+    "r": "metrics.jsonl",
+    "e": "experiment.toml",
+}
+
+
+@pytest.mark.parametrize(
+    ("gone", "status", "rejected"),
+    [
+        ("", Status.COMPLETE, set()),
+        ("m", Status.WITHOUT_MODEL, {"export", "inspect"}),
+        ("sm", Status.BEFORE_END, {"export", "compare"}),
+        ("smr", Status.UNFINISHED, {"export", "compare"}),
+        ("c", Status.STRIPPED, {"resume"}),
+        ("cm", Status.NUMBERS_ONLY, {"resume", "export", "inspect", "read the model"}),
+        ("cmr", Status.CUT, set(MESSAGES)),
+        ("csm", Status.ROWS_ONLY, set(MESSAGES) - {"resume"}),
+        ("csmr", Status.UNSAVED, set(MESSAGES) - {"resume"}),
+        ("csmre", Status.EMPTY, {"compare"}),
+    ],
+)
+def test_what_is_left_of_a_run_decides_what_it_can_be_used_for(gone, status, rejected, ended, tmp_path):
+    shutil.copytree(ended, tmp_path / "run")
+    for letter in gone:
+        part = tmp_path / "run" / PARTS[letter]
+        shutil.rmtree(part) if part.is_dir() else part.unlink()
+    directory, rounds = RunDirectory(tmp_path / "run"), fullrank.load_run(ended).experiment.train.rounds
+    assert directory.status(rounds) is directory.status(rounds, verify=True) is status
+    for use in MESSAGES:
+        if use in rejected:
+            with pytest.raises(InputError, match=str(tmp_path / "run")) as caught:
+                directory.check(use, rounds)
+            assert "{" not in str(caught.value)
+        else:
+            directory.check(use, rounds)

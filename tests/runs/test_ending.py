@@ -160,8 +160,8 @@ def test_the_live_display_shows_a_bar_of_the_clients(tmp_path):
                 bar = self.progress.tasks[-1]
                 states.append((bar.description, bar.completed, bar.total))
 
-    with Watching(console) as watcher:
-        fullrank.run(METHODS["ccvr"], out=tmp_path / "run", watcher=watcher)
+    with Watching(console) as shown:
+        fullrank.run(METHODS["ccvr"], out=tmp_path / "run", callbacks=[shown])
     names = list(dict.fromkeys(name for name, _, _ in states))
     assert names == ["the method's finish", "clients' own models"]
     assert states[-1] == ("clients' own models", 6, 6)

@@ -219,3 +219,49 @@ def test_a_run_of_this_process_needs_no_trust(tmp_path, monkeypatch):
         run.model()
         run.client_model(0)
         assert fullrank.export(run).facts["experiment"] == run.experiment.hash()
+
+
+# Callbacks
+
+
+@pytest.fixture
+def tracked(honest, tmp_path, monkeypatch):
+    """An unpacked folder with a run whose experiment names a callback in a file next to it."""
+    shutil.copytree(honest.path, tmp_path / "folder" / "run")
+    record = tmp_path / "folder" / "run" / "experiment.toml"
+    text = record.read_text().rpartition("# checksum")[0]
+    assert text.count("track = []") == 1
+    record.write_text(text.replace("track = []", 'track = ["folder.payload:Tracker"]'))
+    (tmp_path / "folder" / "payload.py").write_text(f"{PAYLOAD}\nclass Tracker(fullrank.Callback):\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    yield
+    for module in ("folder", "folder.payload"):
+        sys.modules.pop(module, None)
+
+
+def test_the_callback_of_a_directory_is_not_imported_to_read_or_resume_the_run(tracked, tmp_path):
+    run = fullrank.load_run("folder/run")
+    assert run.experiment.run.track == ["folder.payload:Tracker"]
+    run.model()
+    run.client_model(0)
+    assert run.experiment.hash()
+    fullrank.export(run, "out")
+    fullrank.run({**SETTINGS, "train.rounds": 2}, "folder/run")
+    assert not ran(tmp_path)
+    assert fullrank.load_run("folder/run").experiment.run.track == []
+
+
+def test_the_callback_of_a_directory_is_imported_to_run_its_experiment_if_it_is_trusted(tracked, tmp_path):
+    with pytest.raises(InputError, match=r'run\.track = "folder\.payload:Tracker".*trust=True'):
+        fullrank.run(fullrank.load_run("folder/run").experiment, "again")
+    assert not ran(tmp_path)
+    fullrank.run(fullrank.load_run("folder/run", trust=True).experiment, "again")
+    assert ran(tmp_path)
+
+
+def test_a_callback_of_the_directory_does_not_hide_the_users_own_code(tracked, tmp_path):
+    """A run whose method is the user's own is resumed by the user, whatever callback the directory names."""
+    settings = {**SETTINGS, "method.name": "folder.payload:Hostile"}
+    fullrank.run({**settings, "run.track": ["folder.payload:Tracker"]}, "mine")
+    assert fullrank.run({**settings, "train.rounds": 2}, "mine").metrics[-1]["round"] == 2

@@ -11,9 +11,8 @@ from safetensors.torch import load_file
 import fullrank
 from commands import fullrank as command
 from fullrank.data import DataSet, Split, load_dataset
-from fullrank.errors import InputError
+from fullrank.errors import CallbackFailed, InputError
 from fullrank.models.reparam.repvgg import repvgg
-from fullrank.runs.display import Silent
 from fullrank.search.scales import for_search, search_scales, searched
 
 NAME = "fullrank.models.reparam.repvgg:repvgg"
@@ -155,19 +154,18 @@ def test_a_warm_up_is_as_long_as_is_said():
     assert searched("repvgg-a0", {"train": {"rounds": 4, "warmup": 3}}).train.warmup == 3
 
 
-class Stops(Silent):
+class Stops(fullrank.Callback):
     """Fails after a round."""
 
     def round_done(self, row):
-        super().round_done(row)
         if row["round"] == 2:
             raise ConnectionError("the power is out")
 
 
 def test_a_search_that_stopped_ends_like_one_that_did_not(tmp_path):
     search_scales(NAME, tmp_path / "whole", values=SMALL)
-    with pytest.raises(ConnectionError):
-        search_scales(NAME, tmp_path / "parts", values=SMALL, watcher=Stops())
+    with pytest.raises(CallbackFailed, match="its round_done raised ConnectionError: the power is out"):
+        search_scales(NAME, tmp_path / "parts", values=SMALL, callbacks=[Stops()])
     assert not (tmp_path / "parts.safetensors").exists()
     search_scales(NAME, tmp_path / "parts", values=SMALL)
     assert (tmp_path / "whole.safetensors").read_bytes() == (tmp_path / "parts.safetensors").read_bytes()

@@ -17,7 +17,7 @@ from fullrank.data import DataSet, Split
 from fullrank.data.federation import Federation
 from fullrank.errors import InputError
 from fullrank.runs.assemble import federate
-from fullrank.runs.display import Silent
+from fullrank.runs.display import Display
 from fullrank.runs.result import threads
 from fullrank.runs.run import execute
 
@@ -96,7 +96,7 @@ def measure(
     for name, experiment in described.items():
         with _Stage(name, result, say, keep):
             result.setdefault("methods", {})[name] = rows = _Rows(name, say)
-            execute(experiment, None, watcher=rows, federation=federation)
+            execute(experiment, None, callbacks=[rows], federation=federation)
         if isinstance(result.get("methods", {}).get(name), _Rows):
             result["methods"][name] = rows.as_dict(result.get("eager"))
             keep(result)
@@ -149,7 +149,7 @@ def _outcome(found: Mapping[str, Any]) -> str:
     return text + (f"; {found['times_eager']:.2f} times as fast as eager" if "times_eager" in found else "")
 
 
-class _Rows(Silent):
+class _Rows(Display):
     """Collects the rows of a run, and says each."""
 
     def __init__(self, name: str, say: Say):
@@ -159,7 +159,6 @@ class _Rows(Silent):
 
     def round_done(self, row: Mapping[str, Any]) -> None:
         """Keep and say a row."""
-        super().round_done(row)
         self.rows.append(row)
         score = f", accuracy {row['accuracy']:.4f}" if "accuracy" in row else ""
         self.say(f"{self.name}: round {row['round']}, {row['training_seconds']:.2f} s of training{score}")

@@ -15,14 +15,14 @@ from fullrank.data import DataSet, Pipeline, Split
 from fullrank.data.federation import Federation, given
 from fullrank.plugins import GIVEN
 from fullrank.runs.assemble import assemble
-from fullrank.runs.display import Silent
+from fullrank.runs.display import Display
 from fullrank.runs.run import decided, execute
 
 PUBLISHED = 1500
 """Rounds of the published benchmark: what `auto` chooses for, however few of them are played here."""
 
 
-class _Marks(Silent):
+class _Marks(Display):
     """Marks the end of each round."""
 
     def __init__(self, task: Task):
@@ -70,7 +70,7 @@ def main(path: str, engine: str, workers: int = 0) -> None:
     parts: dict[str, Any] = {"federation": federation(task), "module": task.network()}
     if engine == "auto":
         engine = decided(assemble(experiment(task, engine, rounds=PUBLISHED), **parts))["name"]
-    run = execute(experiment(task, engine, workers), None, watcher=_Marks(task), **parts)
+    run = execute(experiment(task, engine, workers), None, callbacks=[_Marks(task)], **parts)
     mark(
         loss=task.loss(run.model()), engine=engine, versions={"fullrank": __version__, "torch": str(torch.__version__)}
     )

@@ -94,8 +94,8 @@ def run(
     experiment = _experiment(file, overrides)
     _reject_without_effect(experiment, overrides)
     try:
-        with display.choose(quiet, as_json) as watcher:
-            finished = run_experiment(experiment, out, change_engine=change_engine, watcher=watcher)
+        with display.choose(quiet, as_json) as shown:
+            finished = run_experiment(experiment, out, change_engine=change_engine, callbacks=[shown])
     except Interrupted as stop:
         fail(str(stop), 130)  # here, because typer would print "Aborted." only
     if quiet or as_json:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from fullrank.cli.options import AsJson, Overrides, Root, experiment_values, fail
 from fullrank.comparison.compare import compare
-from fullrank.comparison.parallel import Onlooker, Task
+from fullrank.comparison.parallel import ComparisonCallback, Task
 from fullrank.comparison.table import Comparison, Row, compare_runs
 from fullrank.errors import InputError, Interrupted
 from fullrank.metrics.measures import single_numbers
@@ -119,7 +119,7 @@ def _experiment(inputs: Sequence[str], methods: str, overrides: list[str] | None
 def _run(silent: bool, *what: Any, **how: Any) -> Comparison:
     with _board(silent) as board:
         try:
-            return compare(*what, **how, onlooker=board)
+            return compare(*what, **how, callbacks=[board])
         except Interrupted as stop:
             sentence = str(stop)
     fail(sentence, 130)  # here, because typer would print "Aborted." only
@@ -149,7 +149,7 @@ def parse_seeds(text: str) -> list[int]:
 # Progress of the runs
 
 
-class PlainBoard(Onlooker):
+class PlainBoard(ComparisonCallback):
     """Prints a line when a run starts or ends, and its progress from time to time."""
 
     def __init__(self, stream: IO[str]):
@@ -165,7 +165,7 @@ class PlainBoard(Onlooker):
         for line in opening(tasks, pending):
             self._say(line)
 
-    def began(self, task: Task) -> None:
+    def started(self, task: Task) -> None:
         """Print that a run starts."""
         self.spoken[task.name] = time.monotonic()
         self._say(f"{task.name}: " + (f"resumes after round {task.done}" if task.done else "starts"))
@@ -178,13 +178,13 @@ class PlainBoard(Onlooker):
             self.spoken[task.name] = time.monotonic()
             self._say(f"{task.name}: round {row['round']}/{task.rounds}{scores(row)}")
 
-    def phase(self, task: Task, name: str, done: int, clients: int) -> None:
+    def progressed(self, task: Task, phase: str, done: int, clients: int) -> None:
         """Print the progress of the clients, unless it was printed a moment ago."""
         if time.monotonic() - self.spoken[task.name] > PAUSE:
             self.spoken[task.name] = time.monotonic()
-            self._say(f"{task.name}: {name}: {done}/{clients}")
+            self._say(f"{task.name}: {phase}: {done}/{clients}")
 
-    def said(self, task: Task, text: str) -> None:
+    def printed(self, task: Task, text: str) -> None:
         """Print what the code of a run printed."""
         self._say(f"{task.name}: {text}")
 
@@ -198,7 +198,7 @@ class PlainBoard(Onlooker):
         self._say(f"{task.name}: failed: {reason}")
 
 
-class LiveBoard(Onlooker):
+class LiveBoard(ComparisonCallback):
     """Shows a progress bar for all runs together and one for each active run."""
 
     def __init__(self, console: Console):
@@ -224,7 +224,7 @@ class LiveBoard(Onlooker):
             self.all = self.progress.add_task("all runs", total=self.rounds, **self._state())
             self.progress.start()
 
-    def began(self, task: Task) -> None:
+    def started(self, task: Task) -> None:
         """Add the progress bar of a run."""
         state = f"{task.done}/{task.rounds}"
         self.bars[task.name] = self.progress.add_task(task.name, total=task.rounds, completed=task.done, state=state)
@@ -238,11 +238,11 @@ class LiveBoard(Onlooker):
         for warning in (*row.get("cautions", []), *amiss(row)):
             self._print(f"{task.name}: {warning}", style="yellow")
 
-    def phase(self, task: Task, name: str, done: int, clients: int) -> None:
+    def progressed(self, task: Task, phase: str, done: int, clients: int) -> None:
         """Show the progress of the clients next to the progress bar of the run."""
-        self.progress.update(self.bars[task.name], state=f"{name} {done}/{clients}")
+        self.progress.update(self.bars[task.name], state=f"{phase} {done}/{clients}")
 
-    def said(self, task: Task, text: str) -> None:
+    def printed(self, task: Task, text: str) -> None:
         """Print what the code of a run printed."""
         self._print(f"{task.name}: {text}")
 
@@ -271,9 +271,9 @@ class LiveBoard(Onlooker):
         }
 
 
-def _board(silent: bool) -> AbstractContextManager[Onlooker]:
+def _board(silent: bool) -> AbstractContextManager[ComparisonCallback]:
     if silent:
-        return nullcontext(Onlooker())
+        return nullcontext(ComparisonCallback())
     return LiveBoard(Console()) if sys.stdout.isatty() else nullcontext(PlainBoard(sys.stdout))
 
 

@@ -57,8 +57,8 @@ def search_command(
     values = merged(short, parse_overrides(overrides or []))
     name = out or f"scales/{model.rpartition(':')[2]}-{searched(model, values).data_label}"
     try:
-        with display.choose(quiet, as_json) as watcher:
-            found = search_scales(model, name, values=values, per_class=per_class, client=client, watcher=watcher)
+        with display.choose(quiet, as_json) as shown:
+            found = search_scales(model, name, values=values, per_class=per_class, client=client, callbacks=[shown])
     except Interrupted as stop:
         fail(str(stop), 130)
     if as_json:

@@ -1,4 +1,4 @@
-"""Several methods on the same splits, over several seeds: what is to be run, and what of it is left to do."""
+"""Compares several methods on the same splits over several seeds: plans the runs and completes what is missing."""
 
 from __future__ import annotations
 
@@ -11,14 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from fullrank import methods as known
-from fullrank.comparison.parallel import Failure, Onlooker, Task, experiment_file, run_all
+from fullrank.comparison.parallel import (
+    ComparisonCallback,
+    ComparisonCallbacks,
+    Failure,
+    Task,
+    experiment_file,
+    run_all,
+)
 from fullrank.comparison.table import Comparison, check_comparable, check_measure, check_value
 from fullrank.config.experiment import Experiment, merged, nested, read_toml
 from fullrank.engine import cores
 from fullrank.errors import InputError, Interrupted, RunFailed
 from fullrank.files import write_json
 from fullrank.local import interrupt
-from fullrank.runs.directory import RunDirectory
+from fullrank.runs.callbacks import check_callbacks
+from fullrank.runs.directory import RunDirectory, Status
 from fullrank.runs.result import load_run
 from fullrank.runs.resume import check_resumable
 
@@ -32,18 +40,30 @@ def compare(
     jobs: int = 0,
     measure: str = "accuracy",
     value: str = "last5",
-    onlooker: Onlooker | None = None,
+    callbacks: Sequence[ComparisonCallback] = (),
 ) -> Comparison:
-    """Run several methods with several seeds on the same splits, and set them side by side.
+    """Run several methods with several seeds on the same splits, and compare their results.
 
     Each seed draws its own split (unless `data.seed` says otherwise), the same for every method. Every run is an
-    ordinary run directory in `out`, which without a name is named after the experiment and the methods: the same call
-    again completes what is not complete, and reruns nothing. `jobs` runs go on at a time, in processes of their own;
-    0 means one per core, and one after the other where a run has a GPU or processes of its own.
+    ordinary run directory in `out`. The same call again completes the runs that are not complete, and repeats none.
 
-    A run that fails, as one that diverges, does not stop the others: `failed` of the comparison has its reason, by
-    method and seed, and the same call again tries it from its last round that was saved. Only if all of them fail
-    `RunFailed` is raised.
+    A run that fails, for example because it diverges, does not stop the others: `failed` of the comparison has its
+    reason, by method and seed, and the same call again resumes it from the last round that was saved.
+
+    Args:
+        experiment: An Experiment, the path of a TOML file, or a dict with nested or dotted keys.
+        methods: The names of the methods. Differences are to the first one.
+        seeds: The seeds.
+        out: The folder of the runs. Without one it is named after the experiment and the methods.
+        jobs: The number of parallel runs, each in a process of its own. 0 means one per core, or one run at a time if
+            a run has a GPU or worker processes.
+        measure: The measure to compare, for example "accuracy".
+        value: The value of a run: "last5", "last", "best", "validated" or "final".
+        callbacks: Objects that are notified of the progress of the runs.
+
+    Raises:
+        InputError: If the experiment, a method or a directory is rejected.
+        RunFailed: If all runs fail.
 
     >>> import fullrank, tempfile
     >>> few = {"train.rounds": 1, "data.clients": 2, "model.name": "mlp"}
@@ -51,6 +71,7 @@ def compare(
     >>> [row["method"] for row in found.table()]
     ['fedavg', 'fedprox']
     """
+    check_callbacks(callbacks, ComparisonCallback)
     check_value(value)
     if jobs < 0:
         raise InputError(f"jobs = {jobs}: must be at least 0 (one per core)")
@@ -62,7 +83,7 @@ def compare(
     tasks = {pair: Task(f"{pair[0]} seed {pair[1]}", e, folder / _directory(*pair)) for pair, e in planned.items()}
     existed = folder.exists()
     try:
-        failures = _complete(list(tasks.values()), jobs, onlooker or Onlooker(), folder)
+        failures = _complete(list(tasks.values()), jobs, ComparisonCallbacks(callbacks), folder)
     except InputError:
         _remove_traces(tasks.values(), folder, existed)
         raise
@@ -90,7 +111,7 @@ def _remove_traces(tasks: Iterable[Task], folder: Path, existed: bool) -> None:
             folder.rmdir()
 
 
-# What is to be run
+# Planning the runs
 
 
 def _checked_methods(names: Sequence[str]) -> list[str]:
@@ -101,7 +122,7 @@ def _checked_methods(names: Sequence[str]) -> list[str]:
         raise InputError("compare needs methods, as in fedavg,fedavg+feddecorr")
     for index, name in enumerate(found):
         if name in found[:index]:
-            raise InputError(f'the method "{name}" is to be compared with itself: it stands twice')
+            raise InputError(f'the method "{name}" is to be compared with itself: it is given twice')
     return found
 
 
@@ -113,14 +134,14 @@ def _checked_seeds(seeds: Sequence[int]) -> list[int]:
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise InputError(f"{seed!r} is no seed: seeds are whole numbers from 0 on")
         if seed in found[:index]:
-            raise InputError(f"the seed {seed} stands twice")
+            raise InputError(f"the seed {seed} is given twice")
     return found
 
 
 def _planned(
     source: Experiment | str | Path | Mapping[str, Any], names: Sequence[str], seeds: Sequence[int]
 ) -> dict[tuple[str, int], Experiment]:
-    """All experiments, seed by seed, so that methods can be compared as early as possible."""
+    """Return all experiments, seed by seed, so that methods can be compared as early as possible."""
     if isinstance(source, Experiment):
         values = source.model_dump()
     else:
@@ -130,7 +151,7 @@ def _planned(
 
 
 def _with_own_tables(values: Mapping[str, Any], name: str, names: Sequence[str]) -> dict[str, Any]:
-    """An experiment's values for one method, without the tables of the user's own methods that only others have."""
+    """Return the experiment's values for one method, without the tables of other methods of the user."""
     library = known.available()
     own = {cls.name for cls in _parts(name)}
     others = {cls.name for other in names for cls in _parts(other) if cls is not library.get(cls.name)} - own
@@ -145,7 +166,7 @@ def _parts(name: str) -> list[type[known.Method]]:
 
 
 def _named_after(planned: Mapping[tuple[str, int], Experiment]) -> Path:
-    """Where a comparison goes that is not told where; more seeds or rounds find the same directory."""
+    """Return the default folder of a comparison, which is the same with more seeds or rounds."""
     hashes = {name: experiment.but(seed=0).hash() for (name, _), experiment in planned.items()}
     digest = hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
     data = next(iter(planned.values())).data_label
@@ -156,32 +177,32 @@ def _directory(method: str, seed: int) -> str:
     return f"{method.replace(':', '.')}-seed{seed}"
 
 
-def _complete(tasks: Sequence[Task], jobs: int, onlooker: Onlooker, folder: Path) -> dict[Path, Failure]:
-    """Run what is not complete, once all that has begun was checked: what is wrong with it is better known now."""
+def _complete(tasks: Sequence[Task], jobs: int, callbacks: ComparisonCallback, folder: Path) -> dict[Path, Failure]:
+    """Complete the runs that are not complete, after a check of all that have started."""
     pending = [task for task in tasks if not _is_complete(task)]
     begun = [load_run(task.path) for task in tasks if RunDirectory(task.path).started]
     check_comparable(begun, rounds=False)
-    onlooker.planned(tasks, pending)
+    callbacks.planned(tasks, pending)
     at_once = min(_at_once(jobs, tasks[0].experiment), len(pending))
     try:
         with interrupt.guard():
             several = [_alone(task) for task in pending] if at_once > 1 else pending
-            return run_all(several, at_once, onlooker, bool(begun))
+            return run_all(several, at_once, callbacks, bool(begun))
     except Interrupted:
         done = sum(_is_complete(task) for task in tasks)
         raise Interrupted(
             f'stopped; {done} of {len(tasks)} runs are complete and the rounds of the others are saved in "{folder}"; '
-            "the same command goes on from there"
+            "the same command continues from there"
         ) from None
 
 
 def _is_complete(task: Task) -> bool:
-    """Whether a run is there whole; one of another experiment is rejected."""
+    """Return whether a run is complete; one of another experiment is rejected."""
     directory = RunDirectory(task.path)
     if not directory.started:
         return False
     check_resumable(task.experiment.resolved(), directory)
-    return directory.has_its_result(task.rounds)
+    return directory.status(task.rounds, verify=True) in (Status.COMPLETE, Status.STRIPPED)
 
 
 def _at_once(jobs: int, experiment: Experiment) -> int:
@@ -194,7 +215,7 @@ def _at_once(jobs: int, experiment: Experiment) -> int:
 
 
 def _alone(task: Task) -> Task:
-    """A run alongside others: where `auto` would choose worker processes it chooses serial, which has the same bits."""
+    """Return the task for a run next to others: `auto` chooses serial, not worker processes, with the same result."""
     if task.experiment.engine.name != "auto" or RunDirectory(task.path).started:
         return task
     return dataclasses.replace(task, experiment=task.experiment.but(engine__workers=1))

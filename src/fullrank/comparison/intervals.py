@@ -1,4 +1,4 @@
-"""Numbers over seeds: how far they spread, and how sure their mean is."""
+"""Standard deviations and confidence intervals over seeds."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from functools import cache
 
 
 def std(values: Sequence[float]) -> float | None:
-    """The sample standard deviation (n − 1 in the denominator); None below two values."""
+    """Return the sample standard deviation (n − 1 in the denominator); None for fewer than two values."""
     return statistics.stdev(values) if len(values) > 1 else None
 
 
 def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
-    """Student's confidence interval of a mean, for values that are independent; None below two of them.
+    """Return Student's confidence interval of the mean of independent values; None for fewer than two values.
 
     >>> [round(end, 4) for end in interval([1.0, 2.0, 3.0])]
     [-0.4841, 4.4841]
@@ -29,7 +29,7 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, 
 
 @cache
 def t_quantile(degrees: int, confidence: float = 0.95) -> float:
-    """How far from 0, on either side, Student's t with so many degrees of freedom stays with this probability.
+    """Return t such that Student's distribution is in [−t, t] with the given probability.
 
     >>> round(t_quantile(4), 4)
     2.7764
@@ -44,7 +44,7 @@ def t_quantile(degrees: int, confidence: float = 0.95) -> float:
 
 
 def _inside(angle: float, degrees: int) -> float:
-    """P(|T| < √degrees · tan angle), as the finite sum that whole degrees have (Abramowitz and Stegun 26.7.3 and 4)."""
+    """Return P(|T| < √degrees · tan angle), a finite sum for integer degrees (Abramowitz and Stegun 26.7.3 and 4)."""
     odd = degrees % 2
     sine, cosine = math.sin(angle), math.cos(angle)
     term, total = (cosine, 0.0) if odd else (1.0, 0.0)

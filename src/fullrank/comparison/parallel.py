@@ -1,4 +1,4 @@
-"""Several runs: one after the other in this process, or so many at a time in processes of their own."""
+"""Runs several experiments: one after the other in this process, or several at a time in processes of their own."""
 
 from __future__ import annotations
 
@@ -22,57 +22,113 @@ from fullrank.errors import InputError, RunFailed, in_words, writing
 from fullrank.federated.site import Result
 from fullrank.files import write_atomically
 from fullrank.local import interrupt
+from fullrank.runs.callbacks import notify
 from fullrank.runs.directory import RunDirectory
-from fullrank.runs.display import Silent
+from fullrank.runs.display import Display
 from fullrank.runs.result import Run
 from fullrank.runs.run import run
 
 POLL = 0.2
-"""Seconds after which a signal is obeyed at the latest while children are at work."""
+"""Maximum number of seconds until a signal is obeyed while child processes run."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One run that is to be made or completed."""
+    """One run of a comparison."""
 
     name: str
+    """Method and seed, as in "fedavg seed 0"."""
     experiment: Experiment
     path: Path
+    """The run directory."""
 
     @property
     def rounds(self) -> int:
-        """The rounds that the run will have in the end."""
+        """The number of rounds of the complete run."""
         return self.experiment.train.rounds
 
     @property
     def done(self) -> int:
-        """The rounds that are saved."""
+        """The number of rounds that are saved."""
         return RunDirectory(self.path).last_round() if self.path.is_dir() else 0
 
 
-class Onlooker:
-    """Somebody who looks on while several runs go on; this one does nothing, others start from it."""
+class ComparisonCallback:
+    """The base class of objects that follow the runs of a comparison, as the board of `fullrank compare` does.
+
+    Override the members that you need; the others do nothing. Instances are passed to `fullrank.compare` as
+    `callbacks=[…]`. They are called in the process that called `fullrank.compare`, also for runs in processes of their
+    own, and in the order of the list. A `fullrank.Callback` that every run is to have is named in `run.track` of the
+    experiment instead.
+
+    >>> import fullrank, tempfile
+    >>> class Finished(fullrank.ComparisonCallback):
+    ...     def ended(self, task, summary):
+    ...         print(task.name, "has", summary["rounds"], "round")
+    >>> few = {"train.rounds": 1, "data.clients": 2, "model.name": "mlp"}
+    >>> found = fullrank.compare(few, ["fedavg"], [0], tempfile.mkdtemp(), callbacks=[Finished()])
+    fedavg seed 0 has 1 round
+    """
 
     def planned(self, tasks: Sequence[Task], pending: Sequence[Task]) -> None:
-        """All runs that there will be, and those of them that are not complete yet."""
+        """The comparison starts. `tasks` are all its runs, `pending` those that are not complete yet."""
 
-    def began(self, task: Task) -> None:
-        """A run begins, or goes on."""
+    def started(self, task: Task) -> None:
+        """A run starts or resumes. `task.name`, `task.experiment` and `task.path` say which."""
 
     def round_done(self, task: Task, row: Mapping[str, Any]) -> None:
-        """A run's round is over; this is its row of the metrics."""
+        """A round of a run is complete. `row` is its row in metrics.jsonl."""
 
-    def phase(self, task: Task, name: str, done: int, clients: int) -> None:
-        """So many of the clients have done what follows the last round of a run."""
+    def progressed(self, task: Task, phase: str, done: int, clients: int) -> None:
+        """In a phase after the last round of a run, `done` of `clients` clients have finished."""
 
-    def said(self, task: Task, text: str) -> None:
-        """A run's own code has printed a line."""
+    def printed(self, task: Task, text: str) -> None:
+        """The user's own code in a run has printed a line."""
 
     def ended(self, task: Task, summary: Mapping[str, Any]) -> None:
-        """A run is complete."""
+        """A run is complete. `summary` is what `Run.summary` returns."""
 
     def failed(self, task: Task, reason: str) -> None:
         """A run has failed; the others continue."""
+
+
+class ComparisonCallbacks(ComparisonCallback):
+    """Several callbacks as one. Each event goes to all of them, in their order."""
+
+    def __init__(self, callbacks: Sequence[ComparisonCallback]):
+        self.callbacks = callbacks
+
+    def planned(self, tasks: Sequence[Task], pending: Sequence[Task]) -> None:
+        """Notify all callbacks."""
+        self._call("planned", tasks, pending)
+
+    def started(self, task: Task) -> None:
+        """Notify all callbacks."""
+        self._call("started", task)
+
+    def round_done(self, task: Task, row: Mapping[str, Any]) -> None:
+        """Notify all callbacks."""
+        self._call("round_done", task, row)
+
+    def progressed(self, task: Task, phase: str, done: int, clients: int) -> None:
+        """Notify all callbacks."""
+        self._call("progressed", task, phase, done, clients)
+
+    def printed(self, task: Task, text: str) -> None:
+        """Notify all callbacks."""
+        self._call("printed", task, text)
+
+    def ended(self, task: Task, summary: Mapping[str, Any]) -> None:
+        """Notify all callbacks."""
+        self._call("ended", task, summary)
+
+    def failed(self, task: Task, reason: str) -> None:
+        """Notify all callbacks."""
+        self._call("failed", task, reason)
+
+    def _call(self, member: str, *arguments: Any) -> None:
+        for callback in self.callbacks:
+            notify(callback, member, *arguments)
 
 
 @dataclass(frozen=True)
@@ -82,14 +138,16 @@ class Failure:
     reason: str
     traceback: str = ""
     rejected: bool = False
-    """Whether the run was rejected, for what is wrong with its experiment or its files."""
+    """Whether the run was rejected because of its experiment or its files."""
 
 
-def run_all(tasks: Sequence[Task], jobs: int, onlooker: Onlooker, begun: bool = False) -> dict[Path, Failure]:
-    """Make or complete the runs, so many at a time; those that failed, by their directories.
+def run_all(
+    tasks: Sequence[Task], jobs: int, callbacks: ComparisonCallback, begun: bool = False
+) -> dict[Path, Failure]:
+    """Make or complete the runs, `jobs` at a time, and return the failures by directory.
 
-    One that fails does not stop the others. One that cannot even begin, while none has begun among these or before
-    (`begun`), does: nothing is lost, and the same is most often wrong with all of them.
+    A run that fails does not stop the others, unless it fails before it starts and no run has started, among these or
+    earlier (`begun`): then nothing is lost, and most often the same is wrong with all of them.
     """
     failed: dict[Path, Failure] = {}
 
@@ -100,12 +158,12 @@ def run_all(tasks: Sequence[Task], jobs: int, onlooker: Onlooker, begun: bool = 
             message = f"{task.name}: {failure.reason}"
             raise InputError(message) if failure.rejected else RunFailed(message, failure.traceback)
         failed[task.path] = failure
-        onlooker.failed(task, failure.reason)
+        callbacks.failed(task, failure.reason)
 
     if jobs > 1 and len(tasks) > 1:
-        _in_children(tasks, jobs, onlooker, note)
+        _in_children(tasks, jobs, callbacks, note)
     else:
-        _one_by_one(tasks, onlooker, note)
+        _one_by_one(tasks, callbacks, note)
     return failed
 
 
@@ -115,39 +173,52 @@ Note = Callable[[Task, "Failure | None"], None]
 # In this process
 
 
-class _Passing(Silent):
-    """Passes on what one run tells its watcher."""
+class _Passing(Display):
+    """Passes the events of one run on to the callbacks of the comparison."""
 
-    def __init__(self, task: Task, onlooker: Onlooker):
-        self.task, self.onlooker = task, onlooker
+    def __init__(self, task: Task, callbacks: ComparisonCallback):
+        self.task, self.callbacks = task, callbacks
+        self.error: BaseException | None = None
+        """The exception that a callback of the comparison raised."""
 
     def round_done(self, row: Mapping[str, Any]) -> None:
-        self.onlooker.round_done(self.task, row)
+        super().round_done(row)
+        self._pass("round_done", row)
 
-    def phase(self, name: str, done: int, clients: int) -> None:
-        super().phase(name, done, clients)
-        self.onlooker.phase(self.task, name, done, clients)
+    def phase_started(self, name: str, done: int, clients: int) -> None:
+        super().phase_started(name, done, clients)
+        self._pass("progressed", name, done, clients)
 
     def client_done(self, result: Result) -> None:
         super().client_done(result)
         if self.phase_name:
-            self.onlooker.phase(self.task, self.phase_name, self.clients_done, self.clients)
+            self._pass("progressed", self.phase_name, self.clients_done, self.clients)
 
     def ended(self, run: Run) -> None:
-        self.onlooker.ended(self.task, run.summary())
+        self._pass("ended", run.summary())
+
+    def _pass(self, member: str, *arguments: Any) -> None:
+        try:
+            getattr(self.callbacks, member)(self.task, *arguments)
+        except BaseException as error:
+            self.error = error
+            raise
 
 
-def _one_by_one(tasks: Iterable[Task], onlooker: Onlooker, note: Note) -> None:
+def _one_by_one(tasks: Iterable[Task], callbacks: ComparisonCallback, note: Note) -> None:
     for task in tasks:
         interrupt.check()
-        onlooker.began(task)
-        note(task, _run_here(task, onlooker))
+        callbacks.started(task)
+        note(task, _run_here(task, callbacks))
 
 
-def _run_here(task: Task, onlooker: Onlooker) -> Failure | None:
+def _run_here(task: Task, callbacks: ComparisonCallback) -> Failure | None:
+    passing = _Passing(task, callbacks)
     try:
-        run(task.experiment, task.path, watcher=_Passing(task, onlooker))
+        run(task.experiment, task.path, callbacks=[passing])
     except Exception as error:
+        if passing.error is not None:  # the comparison is at fault, not this run
+            raise
         return Failure(*in_words(error), rejected=isinstance(error, InputError))
     return None
 
@@ -155,13 +226,13 @@ def _run_here(task: Task, onlooker: Onlooker) -> Failure | None:
 # In processes of their own
 
 
-def _in_children(tasks: Sequence[Task], jobs: int, onlooker: Onlooker, note: Note) -> None:
+def _in_children(tasks: Sequence[Task], jobs: int, callbacks: ComparisonCallback, note: Note) -> None:
     waiting, working = deque(tasks), list[_Child]()
     lines: queue.Queue[tuple[_Child, str | None]] = queue.Queue()
     try:
         while waiting or working:
             while waiting and len(working) < jobs:
-                onlooker.began(waiting[0])
+                callbacks.started(waiting[0])
                 working.append(_Child(waiting.popleft(), lines))
             interrupt.check()
             with contextlib.suppress(queue.Empty):
@@ -170,13 +241,13 @@ def _in_children(tasks: Sequence[Task], jobs: int, onlooker: Onlooker, note: Not
                     working.remove(child)
                     note(child.task, child.end())
                 else:
-                    pass_on(child.task, line, onlooker)
+                    pass_on(child.task, line, callbacks)
     finally:
         _stop(working)
 
 
 def _stop(children: Sequence[_Child]) -> None:
-    """Let the children save what they have and end; a second signal ends them at once."""
+    """Let the child processes save what they have and end; a second signal ends them at once."""
     try:
         for child in children:
             child.process.terminate()
@@ -189,9 +260,9 @@ def _stop(children: Sequence[_Child]) -> None:
 
 
 class _Child:
-    """One `fullrank run` in a process of its own.
+    """A `fullrank run` in a process of its own.
 
-    It reports over a pipe, once a round, so that it ends after its round if this process is killed and cannot stop it.
+    It reports over a pipe once per round, so that it ends after its round if this process is killed and cannot stop it.
     """
 
     def __init__(self, task: Task, lines: queue.Queue[tuple[_Child, str | None]]):
@@ -218,7 +289,7 @@ class _Child:
         lines.put((self, None))
 
     def end(self) -> Failure | None:
-        """Wait for the process, which has closed its output; what went wrong in it, if anything did."""
+        """Wait for the process, which has closed its output, and return its failure, if it failed."""
         status = self.process.wait()
         interrupt.check()  # a Ctrl-C reaches the children too: then they have not failed
         self.errors.seek(0)
@@ -232,24 +303,24 @@ class _Child:
         return Failure(sentence, above, rejected=status == 2)
 
 
-def pass_on(task: Task, line: str, onlooker: Onlooker) -> None:
-    """Tell an onlooker what one line of a run's output says, be it ours or printed by the user's own code."""
+def pass_on(task: Task, line: str, callbacks: ComparisonCallback) -> None:
+    """Notify callbacks of one line of a run's output, which is an event or was printed by the user's own code."""
     try:
         event = json.loads(line)
         kind = event.pop("event")
     except (ValueError, KeyError, TypeError, AttributeError):
-        onlooker.said(task, line)
+        callbacks.printed(task, line)
         return
     if kind == "round":
-        onlooker.round_done(task, event)
+        callbacks.round_done(task, event)
     elif kind == "phase":
-        onlooker.phase(task, event["phase"], event["done"], event["clients"])
+        callbacks.progressed(task, event["phase"], event["done"], event["clients"])
     elif kind == "end":
-        onlooker.ended(task, event["summary"])
+        callbacks.ended(task, event["summary"])
 
 
 def experiment_file(task: Task) -> Path:
-    """The file from which a child reads its experiment."""
+    """Return the file from which a child process reads its experiment."""
     return task.path.parent / "experiments" / f"{task.path.name}.toml"
 
 
@@ -262,12 +333,12 @@ def _written(task: Task) -> Path:
 
 
 def _surroundings() -> dict[str, str]:
-    """The environment of a child: what this process can import, the child can."""
+    """Return the environment of a child process, which can import what this process can."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
 
 
 def _last_line(text: str) -> tuple[str, str]:
-    """The sentence with which a run has ended, and what stands above it."""
+    """Return what a run printed before its last line, and the sentence in the last line."""
     above, _, last = text.rstrip().rpartition("\n")
     return f"{above}\n" if above else "", last.removeprefix("fullrank: ")
 

@@ -43,12 +43,12 @@ MAY_DIFFER = (
     "data.root",
     *(f"engine.{key}" for key in ("name", "workers", "threads", "device", "slots", "compile")),
 )
-"""Keys, beside the seed, in which two runs may differ that are compared: all others are one setting."""
+"""Keys in which compared runs may differ, besides the seed; all others must be equal."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A method's measure minus the first method's, seed by seed, over the seeds that both have."""
+    """The difference of a method's measure to that of the first method, paired by seed, over the seeds of both."""
 
     to: str
     values: dict[int, float]
@@ -60,9 +60,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class Row:
-    """One method: its measure by seed (or why it is absent there), mean and standard deviation over seeds.
+    """The row of a method: its measure by seed (or the reason of its absence), and mean and standard deviation.
 
-    `stage` says which of the clients' models the measures "personal" and "unseen" are about.
+    `stage` is the stage of the clients' models to which the measures "personal" and "unseen" belong.
     """
 
     method: str
@@ -76,10 +76,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Complete runs by (method, seed), on the same splits, seen through one measure.
+    """Complete runs by (method, seed) on the same splits, compared by one measure.
 
     `measure` is a key of a run's summary ("accuracy", "loss", "validation_accuracy", "personal", or a path such as
-    "personal.local.worst_decile"); `value` says which of its numbers: "last5" (mean of the last five rounds), "last",
+    "personal.local.worst_decile"); `value` selects one of its numbers: "last5" (mean of the last five rounds), "last",
     "best" (over rounds), "validated" (at the round that was best in validation) or "final" (after the method's finish,
     where it has one, else the last).
     """
@@ -89,9 +89,9 @@ class Comparison:
     value: str = "last5"
     out: Path | None = None
     failed: Mapping[tuple[str, int], str] = dataclasses.field(default_factory=dict)
-    """Why runs failed, by method and seed: they are in no statistic."""
+    """The reasons of failures by method and seed; these runs are in no statistic."""
     names: tuple[str, ...] = ()
-    """The methods in their order; without them, that of the runs."""
+    """The methods in their order; by default the order of the runs."""
 
     def __post_init__(self) -> None:
         if not self.runs:
@@ -103,7 +103,7 @@ class Comparison:
             known = [
                 name
                 for name in measures(self.asked)
-                if any(_look(summary, name, "last")[0] is not None for summary in summaries)
+                if any(_measured(summary, name, "last")[0] is not None for summary in summaries)
             ]
             raise InputError(f'no run has the measure "{self.measure}"; {_nearest(self.measure, known)}')
 
@@ -119,7 +119,7 @@ class Comparison:
 
     @property
     def experiment(self) -> Experiment:
-        """The first run's; the others differ from it in method and seed alone."""
+        """The experiment of the first run; those of the others differ from it in method and seed only."""
         return next(iter(self.runs.values())).experiment
 
     @property
@@ -139,16 +139,16 @@ class Comparison:
 
     @property
     def has_values(self) -> bool:
-        """Whether the measure has a value a round, of which `value` chooses; else it is one number a run."""
+        """Whether the measure has a value per round, from which `value` selects, or one number per run."""
         found = [run.summary().get(self.measure) for run in self.runs.values()]
         return any(isinstance(numbers, Mapping) and "last" in numbers for numbers in found)
 
     def by(self, measure: str, value: str = "last5") -> Comparison:
-        """The same runs through another measure."""
+        """Return the comparison of the same runs by another measure."""
         return dataclasses.replace(self, measure=measure, value=value)
 
     def rows(self) -> list[Row]:
-        """One row a method, differences to the first."""
+        """Return one row per method, with differences to the first."""
         found = [self._row(method) for method in self.methods]
         return [found[0], *(self._beside(row, found[0]) for row in found[1:])]
 
@@ -161,7 +161,7 @@ class Comparison:
                 absent[seed] = f"failed: {reason}" if (reason := self.failed.get((method, seed))) else "not run"
                 continue
             summary = self.runs[method, seed].summary()
-            number, reason = _look(summary, self.measure, self.value)
+            number, reason = _measured(summary, self.measure, self.value)
             stage = _stage(summary, self.measure) or stage
             if number is None:
                 absent[seed] = reason
@@ -179,15 +179,15 @@ class Comparison:
         return dataclasses.replace(row, difference=difference)
 
     def stages(self) -> tuple[str, ...]:
-        """The stages of the clients' models that the measure is about, in the order of the methods."""
+        """Return the stages of the clients' models to which the measure belongs, in the order of the methods."""
         return tuple(dict.fromkeys(row.stage for row in self.rows() if row.stage is not None))
 
     def table(self) -> list[dict[str, Any]]:
-        """The rows as plain data."""
+        """Return the rows as plain data."""
         return [dataclasses.asdict(row) for row in self.rows()]
 
     def remarks(self) -> list[str]:
-        """What is missing, and why; and what the intervals do not tell."""
+        """Return sentences about missing values and their reasons, and about intervals that include 0."""
         rows = self.rows()
         lines = []
         for row in rows:
@@ -218,7 +218,7 @@ class Comparison:
         return lines
 
     def warnings(self) -> list[str]:
-        """What makes the table weak: too few seeds."""
+        """Return a warning if the seeds are too few."""
         fewest = min((len(row.values) for row in self.rows() if row.values), default=ENOUGH_SEEDS)
         if fewest >= ENOUGH_SEEDS:
             return []
@@ -226,11 +226,11 @@ class Comparison:
         return [f"{says}; compare over three or more"]
 
     def to_json(self) -> str:
-        """Everything as JSON: the table, the splits, the run directories."""
+        """Return the table, the splits and the run directories as JSON."""
         return json.dumps(self.facts(), indent=1)
 
     def facts(self) -> dict[str, Any]:
-        """Everything as plain data."""
+        """Return the table, the splits and the run directories as plain data."""
         splits = {}
         for seed in self.seeds:
             if (run := next((run for (_, s), run in self.runs.items() if s == seed), None)) is None:
@@ -261,18 +261,13 @@ def compare_runs(
     measure: str = "accuracy",
     value: str = "last5",
 ) -> Comparison:
-    """Set existing runs side by side, by method and seed; a folder stands for all runs directly in it.
+    """Compare existing runs by method and seed; a folder stands for all runs directly in it.
 
-    Runs of one method whose hyper-parameters differ are told apart by these. Whatever else differs is rejected.
+    Runs of one method with different hyper-parameters are different methods. Runs that differ otherwise are rejected.
     """
     found = all_runs(paths)
     for run in found:
-        rounds = run.experiment.train.rounds
-        if not RunDirectory(_path(run)).finished(rounds):
-            done = run.metrics[-1]["round"] if run.metrics else 0
-            raise InputError(
-                f'"{run.path}" is not complete ({done} of {rounds} rounds, no result); run it to its end first'
-            )
+        RunDirectory(_path(run)).check("compare", run.experiment.train.rounds)
     pairs: dict[tuple[str, int], Run] = {}
     for label, run in zip(_labels(found), found, strict=True):
         pair = (label, run.experiment.seed)
@@ -282,16 +277,16 @@ def compare_runs(
     return Comparison(pairs, measure, value)
 
 
-# What is there
+# Finding runs
 
 
 def all_runs(paths: Iterable[str | Path]) -> list[Run]:
-    """The runs in directories and folders, each once."""
+    """Return the runs in directories and folders, each once."""
     return list({_path(run): run for path in paths for run in runs_in(Path(path))}.values())
 
 
 def runs_in(path: Path) -> list[Run]:
-    """The run in a directory, or all runs in a folder, by method (as they were compared there) and seed.
+    """Return the run in a directory, or all runs in a folder, by method (in the order of the comparison) and seed.
 
     Runs in folders of such a folder come after its own, in the order of the folders' names.
     """
@@ -324,7 +319,7 @@ def _division(run: Run) -> Any:
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """The method of each run, with the hyper-parameters in which runs of that method differ."""
+    """Return the method of each run, with the hyper-parameters in which runs of that method differ."""
     names = [run.experiment.method.name for run in runs]
     tables = [
         {key[len("method.") :]: v for key, v in run.experiment.resolved().flat().items() if key.startswith("method.")}
@@ -340,7 +335,7 @@ def _labels(runs: Sequence[Run]) -> list[str]:
 
 
 def check_comparable(runs: Sequence[Run], rounds: bool = True) -> None:
-    """Reject runs that differ in more than method and seed: in a setting, in the data, or in their division."""
+    """Reject runs that differ in another setting than method and seed, in the data, or in the partition."""
     first_of: dict[int, Run] = {}
     for run in runs:
         _check_settings(runs[0], run, rounds)
@@ -379,7 +374,7 @@ def _check_data(first: Run, run: Run, *, same_seed: bool) -> None:
 
 
 def _split_by_seed(experiment: Experiment) -> bool:
-    """Whether the seed may have a say in the data themselves: in which of them are kept apart for the test."""
+    """Return whether the split into training and test data may depend on the seed."""
     name = experiment.data.name
     return name in (GIVEN, "npz") or name.endswith(".npz") or ":" in name
 
@@ -392,7 +387,7 @@ def _shortened(one: str, two: str) -> str:
     return f"{one[:12]}… and {two[:12]}…"
 
 
-# What a run says
+# Measures of a run
 
 
 def measures(metrics: Sequence[Metric] = ()) -> tuple[str, ...]:
@@ -443,8 +438,8 @@ def check_value(value: str) -> None:
         raise InputError(f'there is no value "{value}" of a measure; {nearest(value, VALUES)}')
 
 
-def _look(summary: Mapping[str, Any], measure: str, value: str) -> tuple[float | None, str]:
-    """A measure of a run, or None and why there is none."""
+def _measured(summary: Mapping[str, Any], measure: str, value: str) -> tuple[float | None, str]:
+    """Return a measure of a run, or None and the reason of its absence."""
     found: Any = summary
     for step in measure.split("."):
         found = found.get(step) if isinstance(found, Mapping) else None
@@ -458,14 +453,14 @@ def _look(summary: Mapping[str, Any], measure: str, value: str) -> tuple[float |
 
 
 def _stage(summary: Mapping[str, Any], measure: str) -> str | None:
-    """The stage of the clients' models behind a measure that names none: the last that the method has."""
+    """Return the stage of the clients' models for a measure that names none: the last that the method has."""
     found = summary.get(measure) if measure in ("personal", "unseen") else None
     return next((stage for stage in ("personalised", "local") if stage in (found or {})), None)
 
 
 def _is_known(summary: Mapping[str, Any], measure: str) -> bool:
-    """Whether a run has a measure, or says why it has not."""
-    return _look(summary, measure, "last")[0] is not None or _family(measure) in summary["absent"]
+    """Return whether a run has a measure, or a reason of its absence."""
+    return _measured(summary, measure, "last")[0] is not None or _family(measure) in summary["absent"]
 
 
 def _family(measure: str) -> str:
@@ -478,7 +473,7 @@ def _family(measure: str) -> str:
 
 
 def _listed(noun: str, numbers: Sequence[int]) -> str:
-    """Numbers as a sentence has them: `seed 1`, `seeds 1, 2 and 5`."""
+    """Return numbers in words: `seed 1`, `seeds 1, 2 and 5`."""
     if len(numbers) == 1:
         return f"{noun} {numbers[0]}"
     return f"{noun}s {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"

@@ -223,22 +223,28 @@ class Recorded(Experiment):
         found._path, found._trusted = path, trust
         return found
 
-    def opened(self, *, data: bool = True) -> Experiment:
+    def opened(self, *, data: bool = True, track: bool = True) -> Experiment:
         """Return the experiment that was run.
 
         Args:
             data: Whether the data will be loaded too, so that the module of `data.name` is imported.
+            track: Whether it will be run, so that the modules of `run.track` are imported.
 
         Raises:
             InputError: If the experiment names code outside the library and the directory is not trusted.
         """
         if not self._trusted:
-            reject_untrusted(self._path, {k: v for k, v in self.import_paths().items() if data or k != "data.name"})
+            spared = {"data.name": not data, "run.track": not track}
+            reject_untrusted(self._path, {k: v for k, v in self.import_paths().items() if not spared.get(k)})
         return Experiment(**self.model_dump())
 
     def named_by(self, experiment: Experiment) -> Experiment:
-        """Return the experiment that was run if `experiment` names the same code, otherwise the recorded one."""
-        known = experiment.import_paths().items() >= self.import_paths().items()
+        """Return the experiment that was run if `experiment` names the same code, otherwise the recorded one.
+
+        Callbacks do not count: those that a resumed run has are named by the new experiment.
+        """
+        theirs = {key: name for key, name in self.import_paths().items() if key != "run.track"}
+        known = experiment.import_paths().items() >= theirs.items()
         return Experiment(**self.model_dump()) if known else self
 
     def but(self, **dotted: Any) -> Experiment:
@@ -258,11 +264,11 @@ class Recorded(Experiment):
 
     def hash(self) -> str:
         """Return the hash of the experiment that was run, which imports its methods."""
-        return self.opened(data=False).hash()
+        return self.opened(data=False, track=False).hash()
 
     def directory(self) -> Path:
         """Return the default directory of the experiment that was run, which imports its methods."""
-        return self.opened(data=False).directory()
+        return self.opened(data=False, track=False).directory()
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

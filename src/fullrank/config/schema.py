@@ -286,5 +286,8 @@ class RunTable(Table):
     keep_personal: bool = False
     """Whether the own model of each client is saved at the end, for example as personal/000003.safetensors. It can
     then be loaded without the data."""
+    track: list[str] = []
+    """Callbacks that follow the run, as `package.module:Class`, each a subclass of `fullrank.Callback` that needs no
+    arguments, or as names that installed packages declare."""
     on_client_error: Literal["stop", "skip"] = "stop"
     """Whether the failure of a client stops the run, or the round continues without that client (skip)."""

@@ -31,7 +31,7 @@ from fullrank.plugins import GIVEN, reject_untrusted
 from fullrank.randomness import seeded
 from fullrank.runs.assemble import apply_method, is_given
 from fullrank.runs.directory import read_json
-from fullrank.runs.result import Run, chosen_model, reject_lost_model, run_at, threads
+from fullrank.runs.result import Run, check_model, chosen_model, run_at, threads
 
 DESCRIPTION = "model.json"
 TOLERANCE = 1e-4
@@ -155,18 +155,10 @@ def load_export(path: str | Path, *, trust: bool = False) -> nn.Module:
 
 
 def _reject_without_model(run: Run) -> None:
-    """Of a run that this process did not make, if its directory does not hold all that is needed."""
+    """Reject a run that this process did not make if its directory lacks what is needed."""
     if run.path is None or run._assembly is not None:
         return
-    reject_lost_model(run)
-    if not (run.path / "model.safetensors").is_file():
-        done = run.metrics[-1]["round"] if run.metrics else 0
-        how_far = f"is not finished ({done} of {run.experiment.train.rounds} rounds)"
-        if run.complete:
-            how_far = "was stopped between its last round and its end"
-        raise InputError(
-            f'the run in "{run.path}" {how_far}, so it has no model yet; the command that started it goes on with it'
-        )
+    check_model(run, "export")
     if is_given(run.experiment):
         raise InputError(
             f'the model of "{run.path}" was given to fullrank.fit by a program: pass the same module, clients and '

@@ -1,4 +1,4 @@
-"""The classifier as the measures of neural collapse see it: rows of weights, and the features that they multiply."""
+"""The classifier of a network as the measures of neural collapse need it: rows of weights, and their features."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from fullrank.models.net import Output
 from fullrank.models.network import Network
 
 FRAME, IN_FRAME = "frame", "mu"
-"""FedETF's head: its fixed rows, and the name under which it returns what they act on."""
+"""FedETF's head: the attribute with its fixed rows, and the name under which it returns their features."""
 
 
 @dataclass(frozen=True)
 class Classifier:
-    """Rows W (C, d) and a bias."""
+    """A linear classifier: rows W (C, d) and a bias."""
 
     rows: Tensor
     bias: Tensor | None
     on: str = ""
-    """What they act on: z itself, or something that the head returns under this name."""
+    """The name under which the head returns the features that the rows multiply; empty for z itself."""
 
     def features(self, out: Output) -> Tensor:
-        """What the rows act on, of one forward."""
+        """Return the features that the rows multiply, from the output of a forward pass."""
         return out.extras[self.on] if self.on else out.z
 
 
 def classifier_of(network: Network) -> Classifier | None:
-    """The network's linear classifier as it is now; None where scores are not linear in anything that is known."""
+    """Return a copy of the network's linear classifier; None if its scores are not linear in known features."""
     head = network.head
     if isinstance(head, nn.Linear):
         bias = head.bias.detach().clone() if head.bias is not None else None

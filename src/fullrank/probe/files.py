@@ -1,4 +1,4 @@
-"""Probes on disk: small numbers as lines of JSON, spectra and matrices in a safetensors file for each."""
+"""The files of probes: a line of JSON with the numbers of each, and a safetensors file with its arrays."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _FILE = re.compile(r"\d{6}\.safetensors|\..*\.part")
 
 @dataclass(frozen=True)
 class Probe:
-    """One look: its line, and by path what is more than a number (`global/spectrum`, `locals/0/confusion`)."""
+    """A probe: its numbers, and its arrays by path (`global/spectrum`, `locals/0/confusion`)."""
 
     row: Mapping[str, Any]
     arrays: Mapping[str, np.ndarray]
 
     def joined(self) -> dict[str, Any]:
-        """Everything in one dict, with the share of each class that was recognised."""
+        """Return numbers and arrays in one dict, with the accuracy of each class."""
         found: dict[str, Any] = copy.deepcopy(dict(self.row))
         for path, array in sorted(self.arrays.items()):
             *above, name = path.split("/")
@@ -47,7 +47,7 @@ class Probe:
 
 
 def write_probe(path: Path, probe: Probe) -> None:
-    """Add a probe to a run directory: the line that names it comes last, so that it is never there alone."""
+    """Write a probe to a run directory. Its line is written last, so that no line lacks its file."""
     with naming_file(path / FOLDER):
         (path / FOLDER).mkdir(exist_ok=True)
     tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in probe.arrays.items()}
@@ -56,7 +56,7 @@ def write_probe(path: Path, probe: Probe) -> None:
 
 
 def cut_probes(path: Path, done: int, rounds: Collection[int]) -> None:
-    """Keep the probes of some of the first `done` rounds: those after them are made again, others are no longer due."""
+    """Delete all probes but those of `rounds` among the first `done` rounds."""
     kept = [line for line in _lines(path, done) if line["round"] in rounds]
     if (path / LINES).is_file():
         write_lines(path / LINES, kept)
@@ -68,7 +68,7 @@ def cut_probes(path: Path, done: int, rounds: Collection[int]) -> None:
 
 
 def read_probes(path: Path, done: float = math.inf) -> list[dict[str, Any]]:
-    """The probes of a run directory, in the order of rounds, up to the first `done` rounds."""
+    """Return the probes of the first `done` rounds in a run directory, in the order of rounds."""
     return [_read(path, line) for line in _lines(path, done)]
 
 
@@ -80,7 +80,7 @@ class _Line(TypedDict):
 
 
 def _lines(path: Path, done: float) -> list[dict[str, Any]]:
-    """The lines up to a round's; those after it are not read, so they may be damaged."""
+    """Return the lines up to that of a round; those after it are not read, so they may be damaged."""
     return list(itertools.takewhile(lambda line: line["round"] <= done, read_lines(path / LINES, _Line)))
 
 

@@ -1,4 +1,4 @@
-"""What a network's layers make of a batch, for comparing networks layer by layer."""
+"""Collects the outputs of a network's layers, to compare networks layer by layer."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from fullrank.collapse.arrays import pooled
 from fullrank.models.network import Network
 
 MOST_LAYERS = 8
-"""Compared, evenly over the depth: one forward serves all, but every one costs memory for each pair of clients."""
+"""Maximum number of layers that are compared; each costs memory for every pair of clients."""
 WIDEST = 2048
-"""Features of a layer that is compared: a pair of clients takes 8·d² bytes."""
+"""Maximum number of features d of a layer that is compared; a pair of clients takes 8·d² bytes."""
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 REPRESENTATION = "z"
-"""The name under which the representation itself is compared, after all layers."""
+"""The name of the representation in comparisons; it comes after all layers."""
 
 
 def layers_of(network: Network) -> list[str]:
-    """Names of the layers to compare: dense ones and convolutions in the order in which they stand, not the head."""
+    """Return the names of the layers to compare: linear layers and convolutions in their order, without the head."""
     head = network.head_name
     names = [
         name
@@ -32,7 +32,7 @@ def layers_of(network: Network) -> list[str]:
 
 
 def evenly(names: Sequence[str], most: int) -> list[str]:
-    """At most so many of some names, evenly spread, the first and the last among them.
+    """Return at most `most` of the names, evenly spread, including the first and the last.
 
     >>> evenly("abcdefg", 3)
     ['a', 'd', 'g']
@@ -44,7 +44,7 @@ def evenly(names: Sequence[str], most: int) -> list[str]:
 
 @contextmanager
 def caught(network: Network, names: Sequence[str]) -> Iterator[dict[str, list[Tensor]]]:
-    """Inside, every forward leaves here what the named layers gave, maps averaged over their places."""
+    """Collect the outputs of the named layers in all forward passes inside; maps are averaged over positions."""
     found: dict[str, list[Tensor]] = {}
 
     def keep(name: str) -> Any:

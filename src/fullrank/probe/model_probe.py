@@ -1,4 +1,4 @@
-"""Models of one run on a set of samples, which pass in batches: nothing is kept of them but moments and counts."""
+"""Measures models of a run on a set of samples, batch by batch; only moments and counts are kept."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 Numbers: TypeAlias = dict[str, Any]
 Arrays: TypeAlias = dict[str, np.ndarray]
 KEPT_BYTES = 2**26
-"""Features of all samples up to this size wait for their second look; larger ones are computed again."""
+"""Maximum size of the features that are kept for the second pass; larger ones are computed again."""
 
 
 @contextmanager
 def unrounded(network: Network, device: torch.device) -> Iterator[None]:
-    """Inside, forwards compute in the model's own dtype throughout, also where the run trains in a shorter one.
+    """Compute all forward passes inside in the dtype of the model, also if the run trains in a shorter one.
 
     Rounding to 8 bits adds noise of one size to all directions, under which the tail of a spectrum would vanish.
     """
@@ -45,7 +45,7 @@ def unrounded(network: Network, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _without_tf32() -> Iterator[None]:
-    """Only where there is a GPU: even to read these switches disturbs a user who sets torch's newer ones."""
+    """Disable TF32 inside. Used only with a GPU: even reading these switches interferes with torch's newer ones."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.allow_tf32, matmul.allow_tf32
     cudnn.allow_tf32 = matmul.allow_tf32 = False
@@ -56,7 +56,7 @@ def _without_tf32() -> Iterator[None]:
 
 
 class ModelProbe:
-    """Looks at models through a run's network: in eval mode, unrounded, not augmented, on the run's device."""
+    """Measures models in a run's network: in eval mode, unrounded, without augmentation, on the run's device."""
 
     def __init__(self, assembly: Assembly, split: Split):
         self.assembly, self.network = assembly, assembly.network
@@ -64,13 +64,13 @@ class ModelProbe:
         self.x, self.y = split.x.to(assembly.device), split.y.to(assembly.device)
 
     def put(self, model: Tensors) -> None:
-        """Another model into the network."""
+        """Load a model into the network."""
         self.network.load(model)
         self.assembly.site.restore_constants()
 
     @torch.no_grad()
     def outputs(self, x: Tensor, y: Tensor) -> Iterator[tuple[Output, Tensor]]:
-        """Forwards of the model that is in the network, each batch with its labels."""
+        """Yield the outputs of the model in the network, each batch with its labels."""
         for some, live in batches(len(y), at_once(y.device), y.device):
             with self.network.mode(train=False), unrounded(self.network, self.x.device):
                 out = self.network(self.assembly.federation.pipeline(x[some], None, self.network.dtype))
@@ -78,9 +78,9 @@ class ModelProbe:
             yield Output(out.logits[:live], out.z[:live], extras), y[some[:live]]
 
     def measure(self, counts: np.ndarray | None = None) -> tuple[Numbers, Arrays]:
-        """Everything about the model that is in the network: numbers, and what is more than a number.
+        """Return the measures of the model in the network: numbers and arrays.
 
-        `counts` are the class counts of what it was trained on.
+        `counts` are the class counts of its training data.
         """
         classifier = classifier_of(self.network)
         sizes = torch.bincount(self.y)
@@ -121,7 +121,7 @@ class ModelProbe:
         scores: list[Tensor],
         kept: list[tuple[Tensor, Tensor]],
     ) -> dict[str, float]:
-        """NC1 to NC4; the last needs the class means first, so every sample is looked at a second time."""
+        """Return NC1 to NC4; the last needs the class means first, so there is a second pass over the samples."""
         again = kept or (
             (out.z if classifier is None else classifier.features(out), y) for out, y in self.outputs(self.x, self.y)
         )
@@ -130,9 +130,9 @@ class ModelProbe:
         return collapse.neural_collapse(moments, classifier=classifier.rows, bias=classifier.bias, again=again)
 
     def prototypes(self, client: int) -> np.ndarray:
-        """Class means (C, d) of a client's own training samples under the model that is in the network.
+        """Return the class means (C, d) of a client's training samples under the model in the network.
 
-        Zeros where the client has none of a class.
+        The mean of a class without samples is zero.
         """
         samples = self.assembly.site.samples(client)
         x, y = samples.x[samples.index], samples.y[samples.index]
@@ -145,7 +145,7 @@ class ModelProbe:
 
     @torch.no_grad()
     def similarity(self, models: Sequence[Tensors], layers: Sequence[str]) -> dict[str, np.ndarray]:
-        """Linear CKA of every pair of models, by layer and of z: all see one batch before the next comes."""
+        """Return the linear CKA of every pair of models, by layer and of z; all models process each batch in turn."""
         similarity = collapse.Similarity()
         for some, live in batches(len(self.y), at_once(self.y.device), self.y.device):
             x = self.assembly.federation.pipeline(self.x[some], None, self.network.dtype)
@@ -158,7 +158,7 @@ class ModelProbe:
                     caught(self.network, layers) as found,
                 ):
                     z = self.network(x).z
-                # without a layer that is called twice in a forward, or that does not give one row a sample
+                # without layers that are called twice in a forward pass or do not return one row per sample
                 of_layers = {n: torch.cat(parts) for n, parts in found.items() if sum(map(len, parts)) == len(z)}
                 seen.append({name: value[:live] for name, value in {**of_layers, REPRESENTATION: z}.items()})
             similarity.add(seen)

@@ -20,8 +20,7 @@ from fullrank.plugins import GIVEN, import_object
 from fullrank.probe import ModelProbe
 from fullrank.randomness import seeded
 from fullrank.runs.assemble import Assembly, assemble
-from fullrank.runs.directory import RunDirectory
-from fullrank.runs.result import Run, chosen_model, reject_lost_model, threads
+from fullrank.runs.result import Run, check_model, chosen_model, threads
 
 FILE = ".safetensors"
 
@@ -58,7 +57,7 @@ def inspect_run(
     run: Run, client: int | None = None, data: str = "", root: str = "", stage: Stage | None = None
 ) -> Inspected:
     """A run's final global model, or a client's own, on the run's test set or on another one, prepared as the run's."""
-    _reject_untrained(run)
+    check_model(run, "inspect")
     module = chosen_model(run, client, stage)
     if data:
         given = resized(load_dataset(data, root, seed=run.experiment.seed), run.experiment.data.size)
@@ -109,15 +108,6 @@ def inspect_model(name: str, data: str, *, kind: str = "", root: str = "", setti
     with threads(assembly.experiment.engine.threads):
         found = looking.measure()  # on what it was trained nobody knows
     return _inspected(f"{name} ({kind})" if kind else name, assembly.federation.data, looking, found)
-
-
-def _reject_untrained(run: Run) -> None:
-    """Of a run without a model or a checkpoint, whose network would be looked at as it was before round 1."""
-    reject_lost_model(run)
-    if run.path is None or run._assembly is not None or (run.path / "model.safetensors").is_file():
-        return
-    if not RunDirectory(run.path).last_round():
-        raise InputError(f'no round of the run in "{run.path}" is saved, so it has no model to look at')
 
 
 def _from_file(experiment: Experiment) -> Assembly:

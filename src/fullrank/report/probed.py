@@ -8,7 +8,7 @@ from typing import Any
 
 from fullrank.errors import InputError
 from fullrank.probe.files import FOLDER, LINES
-from fullrank.probe.prober import MOST_KEPT
+from fullrank.runs.prober import MOST_KEPT
 from fullrank.runs.result import Run
 
 Probe = dict[str, Any]

@@ -1,4 +1,4 @@
-"""The run directory: everything is written atomically, so that a kill at any moment loses at most a round."""
+"""The directory of a run. Everything is written atomically, so that a kill at any moment loses at most a round."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from enum import Enum
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -32,7 +33,7 @@ from fullrank.files import read_json as read_object
 from fullrank.trees import Tree, flatten, misfit, unflatten
 
 FORMAT = 3
-"""Of checkpoints; those of format 2 have no checksums and are otherwise the same."""
+"""Format of checkpoints; those of format 2 have no checksums and are otherwise the same."""
 READABLE = (2, 3)
 CHECKPOINT_FILE = re.compile(r"\d+\.json|(server|clients)-\d+\.safetensors|\..*\.part")
 BEFORE_THE_START = (
@@ -43,7 +44,7 @@ BEFORE_THE_START = (
     "environment.json",
     "experiment.toml",
 )
-"""What a run may write into its directory before the directory counts as a run's, which experiment.toml makes it."""
+"""Files that a run may write before it writes experiment.toml, with which the directory becomes a run directory."""
 LOCK_HEADER = "Created by fullrank:"
 
 
@@ -102,30 +103,103 @@ SHAPES: dict[str, Any] = {
     "environment.json": _Environment,
     "summary.json": _Summary,
 }
-"""What a JSON file must hold, as far as anything depends on it; files of other names hold any object."""
+"""Types of the JSON files, as far as the library depends on them; files of other names hold any object."""
+
+
+class Status(Enum):
+    """What a run directory holds of a run of a given number of rounds."""
+
+    EMPTY = "no run has started"
+    UNSAVED = "neither a checkpoint nor a result; not all rounds have a row"
+    ROWS_ONLY = "neither a checkpoint nor a result; all rounds have a row"
+    UNFINISHED = "a checkpoint, and rounds that remain"
+    BEFORE_END = "a checkpoint and the rows of all rounds, and no result"
+    COMPLETE = "a checkpoint, the result and its models"
+    WITHOUT_MODEL = "a checkpoint and the result, and a model that is missing or damaged"
+    STRIPPED = "the result and its models, and no checkpoint"
+    NUMBERS_ONLY = "the result, and neither a checkpoint nor a whole model"
+    CUT = "a result that is not of all these rounds, and no checkpoint"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the result is that of all rounds, and all rows exist; the models may be lost."""
+        return self in (Status.COMPLETE, Status.WITHOUT_MODEL, Status.STRIPPED, Status.NUMBERS_ONLY)
+
+    @property
+    def saved(self) -> bool:
+        """Whether there is a checkpoint, from which the command that started the run can continue or write it again."""
+        return self in (Status.UNFINISHED, Status.BEFORE_END, Status.COMPLETE, Status.WITHOUT_MODEL)
+
+
+_AGAIN = "the command that started the run writes it again from the last checkpoint"
+_ELSEWHERE = "run the same experiment in another directory to have it again"
+_GONE = (
+    'the run in "{path}" ended, but its checkpoints are gone: it can be read, not continued; choose another directory'
+)
+_NOT_KEPT = 'the run in "{path}" has all its rounds ({rounds}), but no model.safetensors: it was not kept; '
+_LOST = {
+    Status.WITHOUT_MODEL: f"{_NOT_KEPT}{_AGAIN}",
+    Status.NUMBERS_ONLY: f"{_NOT_KEPT}{_ELSEWHERE}",
+    Status.ROWS_ONLY: f"{_NOT_KEPT}{_ELSEWHERE}",
+}
+_NOT_FINISHED = (
+    'the run in "{path}" is not finished ({done} of {rounds} rounds), so it has no model yet; '
+    "the command that started it continues it"
+)
+_STOPPED = (
+    'the run in "{path}" was stopped between its last round and its end, so it has no model yet; '
+    "the command that started it continues it"
+)
+_NO_MODEL = 'there is no model in "{path}": neither a checkpoint nor model.safetensors'
+_NOT_COMPLETE = '"{path}" is not complete ({done} of {rounds} rounds, no result); run it to its end first'
+MESSAGES: dict[str, dict[Status, str]] = {
+    "resume": dict.fromkeys((Status.STRIPPED, Status.NUMBERS_ONLY, Status.CUT), _GONE),
+    "inspect": {
+        **_LOST,
+        Status.UNSAVED: 'no round of the run in "{path}" is saved, so it has no model that can be inspected',
+        Status.CUT: _NO_MODEL,
+    },
+    "export": {
+        **_LOST,
+        Status.UNSAVED: _NOT_FINISHED,
+        Status.UNFINISHED: _NOT_FINISHED,
+        Status.BEFORE_END: _STOPPED,
+        Status.CUT: _NO_MODEL,
+    },
+    "read the model": dict.fromkeys((Status.NUMBERS_ONLY, Status.ROWS_ONLY, Status.UNSAVED, Status.CUT), _NO_MODEL),
+    "compare": dict.fromkeys((status for status in Status if not status.finished), _NOT_COMPLETE),
+}
+"""Why a run directory cannot be used for something, by its status; a status that is not listed can."""
+LOST_FILES = {
+    "partition.json": "the same experiment in another directory writes one before round 1: copy that",
+    "environment.json": "the same experiment in another directory writes one before round 1: copy that",
+    "summary.json": "delete it and give the command that started the run again, which writes it from the last "
+    "checkpoint",
+}
+"""What to do if a file of a run directory is missing or damaged."""
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file of a run directory holds; one sentence where it is missing or damaged."""
+    """Read a JSON file of a run directory.
+
+    Raises:
+        InputError: If the file is missing or damaged.
+    """
     try:
         with reading(path):
             return read_object(path, SHAPES.get(path.name, dict[str, Any]))
     except FileNotFoundError:
-        raise InputError(f'the file "{path}" is missing{_way_out(path)}') from None
+        raise InputError(f'the file "{path}" is missing{_remedy(path)}') from None
     except Damaged as problem:
-        raise InputError(f'the file "{path}" is damaged ({problem}){_way_out(path)}') from None
+        raise InputError(f'the file "{path}" is damaged ({problem}){_remedy(path)}') from None
 
 
-def _way_out(path: Path) -> str:
-    """What can be done without a file of a run directory."""
-    if path.name in ("partition.json", "environment.json"):
-        return "; the same experiment in another directory writes one before round 1: copy that"
-    if path.name == "summary.json":
+def _remedy(path: Path) -> str:
+    """Return what to do about a missing or damaged file, as a clause of a sentence."""
+    if path.name == "summary.json" and not RunDirectory(path.parent).last_round():
         # Without a checkpoint, a run that has no summary either would start from scratch, over its rows.
-        saved = RunDirectory(path.parent).last_round()
-        again = "delete it and give the command that started the run again, which writes it from the last checkpoint"
-        return f"; {again}" if saved else "; run the same experiment in another directory"
-    return ""
+        return "; run the same experiment in another directory"
+    return f"; {LOST_FILES[path.name]}" if path.name in LOST_FILES else ""
 
 
 class _Names(NamedTuple):
@@ -141,7 +215,7 @@ class _Names(NamedTuple):
 
 
 class RunDirectory:
-    """One run's directory, locked by the process that runs it."""
+    """The directory of one run, which the process that runs it locks."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -153,16 +227,16 @@ class RunDirectory:
         self._saved: list[tuple[int, bool]] = []
         """The rounds whose checkpoints are kept, and whether the loss was finite there."""
         self._left: deque[tuple[int, str]] = deque()
-        """Files of clients' states that no checkpoint from that round on needs."""
+        """Files of clients' states, with the round of the first checkpoint that does not need them."""
         self._sound = True
         """Whether the last loss in the rows is finite."""
         self._size = 0
-        """Bytes of the rows, as this process left them."""
+        """Number of bytes of metrics.jsonl, as this process wrote it."""
 
     # Opening
 
     def open(self) -> None:
-        """Create and lock the directory; a directory in use and one with files of others are rejected."""
+        """Create and lock the directory; a directory in use and one with other files are rejected."""
         self._reject_foreign()
         with writing(self.path, "the run directory "):
             self._make(self.path)
@@ -189,7 +263,7 @@ class RunDirectory:
             self._lock = None
 
     def abandon(self) -> None:
-        """Remove what a run that ended before it started has written, and nothing else."""
+        """Delete what a run that failed before it started has written, and nothing else."""
         if self.started or self._lock is None:
             return
         self.close()
@@ -218,7 +292,7 @@ class RunDirectory:
 
     @property
     def started(self) -> bool:
-        """Whether a run has begun here."""
+        """Whether a run has started in this directory."""
         return (self.path / "experiment.toml").is_file()
 
     def _make(self, folder: Path) -> None:
@@ -227,7 +301,7 @@ class RunDirectory:
         self._made += reversed(missing)
 
     def _announce(self) -> None:
-        """Write into the lock file what a run may create here, before it does, for whoever finds it after a kill."""
+        """Write the names of the files that a run may create into the lock file, for a later process after a kill."""
         self._reject_foreign()  # once more, now that nobody else can be creating something
         assert self._lock is not None
         self._lock.truncate(0)
@@ -236,7 +310,7 @@ class RunDirectory:
         os.fsync(self._lock.fileno())
 
     def _reject_foreign(self) -> None:
-        """Reject a directory without a run in which there is anything that no killed run has left."""
+        """Reject a directory that is not a run directory and has files that no killed run can have left."""
         if self.started or not self.path.is_dir():
             return
         own = {".lock"} if self._lock is not None else set()
@@ -252,7 +326,7 @@ class RunDirectory:
     # The result
 
     def result_round(self) -> int:
-        """The number of rounds after which the result (summary and model) was written; 0 without a current one.
+        """Return the number of rounds of the current result (summary and model); 0 if there is none.
 
         A result of fewer rounds than the newest checkpoint has is not current: a kill can leave one behind.
         """
@@ -260,41 +334,69 @@ class RunDirectory:
         rounds: int = read_json(summary)["rounds"] if summary.is_file() else 0
         return rounds if rounds >= self.last_round() else 0
 
-    def finished(self, rounds: int) -> bool:
-        """Whether a run of so many rounds is complete here: its rows, and its result."""
-        return self.result_round() == rounds and [row["round"] for row in self.rows()] == [*range(1, rounds + 1)]
+    def status(self, rounds: int, clients: Iterable[int] = (), *, verify: bool = False) -> Status:
+        """Return what the directory holds of a run.
 
-    def has_its_result(self, rounds: int, clients: Iterable[int] = ()) -> bool:
-        """Whether a run of so many rounds is complete here, its model whole, and so are the models of some clients.
-
-        Clients that the run skipped after a failure have no model.
+        Args:
+            rounds: The number of rounds that the run has in the end.
+            clients: The ids of the clients whose own models belong to the result. Clients that the run skipped after a
+                failure have none.
+            verify: Whether the models are read and compared with their checksums. Otherwise they only have to exist.
         """
-        if not (self.finished(rounds) and _is_whole(self.path / "model.safetensors")):
-            return False
-        skipped = read_json(self.path / "summary.json").get("ending", {}).get("skipped", {})
-        return all(_is_whole(self.personal_file(client)) for client in clients if str(client) not in skipped)
+        if not self.started:
+            return Status.EMPTY
+        saved = bool(self.last_round())
+        all_rows = self._rounds() == [*range(1, rounds + 1)]
+        if all_rows and self.result_round() == rounds:
+            if all(_is_whole(file) if verify else file.is_file() for file in self._models(clients)):
+                return Status.COMPLETE if saved else Status.STRIPPED
+            return Status.WITHOUT_MODEL if saved else Status.NUMBERS_ONLY
+        if saved:
+            return Status.BEFORE_END if all_rows else Status.UNFINISHED
+        if (self.path / "summary.json").is_file():
+            return Status.CUT
+        return Status.ROWS_ONLY if all_rows else Status.UNSAVED
+
+    def check(self, use: str, rounds: int) -> None:
+        """Check that a run of so many rounds can be used for something, a key of `MESSAGES`.
+
+        Raises:
+            InputError: If it cannot.
+        """
+        message = MESSAGES[use].get(self.status(rounds))
+        if message is not None:
+            raise InputError(message.format(path=self.path, rounds=rounds, done=max(self._rounds(), default=0)))
+
+    def _rounds(self) -> list[int]:
+        """Return the rounds that have a row; none if the rows are damaged, which whoever reads them reports."""
+        try:
+            return [row["round"] for row in self.rows()]
+        except InputError:
+            return []
+
+    def how_to_repair(self) -> str:
+        """Return what to do about a model that is damaged, as a clause of a sentence."""
+        return _AGAIN if self.last_round() else _ELSEWHERE
+
+    def _models(self, clients: Iterable[int]) -> Iterator[Path]:
+        """Yield the files of the models that belong to the result."""
+        yield self.path / "model.safetensors"
+        skipped = read_json(self.path / "summary.json").get("ending", {}).get("skipped", {}) if clients else {}
+        yield from (self.personal_file(client) for client in clients if str(client) not in skipped)
 
     def personal_file(self, client: int) -> Path:
-        """Where a client's own model is, if `run.keep_personal` says so."""
+        """Return the file of a client's own model, which exists if `run.keep_personal` is true."""
         return self.path / "personal" / f"{client:06d}.safetensors"
 
-    def reject_if_stripped(self) -> None:
-        """Reject a run that has ended and has no checkpoint: it would start from scratch, over its rows."""
-        if (self.path / "summary.json").is_file() and not self.last_round():
-            raise InputError(
-                f'the run in "{self.path}" ended, but its checkpoints are gone: it can be read, not continued; '
-                "choose another directory"
-            )
-
     def _discard_result(self) -> None:
-        """Delete how a run of fewer rounds ended; without the summary the model does not count."""
+        """Delete the result of fewer rounds; without the summary the model does not count."""
         for name in ("summary.json", "model.safetensors"):
             (self.path / name).unlink(missing_ok=True)
 
     # Rows
 
     def append_row(self, row: Mapping[str, Any]) -> None:
-        """Add one round's metrics."""
+        """Append the row of a round."""
         self.check_lock()
         file = self.path / "metrics.jsonl"
         if (file.stat().st_size if file.is_file() else 0) != self._size:
@@ -304,16 +406,16 @@ class RunDirectory:
         self._sound = row.get("loss", 0.0 if self._sound else None) is not None
 
     def rows(self) -> list[dict[str, Any]]:
-        """All complete rows."""
+        """Return all complete rows."""
         return read_rows(self.path)
 
     def rows_until(self, rounds: int) -> list[dict[str, Any]]:
-        """The rows of the first rounds, all of which must be there."""
+        """Return the rows of the first rounds, all of which must exist."""
         kept = _until(rounds, read_lines(self.path / "metrics.jsonl", _Row))
         if [row["round"] for row in kept] != list(range(1, rounds + 1)):
             raise InputError(
                 f'"{self.path / "metrics.jsonl"}" does not hold all of the {rounds} rounds that the newest checkpoint '
-                "has behind it; start a new run"
+                "has; start a new run"
             )
         return kept
 
@@ -329,8 +431,8 @@ class RunDirectory:
     def save(self, server: Server, keep: int) -> None:
         """Write a checkpoint: first the tensors, then, as its last act, the small file that names them.
 
-        Of clients it writes what is new since the last one; all notes together say what is known of each. The newest
-        checkpoint with a finite loss is kept in addition to the newest `keep`.
+        Of the clients' states it has those that changed since the last checkpoint. The newest checkpoint with a finite
+        loss is kept in addition to the newest `keep`.
         """
         self.check_lock()
         names, store = _Names.of(server.round), server.store
@@ -357,9 +459,9 @@ class RunDirectory:
             (self.checkpoints / self._left.popleft()[1]).unlink(missing_ok=True)
 
     def tidy(self, keep: int, last: int) -> None:
-        """Before the first round of a process: forget what lies beyond round `last`, sweep what a kill left.
+        """Delete what is newer than round `last`, and what a kill has left. Called before the first round of a process.
 
-        This reads every file's name and every note, which a round must not do.
+        This reads the names of all files and all notes, which takes too long for every round.
         """
         saved = [(int(path.stem), _is_sound(path)) for path in self._manifests() if int(path.stem) <= last]
         notes = self._notes_until(last)
@@ -376,7 +478,7 @@ class RunDirectory:
                 path.unlink()
 
     def _notes_until(self, round: int) -> list[dict[str, Any]]:
-        """What the checkpoints up to a round noted of clients."""
+        """Return the notes on clients of the checkpoints up to a round."""
         return _until(round, read_lines(self._notes, _Note))
 
     def _manifests(self) -> list[Path]:
@@ -384,24 +486,24 @@ class RunDirectory:
         return sorted(found, key=lambda path: int(path.stem))
 
     def last_round(self) -> int:
-        """The rounds that the newest checkpoint has behind it; 0 without one."""
+        """Return the number of rounds of the newest checkpoint; 0 if there is none."""
         manifests = self._manifests()
         return int(manifests[-1].stem) if manifests else 0
 
     def restore(self, server: Server, device: torch.device, older: bool = False) -> str:
-        """Bring a server to where the newest checkpoint left it.
+        """Restore a server from the newest checkpoint.
 
         Args:
             server: The server of the same experiment before its first round.
-            device: Where its tensors belong.
-            older: Take the newest of the checkpoints that are whole. The rounds after it are run again, with the same
-                result, so nothing is lost but their time.
+            device: The device of its tensors.
+            older: Whether an older checkpoint may be used if the newest is damaged. The rounds after it are run again,
+                with the same result.
 
         Returns:
-            One sentence about the checkpoints that had to be passed over; empty if there were none.
+            A sentence about checkpoints that could not be used; empty if there were none.
 
         Raises:
-            InputError: The checkpoint is damaged, and so are all older ones if those may be taken.
+            InputError: If the checkpoint is damaged, and so are all older ones if those may be used.
         """
         problems: list[str] = []
         for manifest in reversed(self._manifests()):
@@ -423,7 +525,7 @@ class RunDirectory:
         return ""
 
     def _checkpoint(self, path: Path) -> tuple[Tree, list[dict[str, Any]]]:
-        """The server's state and the notes on clients that belong to a manifest, every file of it verified."""
+        """Return the server's state and the notes on clients of a checkpoint, after a check of all its files."""
         manifest = _intact(path, lambda path: read_object(path, _Manifest))
         if manifest["format"] not in READABLE:
             raise InputError(
@@ -455,7 +557,7 @@ class RunDirectory:
 
 
 def _until(round: int, lines: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The lines up to a round's; those after it are not read, so they may be damaged."""
+    """Return the lines up to that of a round; those after it are not read, so they may be damaged."""
     found: list[dict[str, Any]] = []
     while not found or found[-1]["round"] < round:
         line = next(lines, None)
@@ -466,7 +568,7 @@ def _until(round: int, lines: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _kept(saved: list[tuple[int, bool]], keep: int) -> list[tuple[int, bool]]:
-    """The newest checkpoints, and the newest one with a finite loss if it is not among them."""
+    """Return the newest checkpoints, and the newest one with a finite loss if it is not among them."""
     newest = saved[-keep:]
     if any(sound for _, sound in newest):
         return newest
@@ -474,7 +576,7 @@ def _kept(saved: list[tuple[int, bool]], keep: int) -> list[tuple[int, bool]]:
 
 
 def _is_sound(manifest: Path) -> bool:
-    """Whether the loss was finite at a checkpoint; one that cannot be read is not counted on."""
+    """Return whether the loss was finite at a checkpoint; False if it cannot be read."""
     try:
         return bool(read_object(manifest, _Manifest).get("sound", True))
     except (Damaged, OSError):
@@ -482,7 +584,7 @@ def _is_sound(manifest: Path) -> bool:
 
 
 def _intact(path: Path, read: Callable[[Path], Any]) -> Any:
-    """What a file of a checkpoint holds; an error that names it where it is missing or damaged."""
+    """Read a file of a checkpoint; the error names the file if it is missing or damaged."""
     try:
         return read(path)
     except FileNotFoundError:
@@ -500,7 +602,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The complete rows of a run's metrics."""
+    """Return the complete rows of a run's metrics."""
     return [*read_lines(path / "metrics.jsonl", _Row)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import sys
@@ -9,15 +10,17 @@ import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 from fullrank.config.experiment import Experiment
+from fullrank.errors import Interrupted, in_words, naming_file
 from fullrank.federated.site import Result
 from fullrank.metrics.measures import Metric, single_numbers
+from fullrank.runs.callbacks import Callback
 from fullrank.runs.summary import measures
 
 if TYPE_CHECKING:
@@ -32,46 +35,21 @@ STAGES = {
 }
 
 
-class Watcher(Protocol):
-    """An object that is notified of the progress of a run."""
+class Display(Callback):
+    """The base class of the displays. It counts rounds and clients, and shows nothing itself."""
 
-    def started(self, experiment: Experiment, done: int, clients: int, out: Path | None) -> None:
-        """The run starts, or resumes after `done` rounds, with `clients` clients per round."""
-
-    def cautioned(self, text: str) -> None:
-        """The run has a problem that does not stop it; called before the first round."""
-
-    def client_done(self, result: Result) -> None:
-        """A client has finished its part of the round."""
-
-    def round_done(self, row: Mapping[str, Any]) -> None:
-        """A round is complete; `row` is its row of the metrics."""
-
-    def phase(self, name: str, done: int, clients: int) -> None:
-        """A phase after the last round starts, in which `done` of `clients` clients have finished already."""
-
-    def ended(self, run: Run) -> None:
-        """The run is complete."""
-
-
-class Silent:
-    """Shows nothing; the base class of the other displays."""
-
-    def __enter__(self) -> Watcher:
+    def __enter__(self) -> Display:
         return self
 
     def __exit__(self, *_: object) -> None:
         """Restore the terminal."""
 
-    def started(self, experiment: Experiment, done: int, clients: int, out: Path | None) -> None:
+    def started(self, experiment: Experiment, path: Path | None, done: int, clients: int) -> None:
         """Start to count rounds and clients."""
         self.experiment, self.rounds, self.clients = experiment, experiment.train.rounds, clients
         self.done, self.clients_done = done, 0
         self.pace = Pace(self.rounds - done)
         self.phase_name = ""
-
-    def cautioned(self, text: str) -> None:
-        """Do nothing; the first row of the metrics contains the text."""
 
     def client_done(self, result: Result) -> None:
         """Count a client."""
@@ -79,7 +57,7 @@ class Silent:
         if self.phase_name:
             self.pace.round_done()
 
-    def phase(self, name: str, done: int, clients: int) -> None:
+    def phase_started(self, name: str, done: int, clients: int) -> None:
         """Start to count the clients of a phase."""
         self.phase_name, self.clients, self.clients_done = name, clients, done
         self.pace = Pace(clients - done)
@@ -94,19 +72,16 @@ class Silent:
         self.done, self.clients_done = row["round"], 0
         self.pace.round_done()
 
-    def ended(self, run: Run) -> None:
-        """The run is complete."""
 
+class PythonWarnings(Callback):
+    """Turns the problems of a run into Python warnings, for runs that no display shows."""
 
-class Unwatched(Silent):
-    """For runs that a program starts: shows nothing, and turns problems into Python warnings."""
-
-    def cautioned(self, text: str) -> None:
+    def warned(self, text: str) -> None:
         """Issue a warning."""
         warnings.warn(text, stacklevel=2)
 
 
-class Plain(Silent):
+class Plain(Display):
     """Prints one line per round."""
 
     def __init__(self, stream: IO[str]):
@@ -115,13 +90,13 @@ class Plain(Silent):
     def _say(self, text: str) -> None:
         print(text, file=self.stream, flush=True)
 
-    def started(self, experiment: Experiment, done: int, clients: int, out: Path | None) -> None:
+    def started(self, experiment: Experiment, path: Path | None, done: int, clients: int) -> None:
         """Print what is run, and where it is written."""
-        super().started(experiment, done, clients, out)
-        for line in opening(experiment, done, clients, out):
+        super().started(experiment, path, done, clients)
+        for line in opening(experiment, path, done, clients):
             self._say(line)
 
-    def cautioned(self, text: str) -> None:
+    def warned(self, text: str) -> None:
         """Print the problem."""
         self._say(text)
 
@@ -133,9 +108,9 @@ class Plain(Silent):
         for warning in amiss(row):
             self._say(warning)
 
-    def phase(self, name: str, done: int, clients: int) -> None:
+    def phase_started(self, name: str, done: int, clients: int) -> None:
         """Print which phase starts or resumes."""
-        super().phase(name, done, clients)
+        super().phase_started(name, done, clients)
         self.spoken = time.monotonic()
         self._say(f"{name}: {counted(clients, 'client')}" + (f", {done} of them complete already" if done else ""))
 
@@ -148,7 +123,7 @@ class Plain(Silent):
             self._say(f"{self.phase_name}: {self.so_far()}")
 
 
-class Live(Silent):
+class Live(Display):
     """Shows progress bars with the round, the accuracy, the clients that have finished and the time left."""
 
     def __init__(self, console: Console):
@@ -167,10 +142,10 @@ class Live(Silent):
         """Remove the progress bars."""
         self.progress.stop()
 
-    def started(self, experiment: Experiment, done: int, clients: int, out: Path | None) -> None:
+    def started(self, experiment: Experiment, path: Path | None, done: int, clients: int) -> None:
         """Print what is run and show the progress bars."""
-        super().started(experiment, done, clients, out)
-        for line in opening(experiment, done, clients, out):
+        super().started(experiment, path, done, clients)
+        for line in opening(experiment, path, done, clients):
             self.console.print(line, highlight=False, soft_wrap=True)
         if done < self.rounds:
             self.rounds_bar = self.progress.add_task(
@@ -179,7 +154,7 @@ class Live(Silent):
             self.clients_bar = self.progress.add_task("clients", total=clients, state=f"0/{clients}")
             self.progress.start()
 
-    def cautioned(self, text: str) -> None:
+    def warned(self, text: str) -> None:
         """Print the problem in yellow."""
         self._warn(text)
 
@@ -188,9 +163,9 @@ class Live(Silent):
         super().client_done(result)
         self.progress.update(self.clients_bar, completed=self.clients_done, state=self.so_far())
 
-    def phase(self, name: str, done: int, clients: int) -> None:
+    def phase_started(self, name: str, done: int, clients: int) -> None:
         """Replace the progress bars by one for the phase."""
-        super().phase(name, done, clients)
+        super().phase_started(name, done, clients)
         for bar in self.progress.task_ids:
             self.progress.remove_task(bar)
         self.clients_bar = self.progress.add_task(name, total=clients, completed=done, state=self.so_far())
@@ -208,6 +183,10 @@ class Live(Silent):
         """Remove the progress bars."""
         self.progress.stop()
 
+    def failed(self, error: BaseException) -> None:
+        """Remove the progress bars."""
+        self.progress.stop()
+
     def _warn(self, text: str) -> None:
         self.progress.console.print(text, style="yellow", highlight=False, markup=False)
 
@@ -216,7 +195,7 @@ class Live(Silent):
         return f"{self.done}/{self.rounds}{scores(row)}{left}"
 
 
-class Json(Silent):
+class Json(Display):
     """Prints one JSON object per line: the metrics of each round, and the summary at the end."""
 
     def __init__(self, stream: IO[str]):
@@ -227,9 +206,9 @@ class Json(Silent):
         super().round_done(row)
         print(json.dumps({"event": "round", **row}), file=self.stream, flush=True)
 
-    def phase(self, name: str, done: int, clients: int) -> None:
+    def phase_started(self, name: str, done: int, clients: int) -> None:
         """Print which phase starts."""
-        super().phase(name, done, clients)
+        super().phase_started(name, done, clients)
         self._print_phase()
 
     def client_done(self, result: Result) -> None:
@@ -248,41 +227,34 @@ class Json(Silent):
         print(json.dumps({"event": "end", "out": where, "summary": run.summary()}), file=self.stream, flush=True)
 
 
-class Together:
-    """Notifies several watchers."""
+class LogFile(Plain):
+    """Writes what `Plain` prints to the log of a run, and why the run stopped if it did.
 
-    def __init__(self, *watchers: Watcher):
-        self.watchers = watchers
+    The file is opened for each line, so that an error names it if the line cannot be written.
+    """
 
-    def started(self, experiment: Experiment, done: int, clients: int, out: Path | None) -> None:
-        """Notify all watchers."""
-        for watcher in self.watchers:
-            watcher.started(experiment, done, clients, out)
+    def __init__(self, path: Path):
+        self.path = path
+        self._started = False
 
-    def cautioned(self, text: str) -> None:
-        """Notify all watchers."""
-        for watcher in self.watchers:
-            watcher.cautioned(text)
+    def started(self, experiment: Experiment, path: Path | None, done: int, clients: int) -> None:
+        """Write what is run."""
+        self._started = True
+        super().started(experiment, path, done, clients)
 
-    def client_done(self, result: Result) -> None:
-        """Notify all watchers."""
-        for watcher in self.watchers:
-            watcher.client_done(result)
+    def failed(self, error: BaseException) -> None:
+        """Write the reason, unless the run failed before it started."""
+        if not self._started:
+            return
+        sentence, details = in_words(error)
+        if isinstance(error, Interrupted):
+            sentence, details = "by a signal", ""
+        with contextlib.suppress(OSError):  # for example a full disk, which the error itself reports
+            self._say(f"{details}stopped: {sentence}")
 
-    def round_done(self, row: Mapping[str, Any]) -> None:
-        """Notify all watchers."""
-        for watcher in self.watchers:
-            watcher.round_done(row)
-
-    def phase(self, name: str, done: int, clients: int) -> None:
-        """Notify all watchers."""
-        for watcher in self.watchers:
-            watcher.phase(name, done, clients)
-
-    def ended(self, run: Run) -> None:
-        """Notify all watchers."""
-        for watcher in self.watchers:
-            watcher.ended(run)
+    def _say(self, text: str) -> None:
+        with naming_file(self.path), self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            print(text, file=file)
 
 
 class Pace:
@@ -303,16 +275,16 @@ class Pace:
         return (time.monotonic() - self.start) / max(1, self.finished) * self.remaining
 
 
-def choose(quiet: bool, as_json: bool) -> Silent:
+def choose(quiet: bool, as_json: bool) -> Display:
     """Return the display for this terminal and these options."""
     if as_json:
         return Json(sys.stdout)
     if quiet:
-        return Silent()
+        return Display()
     return Live(Console()) if sys.stdout.isatty() else Plain(sys.stdout)
 
 
-def opening(experiment: Experiment, done: int, clients: int, out: Path | None) -> list[str]:
+def opening(experiment: Experiment, out: Path | None, done: int, clients: int) -> list[str]:
     """Return the first lines of the output of a run."""
     train = experiment.train
     lines = [f"{experiment.method.name} on {setting(experiment, clients)}, seed {experiment.seed}"]

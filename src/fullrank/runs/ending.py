@@ -1,4 +1,4 @@
-"""What follows the last round, kept client by client, so that an interruption loses no client's work."""
+"""Saves what follows the last round client by client, so that an interruption loses no client's work."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from fullrank.trees import flatten, unflatten
 
 
 class Ending:
-    """The part of a run's end that is done, in `ending.jsonl` and `ending.safetensors` until the result is written.
+    """The finished part of a run's end, in `ending.jsonl` and `ending.safetensors` until the result is written.
 
-    What was noted after another number of rounds, or cannot be read, does not count and is computed again.
+    Lines that belong to another number of rounds, or that cannot be read, are ignored and computed again.
     """
 
     def __init__(self, path: Path | None, rounds: int):
@@ -29,7 +29,7 @@ class Ending:
         self._before = 0.0
         self._start = self._last = time.perf_counter()
         self.clients: dict[int, dict[str, Any]] = {}
-        """What is known of clients: "personal", their scores by stage, or "skipped", why they are left out."""
+        """By client: "personal", its scores by stage, or "skipped", the reason why it is left out."""
         if self._lines is not None and self._lines.is_file():
             kept = self._read(self._lines)
             write_lines(self._lines, kept)  # a kill may have left half a line
@@ -38,22 +38,22 @@ class Ending:
 
     @property
     def seconds(self) -> float:
-        """The time that the end has taken, in earlier processes too."""
+        """The seconds that the end has taken, including earlier processes."""
         return self._before + time.perf_counter() - self._start
 
     def add(self, client: int, found: Mapping[str, Any]) -> None:
-        """Note what came of one client."""
+        """Save the result of a client."""
         self.clients[client] = dict(found)
         self._append({"client": client, **found})
 
     def keep_finish(self, server: Server, facts: Mapping[str, Any]) -> None:
-        """Note what the methods' `finish` made of the server, and what is known of it."""
+        """Save the server after the methods' `finish`, and facts about it."""
         if self._tensors is not None:
             save_tensors(self._tensors, flatten(server.state()))
         self._append({"finish": dict(facts)})
 
     def finish(self, server: Server, device: torch.device) -> tuple[Server, dict[str, Any]] | None:
-        """The server as `finish` left it, and what is known of it, if that is done."""
+        """Return the saved server after `finish`, and the facts about it; None if there are none."""
         if self._finish is None or self._tensors is None:
             return None
         try:
@@ -63,7 +63,7 @@ class Ending:
         return server.restored(unflatten(state), device), self._finish
 
     def discard(self) -> None:
-        """Forget everything: the result is written."""
+        """Delete the files, once the result is written."""
         for file in (self._lines, self._tensors):
             if file is not None:
                 file.unlink(missing_ok=True)

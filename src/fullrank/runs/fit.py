@@ -24,7 +24,7 @@ from fullrank.methods import Method
 from fullrank.models.findhead import output_width
 from fullrank.plugins import GIVEN
 from fullrank.runs.assemble import pipeline
-from fullrank.runs.display import Watcher
+from fullrank.runs.callbacks import Callback
 from fullrank.runs.result import Run
 from fullrank.runs.run import execute
 
@@ -48,7 +48,7 @@ def fit(
     out: str | Path | None = None,
     set: Mapping[str, Any] | None = None,
     *,
-    watcher: Watcher | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
     """Train any module over clients' own data: a list of (x, y) tensors or torch Datasets, one a client.
 
@@ -56,6 +56,7 @@ def fit(
     says so (`set={"data.augment": ["flip"], "data.holdout": 0.2}`; any key of an experiment that is not an argument
     here). A Dataset is read once, so a random transform in it is drawn once and for all. `head` names the classifier if
     it is not the last Linear that a forward calls. The module itself is not changed. `out=None` writes nothing.
+    `callbacks` are notified of the events of the run, see `fullrank.Callback`.
 
     >>> import torch, fullrank
     >>> clients = [(torch.randn(20, 4), torch.randint(0, 2, (20,))) for _ in range(3)]
@@ -112,7 +113,7 @@ def fit(
         "method": method if isinstance(method, Method) else None,
         "head": head,
     }
-    return execute(experiment, Path(out) if out is not None else None, watcher=watcher, **parts)
+    return execute(experiment, Path(out) if out is not None else None, callbacks=callbacks, **parts)
 
 
 def _reject_no_module(model: Any) -> None:

@@ -151,7 +151,7 @@ class Run:
         if self.path is None or not self.experiment.run.keep_personal:
             return None
         file = RunDirectory(self.path).personal_file(client)
-        ended = RunDirectory(self.path).finished(self.experiment.train.rounds)
+        ended = RunDirectory(self.path).status(self.experiment.train.rounds).finished
         return self._read(file) if ended and file.is_file() else None
 
     def _module(self, assembly: Assembly, entries: Tensors) -> nn.Module:
@@ -164,7 +164,7 @@ class Run:
             assert self.path is not None
             file = self.path / "model.safetensors"
             if self._stripped and not file.is_file():
-                raise InputError(f'there is no model in "{self.path}": neither a checkpoint nor model.safetensors')
+                RunDirectory(self.path).check("read the model", self.experiment.train.rounds)
             current = file.is_file() and (self._stripped or RunDirectory(self.path).result_round())
             result = moved(self._read(file), assembly.device) if current else {}
             self._final = {**assembly.server.model, **result}
@@ -175,7 +175,7 @@ class Run:
             return load_tensors(file)
         except Damaged as error:
             assert self.path is not None
-            again = how_to_have_it_again(self.path)
+            again = RunDirectory(self.path).how_to_repair()
             raise InputError(f'the model in "{file}" is damaged ({error}); {again}') from None
 
     def _assembled(self, why: str = "") -> Assembly:
@@ -229,7 +229,7 @@ class Run:
         """The run's experiment for use in this process."""
         assert self.path is not None
         recorded = self.experiment
-        experiment = recorded.opened(data=data) if isinstance(recorded, Recorded) else recorded
+        experiment = recorded.opened(data=data, track=False) if isinstance(recorded, Recorded) else recorded
         return located(experiment, self.path, read_json(self.path / "partition.json"), self._root)
 
     def _restored(self, assembly: Assembly) -> Assembly:
@@ -245,13 +245,6 @@ class Run:
                 f'the model of "{self.path}" was given to fullrank.fit by a program: pass the same module, clients and '
                 f'settings to fullrank.fit with out="{self.path}", which returns the run without training it again'
             )
-
-
-def how_to_have_it_again(path: Path) -> str:
-    """What to do about a run's model that is lost or damaged."""
-    if RunDirectory(path).last_round():
-        return "the command that started the run writes it again from the last checkpoint"
-    return "run the same experiment in another directory to have it again"
 
 
 def load_run(path: str | Path, *, trust: bool = False, root: str | Path = "") -> Run:
@@ -292,17 +285,10 @@ def chosen_model(run: Run, client: int | None, stage: Stage | None = None) -> nn
     return run.model() if client is None else run.client_model(client, stage)
 
 
-def reject_lost_model(run: Run) -> None:
-    """Of a run that this process did not make and that has all its rounds, if its directory no longer has the model."""
-    if run.path is None or run._assembly is not None or (run.path / "model.safetensors").is_file():
-        return
-    directory, rounds = RunDirectory(run.path), run.experiment.train.rounds
-    # One that was stopped between its last round and its end still has a checkpoint, and can go on.
-    if run.complete and (directory.finished(rounds) or not directory.last_round()):
-        raise InputError(
-            f'the run in "{run.path}" has all its rounds ({rounds}), but no model.safetensors: it was not kept; '
-            f"{how_to_have_it_again(run.path)}"
-        )
+def check_model(run: Run, use: str) -> None:
+    """Check that the directory of a run that this process did not make has the model, for a use in `MESSAGES`."""
+    if run.path is not None and run._assembly is None and not (run.path / "model.safetensors").is_file():
+        RunDirectory(run.path).check(use, run.experiment.train.rounds)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Starting a run, or continuing one: everything is checked first, and written last."""
+"""Starts or resumes a run: everything is checked before anything is written."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from fullrank.config.experiment import Experiment, Recorded, merged, same
 from fullrank.errors import InputError
 from fullrank.files import save_tensors, sealed_text, write_atomically, write_json
 from fullrank.metrics.measures import facts_of
-from fullrank.probe import Prober
 from fullrank.runs.assemble import Assembly
-from fullrank.runs.directory import RunDirectory, read_json
+from fullrank.runs.directory import RunDirectory, Status, read_json
 from fullrank.runs.environment import environment
+from fullrank.runs.prober import Prober
 
 FREE_ON_RESUME = ("train.rounds", "data.root", "engine.workers", "run.")
 
 
 @dataclasses.dataclass
 class Start:
-    """Where a run starts or continues."""
+    """The state from which a run starts or continues."""
 
     rows: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """The metrics of the rounds that are saved."""
+    """The rows of the rounds that are saved."""
     cautions: list[str] = dataclasses.field(default_factory=list)
     finished: bool = False
-    """Whether there is nothing left to do."""
+    """Whether the run is complete."""
     write: Callable[[], None] = lambda: None
-    """Write what has to be on disk before the next round. Everything that can be rejected comes before it."""
+    """Write what must be on disk before the next round. Everything that can be rejected is checked before."""
 
 
 def begin(assembly: Assembly, directory: RunDirectory, prober: Prober, changes: Mapping[str, Any]) -> Start:
-    """Get ready for round 1, or return to the newest checkpoint if everything that was recorded still holds."""
+    """Prepare round 1, or restore the newest checkpoint if the run still has the recorded data, files and keys."""
     around = environment(assembly.experiment.engine.threads, assembly.device) | {"sources": assembly.sources()}
     if facts := facts_of(assembly.site.metrics):
         around["metrics"] = facts
@@ -58,18 +58,18 @@ def _continue(
     changes: Mapping[str, Any],
     around: dict[str, Any],
 ) -> Start:
-    """Check everything that the run depends on."""
+    """Check everything that the run depends on, and restore its newest checkpoint."""
     experiment, path = assembly.experiment, directory.path
-    directory.reject_if_stripped()
+    directory.check("resume", experiment.train.rounds)
     assembly.check_data(path)
     history = read_json(path / "environment.json")
     assembly.check_files(path, history.get("files", {}))
     damage = directory.restore(assembly.server, assembly.device, older=True)
     done = assembly.server.round
     start = Start(directory.rows_until(done), [damage] if damage else [])
-    prober.check(done)
+    prober.resume(done)
     kept = range(assembly.federation.clients) if experiment.run.keep_personal else ()
-    if done == experiment.train.rounds and directory.has_its_result(done, kept):
+    if done == experiment.train.rounds and directory.status(done, kept, verify=True) is Status.COMPLETE:
         start.finished = True
         return start
     start.cautions += _differences({**history, **(history.get("resumed") or [{}])[-1]}, around)
@@ -81,7 +81,7 @@ def _continue(
         _write_experiment(experiment, path)
         directory.tidy(experiment.run.keep, done)
         directory.write_rows(start.rows)
-        prober.go_on(done)
+        prober.cut(done)
 
     start.write = write
     return start
@@ -92,7 +92,7 @@ def _write_experiment(experiment: Experiment, path: Path) -> None:
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Warnings about software that is not what it was when the rounds so far were run."""
+    """Return warnings about software that has changed since the rounds so far were run."""
     said = [
         f"the run so far used {name} {before[name]} and continues with {name} {now[name]}, so it may not end as an "
         "uninterrupted run would"
@@ -112,7 +112,11 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 def check_resumable(
     experiment: Experiment, directory: RunDirectory, change_engine: bool = False
 ) -> tuple[Experiment, dict[str, Any]]:
-    """The experiment to go on with, if it differs from the recorded one in nothing that matters, and engine changes."""
+    """Return the experiment with which the run continues, and the engine keys that have changed.
+
+    Raises:
+        InputError: If a key differs from the recorded one that must not.
+    """
     path = directory.path
     recorded = Recorded.by(path).named_by(experiment).resolved()
     mine, theirs = experiment.engine, recorded.engine
@@ -134,7 +138,7 @@ def check_resumable(
     if done and now["train.lr_schedule"] == "cosine" and before["train.rounds"] != now["train.rounds"]:
         raise InputError(
             f"train.rounds was {before['train.rounds']}, is now {now['train.rounds']}: the cosine schedule runs over "
-            "all rounds, so those played already would have been others; choose another --out"
+            "all rounds, so those that are complete would have been others; choose another --out"
         )
     if experiment.train.rounds < done:
         raise InputError(f'train.rounds = {experiment.train.rounds}, but "{path}" has {done} rounds behind it already')
@@ -142,5 +146,5 @@ def check_resumable(
 
 
 def with_engine(experiment: Experiment, **values: str) -> Experiment:
-    """The experiment with other values in its `[engine]` table."""
+    """Return the experiment with other values in its `[engine]` table."""
     return Experiment(**merged(experiment.model_dump(), {"engine": values}))

@@ -1,4 +1,4 @@
-"""Running an experiment: the rounds, what is written after each, and going on where a run stopped."""
+"""Runs an experiment: the rounds, what is written after each, and how a run that stopped is resumed."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fullrank.config.experiment import Experiment
 from fullrank.engine import Engine, choose, open_engine
 from fullrank.engine.vectorised import suits
 from fullrank.errors import (
+    CallbackFailed,
     ClientFailed,
     InputError,
     Interrupted,
     RunFailed,
     StoppedNow,
     WriteFailed,
-    in_words,
     naming_file,
 )
 from fullrank.federated.server import Progress, RoundResult, Server
@@ -32,11 +32,12 @@ from fullrank.local import interrupt
 from fullrank.metrics.evaluate import DYING, dying
 from fullrank.metrics.measures import Metric
 from fullrank.models.net import Net
-from fullrank.probe import Prober
 from fullrank.runs.assemble import Assembly, assemble, find_device
+from fullrank.runs.callbacks import Callback, Callbacks, check_callbacks, tracked
 from fullrank.runs.directory import RunDirectory
-from fullrank.runs.display import Plain, Silent, Together, Unwatched, Watcher
+from fullrank.runs.display import Display, LogFile, PythonWarnings
 from fullrank.runs.ending import Ending
+from fullrank.runs.prober import Prober
 from fullrank.runs.result import Run, load_run, threads
 from fullrank.runs.resume import Start, begin, check_resumable, with_engine
 from fullrank.runs.summary import over_stages
@@ -45,7 +46,7 @@ from fullrank.trees import clone
 WORTH_COMPILING = 200_000
 """Client steps of a run from which on compiling the network pays: minutes, for a third of a millisecond a step."""
 LOSSES = ("loss", "validation_loss")
-"""Of the global model, by key of the metrics."""
+"""Keys of the metrics that hold a loss of the global model."""
 
 
 def run(
@@ -54,12 +55,22 @@ def run(
     resume: bool = True,
     *,
     change_engine: bool = False,
-    watcher: Watcher | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Run:
-    """Run an experiment, or go on with it where it stopped, to the bit.
+    """Run an experiment, or resume it where it stopped, to the bit.
 
-    `experiment` is an Experiment, the path of a TOML file, or a dict with nested or dotted keys. Without `out` the
-    directory is named after the experiment, so that the same call goes on with the same run.
+    Args:
+        experiment: An Experiment, the path of a TOML file, or a dict with nested or dotted keys.
+        out: The run directory. Without one it is named after the experiment, so that the same call resumes the run.
+        resume: Whether a run that exists in the directory is resumed. Otherwise it is an error.
+        change_engine: Whether a resumed run may have other `[engine]` keys than before; it is then no longer equal to
+            an uninterrupted one to the bit.
+        callbacks: Objects that are notified of the events of the run, in addition to those that `run.track` names.
+
+    Raises:
+        InputError: If the experiment or the directory is rejected.
+        ClientFailed: If a client fails and `run.on_client_error` is "stop".
+        RunFailed: If the run cannot continue for another reason, for example a callback that raises an exception.
 
     >>> import fullrank, tempfile
     >>> result = fullrank.run({"train.rounds": 2, "data.clients": 3}, out=tempfile.mkdtemp())
@@ -68,7 +79,7 @@ def run(
     """
     described = Experiment.of(experiment)
     path = Path(out) if out is not None else described.directory()
-    return execute(described, path, resume=resume, change_engine=change_engine, watcher=watcher)
+    return execute(described, path, resume=resume, change_engine=change_engine, callbacks=callbacks)
 
 
 def execute(
@@ -77,25 +88,47 @@ def execute(
     *,
     resume: bool = True,
     change_engine: bool = False,
-    watcher: Watcher | None = None,
+    callbacks: Sequence[Callback] = (),
     **parts: Any,
 ) -> Run:
-    """Run what is described and given; without a path nothing is written."""
+    """Run an experiment with the parts that are given, as `assemble` takes them; without a path nothing is written."""
+    check_callbacks(callbacks)
     directory = RunDirectory(_nameable(path)) if path is not None else None
-    experiment = experiment.resolved()
-    find_device(experiment.engine)  # first, because no directory can go on with one that is not there
-    if directory is not None:
-        directory.open()
+    log = [LogFile(directory.path / "log.txt")] if directory is not None else []
+    warned = [] if any(isinstance(each, Display) for each in callbacks) else [PythonWarnings()]
+    watching = Callbacks([*log, *warned, *callbacks])
+    try:
+        # Inside the guard, so that a second signal also ends a callback that does not return from `failed`.
+        with interrupt.guard(), _notified_of_failure(watching):
+            experiment = experiment.resolved()
+            find_device(experiment.engine)  # first, because no directory can be resumed with one that does not exist
+            watching.callbacks += tracked(experiment.run.track)
+            if directory is not None:
+                directory.open()
+            return _execute(experiment, directory, watching, resume, change_engine, parts)
+    finally:
+        if directory is not None:
+            directory.close()
+
+
+def _execute(
+    experiment: Experiment,
+    directory: RunDirectory | None,
+    callbacks: Callbacks,
+    resume: bool,
+    change_engine: bool,
+    parts: Mapping[str, Any],
+) -> Run:
     try:
         changes: dict[str, Any] = {}
         if directory is not None and directory.started:
             if not resume:
-                raise InputError(f'"{path}" holds a run already; resume it, or choose another directory')
+                raise InputError(f'"{directory.path}" holds a run already; resume it, or choose another directory')
             experiment, changes = check_resumable(experiment, directory, change_engine)
-        with interrupt.guard(), _in_words(directory, experiment.train.rounds), threads(experiment.engine.threads):
+        with _in_words(directory, experiment.train.rounds), threads(experiment.engine.threads):
             assembly = assemble(experiment, **parts)
             assembly.experiment = with_engine(experiment, **decided(assembly))
-            return _run_rounds(assembly, directory, Together(_log(directory), watcher or Unwatched()), changes)
+            return _run_rounds(assembly, directory, callbacks, changes)
     except WriteFailed as failure:
         if directory is None:
             raise
@@ -105,13 +138,21 @@ def execute(
         if directory is not None:
             directory.abandon()
         raise
-    finally:
-        if directory is not None:
-            directory.close()
+
+
+@contextlib.contextmanager
+def _notified_of_failure(callbacks: Callbacks) -> Iterator[None]:
+    """Tell callbacks of whatever error ends the run; the error itself is raised in any case."""
+    try:
+        yield
+    except BaseException as error:
+        with contextlib.suppress(Interrupted):  # a signal that came meanwhile
+            callbacks.failed(error)
+        raise
 
 
 def _nameable(path: Path) -> Path:
-    """A directory whose files can be read again: safetensors takes no name that is not UTF-8."""
+    """Return the path if its files can be read again: safetensors takes no name that is not UTF-8."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -141,8 +182,25 @@ def decided(assembly: Assembly) -> dict[str, str]:
     return found
 
 
+class Recorder(Callback):
+    """Writes the row of each round, and checkpoints."""
+
+    def __init__(self, directory: RunDirectory, assembly: Assembly):
+        self.directory, self.server, self.experiment = directory, assembly.server, assembly.experiment
+
+    def round_done(self, row: Mapping[str, Any]) -> None:
+        """Write the row, then a checkpoint if one is due.
+
+        The row comes first: on resume, rows after the newest checkpoint are dropped and their rounds are run again.
+        """
+        self.directory.append_row(row)
+        last = row["round"] == self.experiment.train.rounds
+        if last or row["round"] % self.experiment.run.checkpoint_every == 0:
+            self.directory.save(self.server, self.experiment.run.keep)
+
+
 def _run_rounds(
-    assembly: Assembly, directory: RunDirectory | None, watcher: Watcher, changes: Mapping[str, Any]
+    assembly: Assembly, directory: RunDirectory | None, watching: Callbacks, changes: Mapping[str, Any]
 ) -> Run:
     experiment, server = assembly.experiment, assembly.server
     path = directory.path if directory is not None else None
@@ -151,8 +209,8 @@ def _run_rounds(
     if directory is not None and start.finished:
         finished = load_run(directory.path, trust=True)  # what it names is what the user's experiment names
         finished._assembly = assembly
-        watcher.started(experiment, server.round, 0, path)
-        watcher.ended(finished)
+        watching.started(experiment, path, server.round, 0)
+        watching.ended(finished)
         return finished
     rows = start.rows
     engine = open_engine(
@@ -165,16 +223,16 @@ def _run_rounds(
         compile=experiment.engine.compile == "on",
         last=rows[-1] if rows else None,
     )
+    callbacks = all_callbacks(watching, assembly, directory, prober)
     try:
         start.write()
-        watcher.started(experiment, server.round, len(server.sample(server.round)), path)
+        callbacks.started(experiment, path, server.round, len(server.sample(server.round)))
         for text in (*start.cautions, *assembly.cautions()):
-            watcher.cautioned(text)
-        with _reason_in_log(directory):
-            while server.round < experiment.train.rounds:
-                _one_round(assembly, engine, directory, rows, watcher, prober)
-            return _end(assembly, engine, directory, rows, watcher, prober.found)
-    except (Interrupted, ClientFailed) as stop:
+            callbacks.warned(text)
+        while server.round < experiment.train.rounds:
+            _one_round(assembly, engine, rows, callbacks)
+        return _end(assembly, engine, directory, rows, callbacks, prober.found)
+    except (Interrupted, ClientFailed, CallbackFailed) as stop:
         # After a second signal nothing is saved any more: it may have come in the middle of a change of the state.
         if not isinstance(stop, StoppedNow) and directory is not None and directory.last_round() < server.round:
             directory.save(server, experiment.run.keep)
@@ -183,22 +241,19 @@ def _run_rounds(
         engine.close()
 
 
-@contextlib.contextmanager
-def _reason_in_log(directory: RunDirectory | None) -> Iterator[None]:
-    """Write into the log why a run that had begun ends before its last round."""
-    try:
-        yield
-    except BaseException as error:
-        if directory is not None:
-            sentence, details = in_words(error)
-            with contextlib.suppress(OSError):  # as on a full disk, of which the error itself tells
-                _Log(directory.path / "log.txt").say(f"{details}stopped: {sentence or 'by a signal'}")
-        raise
+def all_callbacks(watching: Callbacks, assembly: Assembly, directory: RunDirectory | None, prober: Prober) -> Callbacks:
+    """Return all callbacks of a run.
+
+    The prober comes before the recorder: a round that a resumed run does not run again must have its probe already. The
+    others come after it, so that a round is saved when they are notified of it.
+    """
+    recorder = [Recorder(directory, assembly)] if directory is not None else []
+    return Callbacks([prober, *recorder, *watching.callbacks])
 
 
 @contextlib.contextmanager
 def _in_words(directory: RunDirectory | None, rounds: int) -> Iterator[None]:
-    """A signal, and `sys.exit` or KeyboardInterrupt of the user's own code outside a client, as one sentence."""
+    """Say in one sentence what is saved after a signal, or an exception of a callback or of the user's own code."""
 
     def saved() -> str:
         if directory is None:
@@ -210,6 +265,8 @@ def _in_words(directory: RunDirectory | None, rounds: int) -> Iterator[None]:
     except Interrupted as stop:
         how = "stopped at once" if isinstance(stop, StoppedNow) else "stopped"
         raise type(stop)(f"{how}; {saved()}") from None
+    except CallbackFailed as failure:
+        raise CallbackFailed(f"{failure}; {saved()}", failure.traceback) from failure.__cause__
     except (SystemExit, KeyboardInterrupt) as error:
         if not interrupt.raised_by_code(error):
             raise
@@ -224,51 +281,37 @@ def _what_is_saved(done: int, rounds: int, path: Path) -> str:
         if done
         else f'no round was complete yet in "{path}"'
     )
-    return f"{saved}; the same command goes on from there"
+    return f"{saved}; the same command continues from there"
 
 
-def _one_round(
-    assembly: Assembly,
-    engine: Engine,
-    directory: RunDirectory | None,
-    rows: list[dict[str, Any]],
-    watcher: Watcher,
-    prober: Prober,
-) -> None:
+def _one_round(assembly: Assembly, engine: Engine, rows: list[dict[str, Any]], callbacks: Callbacks) -> None:
     experiment, server = assembly.experiment, assembly.server
     start = time.perf_counter()
     evaluate = experiment.evaluate.personal == "every" and assembly.federation.has_holdouts
-    due = prober.is_due(server.round + 1)
-    shown = prober.shown(server.sample(server.round)) if due else ()
-    outcome = server.run_round(engine, watcher.client_done, evaluate, shown)
+    shown = callbacks.round_started(server.round + 1, server.sample(server.round))
+
+    def client_done(result: Result) -> None:
+        callbacks.client_done(result)
+        result.model = {}  # so that memory does not grow with the number of clients
+
+    outcome = server.run_round(engine, client_done, evaluate, shown)
     trained = time.perf_counter()
-    last = server.round == experiment.train.rounds
     scores = assembly.evaluate(server.model) if server.round % experiment.evaluate.every == 0 else {}
     row = _row(outcome, scores, assembly.site.metrics, trained - start, time.perf_counter() - start)
     found = [*outcome.cautions, *_not_finite(outcome, scores)]
-    for text in found:
-        watcher.cautioned(text)
+    if text := _dying_features([*rows, row]):
+        found.append(text)
     if cautions := (assembly.cautions() if server.round == 1 else []) + found:
         row["cautions"] = cautions
-    if text := _dying_features([*rows, row]):
-        row["cautions"] = [*row.get("cautions", []), text]
     row = writable({**row, **engine.notes()})
     rows.append(row)
-    if due:
-        # Before the row and the checkpoint: a round that a resume does not play again has its probe already.
-        prober.note(outcome)
-    if directory is not None:
-        # The row comes first: on resume, rows beyond the newest checkpoint are dropped and played again.
-        directory.append_row(row)
-        if last or server.round % experiment.run.checkpoint_every == 0:
-            directory.save(server, experiment.run.keep)
-    watcher.round_done(row)
-    if text:
-        watcher.cautioned(text)
+    callbacks.round_done(row)
+    for text in found:
+        callbacks.warned(text)
 
 
 def _dying_features(rows: Sequence[Mapping[str, Any]]) -> str:
-    """A warning in the first round after which too many of the global model's features have died; else nothing."""
+    """Return a warning in the first round after which too many of the global model's features have died, else ""."""
     if rows[-1].get("dead_features", 0.0) < DYING:  # the rule's least share, so that healthy runs cost nothing
         return ""
     shares = [row["dead_features"] for row in rows if "dead_features" in row]
@@ -286,21 +329,21 @@ def _end(
     engine: Engine,
     directory: RunDirectory | None,
     rows: list[dict[str, Any]],
-    watcher: Watcher,
+    callbacks: Callbacks,
     probes: list[dict[str, Any]],
 ) -> Run:
-    """Let the methods finish, evaluate what they made of the model, and write the result."""
+    """Let the methods finish, evaluate the model and the clients' own models, and write the result."""
     ending: dict[str, Any] = {}
     experiment, server = assembly.experiment, assembly.server
     path = directory.path if directory is not None else None
     done = Ending(path, server.round)
     model = server.model
     if experiment.train.rounds % experiment.evaluate.every:
-        # Not in the last row: a run that goes on from here is to have the rows of one that never ended here.
+        # Not in the last row: a run that is resumed with more rounds must have the rows of one that never ended here.
         ending["last"] = assembly.evaluate(model)
     skipped: dict[str, str] = {}
     if assembly.composition.defined("finish"):
-        server, facts = _finished(assembly, engine, watcher, done)
+        server, facts = _finished(assembly, engine, callbacks, done)
         model, skipped = server.model, facts["skipped"]
         ending |= facts["measured"]
     absent: dict[str, str] = {}
@@ -310,7 +353,7 @@ def _end(
     elif experiment.evaluate.personal == "never":
         absent["personal"] = 'it was not asked for (evaluate.personal = "never")'
     if keep is not None or "personal" not in absent:
-        progress = Progress(partial(watcher.phase, "clients' own models"), watcher.client_done)
+        progress = Progress(partial(callbacks.phase_started, "clients' own models"), callbacks.client_done)
         evaluated, evaluation, failed = server.evaluate_clients(
             engine, known=done.clients, note=done.add, progress=progress, keep=keep, evaluate="personal" not in absent
         )
@@ -340,12 +383,12 @@ def _end(
         save_tensors(directory.path / "model.safetensors", {n: t for n, t in model.items() if n not in own})
         write_json(directory.path / "summary.json", {**result.summary(), "ending": ending})
         done.discard()
-    watcher.ended(result)
+    callbacks.ended(result)
     return result
 
 
 def _keeper(directory: RunDirectory) -> Callable[[Result], None]:
-    """A function that writes a client's own model into a run directory."""
+    """Return a function that writes a client's own model into a run directory."""
     folder = directory.personal_file(0).parent
     with naming_file(folder):
         folder.mkdir(exist_ok=True)
@@ -353,7 +396,7 @@ def _keeper(directory: RunDirectory) -> Callable[[Result], None]:
 
 
 def _not_finite(outcome: RoundResult, scores: Mapping[str, Any]) -> list[str]:
-    """A warning for each evaluated loss of a round that is not finite."""
+    """Return a warning if evaluated losses of a round are not finite."""
     where = {
         f"{name.removesuffix('loss').replace('_', ' ')}loss of the global model": scores.get(name) for name in LOSSES
     }
@@ -365,11 +408,11 @@ def _not_finite(outcome: RoundResult, scores: Mapping[str, Any]) -> list[str]:
     return [f"round {outcome.round + 1}: the {', the '.join(odd[:3])}{more} is not finite"] if odd else []
 
 
-def _finished(assembly: Assembly, engine: Engine, watcher: Watcher, done: Ending) -> tuple[Server, dict[str, Any]]:
-    """The server after the methods' `finish`, and what is known of that: from an earlier process, or now."""
+def _finished(assembly: Assembly, engine: Engine, callbacks: Callbacks, done: Ending) -> tuple[Server, dict[str, Any]]:
+    """Return the server after the methods' `finish`, and facts about it: from an earlier process, or computed now."""
     if (known := done.finish(assembly.server, assembly.device)) is not None:
         return known
-    progress = Progress(partial(watcher.phase, "the method's finish"), watcher.client_done)
+    progress = Progress(partial(callbacks.phase_started, "the method's finish"), callbacks.client_done)
     server, traffic, skipped = assembly.server.finished(engine, progress)
     facts = {
         "measured": {**assembly.evaluate(server.model), **dataclasses.asdict(traffic)},
@@ -393,22 +436,3 @@ def _row(
     if outcome.idle:
         row["idle"] = outcome.idle
     return row
-
-
-class _Log(Plain):
-    """The run's own log of plain lines, opened for each: a line that cannot be written says in which file."""
-
-    def __init__(self, path: Path):
-        self.path = path
-
-    def say(self, text: str) -> None:
-        """Add a line."""
-        self._say(text)
-
-    def _say(self, text: str) -> None:
-        with naming_file(self.path), self.path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-            print(text, file=file)
-
-
-def _log(directory: RunDirectory | None) -> Watcher:
-    return Silent() if directory is None else _Log(directory.path / "log.txt")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ from fullrank.files import write_json
 from fullrank.models.reparam.scales import write_scales
 from fullrank.randomness import generator
 from fullrank.runs.assemble import federate, pipeline
+from fullrank.runs.callbacks import Callback
 from fullrank.runs.directory import RunDirectory, read_json
-from fullrank.runs.display import Watcher, counted
+from fullrank.runs.display import counted
 from fullrank.runs.environment import environment
 from fullrank.runs.result import Run
 from fullrank.runs.resume import check_resumable
@@ -69,7 +70,7 @@ def search_scales(
     values: Mapping[str, Any] | None = None,
     per_class: int = 0,
     client: int | None = None,
-    watcher: Watcher | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> Found:
     """Search scales for a network, and write `OUT.safetensors` and, with where they come from, `OUT.json`.
 
@@ -87,7 +88,7 @@ def search_scales(
     path = Path(out).with_name(name)
     directory = path.with_name(f"{path.name}.run")
     _reject_other_samples(experiment, federation, directory)
-    run = execute(experiment, directory, watcher=watcher, federation=federation)
+    run = execute(experiment, directory, callbacks=callbacks, federation=federation)
     scales, facts = (path.with_name(f"{path.name}.{end}") for end in ("safetensors", "json"))
     write_scales(scales, run.model(), model.rpartition(":")[2])
     subset = _subset(experiment, federation, per_class, client)

@@ -1,8 +1,8 @@
-"""A run's probes: when they are due, which clients they show, and what is noted of a round."""
+"""The callback that probes the models of a run between its rounds."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,43 +11,48 @@ import numpy as np
 
 from fullrank import collapse
 from fullrank.errors import InputError
-from fullrank.federated.server import RoundResult
+from fullrank.federated.site import Result
 from fullrank.files import writable
 from fullrank.probe.classifier import classifier_of
 from fullrank.probe.files import LINES, Probe, cut_probes, read_probes, write_probe
 from fullrank.probe.layers import layers_of
 from fullrank.probe.model_probe import Arrays, ModelProbe, Numbers
 from fullrank.randomness import generator, seeded
+from fullrank.runs.callbacks import Callback
 from fullrank.trees import Tensors
 
 if TYPE_CHECKING:
     from fullrank.runs.assemble import Assembly
 
 MOST_KEPT = 2**18
-"""Weights of all shown clients' classifiers that a probe keeps, as directions in half precision: half a MiB."""
+"""Maximum number of weights, of the classifiers of all probed clients, that a probe keeps in half precision."""
 
 
-class Prober:
-    """Looks at the models of a run's rounds, and leaves no trace in what the run computes."""
+class Prober(Callback):
+    """Measures the representations of the global model and of some clients' models, without a trace in the run."""
 
     def __init__(self, assembly: Assembly, path: Path | None = None):
         self.assembly, self.path = assembly, path
         self.found: list[dict[str, Any]] = []
-        """What was noted of the rounds so far."""
+        """The probes of the rounds so far."""
+        self._clients: Collection[int] = ()
+        """The clients whose models are probed in this round."""
+        self._models: dict[int, Tensors] = {}
+        """Their models as trained in this round."""
         table = assembly.experiment.probe
         self.every, self.number, self.rounds = table.every, table.clients, assembly.experiment.train.rounds
         if self.every and assembly.federation.data.test is None:
             raise InputError(
-                f"probe.every = {self.every}: representations are looked at on the test set, and there is none; "
+                f"probe.every = {self.every}: representations are measured on the test set, and there is none; "
                 "give one, or set probe.every = 0"
             )
 
     def is_due(self, round: int) -> bool:
-        """Whether the models are looked at after so many rounds: every so often, and after the last."""
+        """Return whether the models are probed after a round: every so many rounds, and after the last."""
         return bool(self.every) and (round % self.every == 0 or round == self.rounds)
 
-    def check(self, done: int) -> None:
-        """Read the probes of the rounds that are saved; each that was due must be there."""
+    def resume(self, done: int) -> None:
+        """Read the probes of the rounds that are saved, and check that each one that was due exists."""
         if self.path is None:
             return
         self.found = [probe for probe in read_probes(self.path, done) if self.is_due(probe["round"])]
@@ -59,20 +64,48 @@ class Prober:
                 "start a new run"
             )
 
-    def go_on(self, done: int) -> None:
-        """Forget the probes after the rounds that are saved, and those that are no longer due."""
+    def cut(self, done: int) -> None:
+        """Delete the probes after the rounds that are saved, and those that are no longer due."""
         if self.path is not None:
             cut_probes(self.path, done, [probe["round"] for probe in self.found])
 
-    def shown(self, taking_part: Sequence[int]) -> list[int]:
-        """The clients of a round whose models are looked at.
+    def chosen(self, clients: Sequence[int]) -> list[int]:
+        """Return the clients of a round whose models are probed.
 
-        The seed puts all clients into one order, for the whole run, and the first of them that take part are shown:
-        the same in every round where all do, and never fewer than asked for where enough take part.
+        The seed puts all clients into one order, for the whole run, and the first of them that take part are chosen:
+        the same in every round where all do, and never fewer than configured where enough take part.
         """
-        here = set(taking_part)
-        chosen = [client for client in self._order if client in here]
-        return sorted(chosen[: self.number])
+        here = set(clients)
+        found = [client for client in self._order if client in here]
+        return sorted(found[: self.number])
+
+    def round_started(self, round: int, clients: Sequence[int]) -> Collection[int]:
+        """Ask for the models of the chosen clients if a probe is due."""
+        self._clients = self.chosen(clients) if self.is_due(round) else ()
+        self._models = {}
+        return self._clients
+
+    def client_done(self, result: Result) -> None:
+        """Keep the model of a chosen client; one that made no step has sent nothing and is not probed."""
+        if result.client in self._clients and result.model and result.steps:
+            self._models[result.client] = result.model
+
+    def round_done(self, row: Mapping[str, Any]) -> None:
+        """Probe the models of the round and write the probe, if one is due."""
+        if not self.is_due(row["round"]):
+            return
+        probe = self.measure()
+        self.found.append(probe.joined())
+        if self.path is not None:
+            write_probe(self.path, probe)
+        self._clients, self._models = (), {}
+
+    def measure(self) -> Probe:
+        """Return the probe of the global model and of the clients' models of the round that has just ended."""
+        server, experiment = self.assembly.server, self.assembly.experiment
+        # A network may draw numbers even in eval mode; those of the run must not change.
+        with seeded(experiment.seed, "probe", server.round, device=self.assembly.device):
+            return self._probe(server.round, dict(sorted(self._models.items())))
 
     @cached_property
     def _order(self) -> list[int]:
@@ -82,61 +115,45 @@ class Prober:
         return order
 
     @cached_property
-    def _looking(self) -> ModelProbe:
+    def _model_probe(self) -> ModelProbe:
         test = self.assembly.federation.data.test
         assert test is not None
         return ModelProbe(self.assembly, test)
 
-    def note(self, outcome: RoundResult) -> None:
-        """Look at what a round made, and keep it."""
-        probe = self.look(outcome)
-        self.found.append(probe.joined())
-        if self.path is not None:
-            write_probe(self.path, probe)
-
-    def look(self, outcome: RoundResult) -> Probe:
-        """What a round made of the global model and of the clients that were shown."""
-        server, experiment = self.assembly.server, self.assembly.experiment
-        # in the order of clients, whatever the order of work; who failed or made no step has sent nothing
-        local = {r.client: r.model for r in sorted(outcome.results, key=lambda r: r.client) if r.model and r.steps}
-        # a network may draw numbers even in eval mode: the run's own are not to be moved by a look
-        with seeded(experiment.seed, "probe", server.round, device=self.assembly.device):
-            return self._probe(server.round, local)
-
     def _probe(self, round: int, local: Mapping[int, Tensors]) -> Probe:
-        looking = self._looking
-        row: Numbers = {"round": round, "samples": len(looking.y), "features": self.assembly.network.feature_dim}
+        model_probe = self._model_probe
+        row: Numbers = {"round": round, "samples": len(model_probe.y), "features": self.assembly.network.feature_dim}
         row["clients"] = list(local)
         arrays: Arrays = {}
-        everybody = self.assembly.federation.class_counts[self.assembly.federation.seen]
+        counts = self.assembly.federation.class_counts[self.assembly.federation.seen]
         if reason := self.assembly.no_global_model:
             row["absent"] = reason
         else:
-            looking.put(self.assembly.server.model)
-            row["global"], found = looking.measure(everybody.sum(0))
+            model_probe.put(self.assembly.server.model)
+            row["global"], found = model_probe.measure(counts.sum(0))
             arrays |= {f"global/{name}": value for name, value in found.items()}
         row["locals"] = []
         prototypes, classifiers = [], []
-        for place, (client, model) in enumerate(local.items()):
-            looking.put(model)
-            numbers, found = looking.measure(self.assembly.federation.class_counts[client])
-            prototypes.append(looking.prototypes(client))
+        for index, (client, model) in enumerate(local.items()):
+            model_probe.put(model)
+            numbers, found = model_probe.measure(self.assembly.federation.class_counts[client])
+            prototypes.append(model_probe.prototypes(client))
             if (classifier := classifier_of(self.assembly.network)) is not None:
                 classifiers.append(classifier.rows.double().cpu().numpy())
-            arrays |= {f"locals/{place}/{name}": value for name, value in found.items()}
+            arrays |= {f"locals/{index}/{name}": value for name, value in found.items()}
             gap = _gap(found["spectrum"], arrays.get("global/spectrum"))
             row["locals"].append({"client": client, **numbers, **gap})
         if len(local) > 1:
             between, found = _between(prototypes, classifiers)
             row |= between
-            similar = looking.similarity(list(local.values()), layers_of(self.assembly.network))
+            similar = model_probe.similarity(list(local.values()), layers_of(self.assembly.network))
             row["layers"] = list(similar)
             arrays |= found | {f"cka/{layer}": table.astype(np.float32) for layer, table in similar.items()}
         return Probe(writable(row), arrays)
 
 
 def _gap(local: np.ndarray, of_global: np.ndarray | None) -> dict[str, Any]:
-    """R of a client's spectrum against the global model's, and over how many values; from the spectra as written."""
+    """Return R of a client's spectrum and the global model's as they are written, and its number of values."""
     if of_global is None:
         return {}
     gap, number = collapse.spectrum_gap(local, of_global, count=True)
@@ -144,7 +161,7 @@ def _gap(local: np.ndarray, of_global: np.ndarray | None) -> dict[str, Any]:
 
 
 def _between(prototypes: list[np.ndarray], classifiers: list[np.ndarray]) -> tuple[Numbers, Arrays]:
-    """How alike the clients' prototypes and classifiers are."""
+    """Return how similar the clients' prototypes and classifiers are."""
     agreed = collapse.prototype_consistency(np.stack(prototypes))
     numbers: Numbers = {"prototype_consistency": agreed["mean"], "prototype_classes": agreed["classes"]}
     arrays: Arrays = {"prototype_consistency_by_class": agreed["by_class"].astype(np.float32)}
