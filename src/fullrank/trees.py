@@ -57,7 +57,7 @@ def unflatten(flat: Mapping[str, Tensor]) -> Tree:
 
 
 def by_name(tree: Mapping[str, Any]) -> Tree:
-    """The same tree with its names in alphabetical order; a flat tree keeps the order of its layout.
+    """The same tree with its names in alphabetical order.
 
     Trees that are kept between rounds have this order, in memory as well as after they were read from a file: sums
     over a tree, and whether clients train as a group, must not depend on where a tree comes from.
@@ -65,8 +65,6 @@ def by_name(tree: Mapping[str, Any]) -> Tree:
     >>> by_name({"b": {}, "a": {"d": 1, "c": 2}})
     {'a': {'c': 2, 'd': 1}, 'b': {}}
     """
-    if isinstance(tree, Flat):
-        return tree
     return {name: by_name(tree[name]) if isinstance(tree[name], Mapping) else tree[name] for name in sorted(tree)}
 
 
@@ -245,8 +243,6 @@ def outline(tree: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[tuple[
     >>> outline({"a": {"b": torch.zeros(2)}, "c": {}})
     {'a/b': ((2,), torch.float32), 'c/': ((), None)}
     """
-    if isinstance(tree, Flat):
-        return {f"{prefix}{name}": (shape, tree.base.dtype) for name, shape, _ in tree.layout.places}
     found: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, Tensor):
@@ -300,20 +296,6 @@ def merged(tree: Tensors, changed: Mapping[str, Tensor]) -> Tensors:
     return {**tree, **changed}
 
 
-def in_vectors(tree: Mapping[str, Any], layout: Layout) -> Tree:
-    """The same tree with every subtree of a layout's names and shapes flat; what is flat already is not copied."""
-    if isinstance(tree, Flat) and tree.layout == layout:
-        return tree
-    if tree and layout.fits(tree) and len({tensor.dtype for tensor in tree.values()}) == 1:
-        return Flat.copied(tree, layout)
-    return {name: in_vectors(value, layout) if isinstance(value, Mapping) else value for name, value in tree.items()}
-
-
-def laid_out(tree: Mapping[str, Any], layout: Layout) -> Tree:
-    """A copy of a tree in which every subtree with a layout's names and shapes is flat."""
-    return pointwise(in_vectors(tree, layout), lambda tensor: tensor.detach().clone())
-
-
 @torch.no_grad()
 def copy_(into: Mapping[str, Any], values: Mapping[str, Any]) -> None:
     """Copy a tree's values into the tensors of another of the same names; the other may hold more."""
@@ -332,25 +314,6 @@ def beside(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[
             yield from beside(value, other[name] if value else {})
         else:
             yield value, other[name]
-
-
-def copied_together(tensors: Mapping[str, Tensor]) -> Tensors:
-    """Copies of a tree without nesting, detached: many vectors, as norm layers have, or counters by one operation."""
-    if isinstance(tensors, Flat):
-        return clone(tensors)
-    found = {name: tensor.detach() for name, tensor in tensors.items()}
-    alike: dict[Any, list[str]] = {}
-    for name, tensor in found.items():
-        alike.setdefault((tensor.dtype, tensor.device, tensor.dim()) if tensor.dim() < 2 else name, []).append(name)
-    for key, names in alike.items():
-        some = [found[name] for name in names]
-        if len(names) == 1:
-            found |= clone({name: found[name] for name in names})
-        elif key[2]:
-            found |= zip(names, torch.split(torch.cat(some), [len(vector) for vector in some]), strict=True)
-        else:
-            found |= zip(names, torch.stack(some).unbind(), strict=True)
-    return found
 
 
 def zeros(tree: Mapping[str, Any]) -> Tree:

@@ -183,7 +183,7 @@ class Site:
         if self.keep_optimiser:
             client.keep_optimiser()
         if self.entries.personal:
-            state["model"] = clone(client.home.some(self.entries.personal))
+            state["model"] = clone({**client.home.some(self.entries.personal)})
         if work.writes not in (None, _writes(work.job)):  # an engine that groups clients comes here without `do`
             raise WroteInPlace(self.composition.method.name)
         return result

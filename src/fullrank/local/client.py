@@ -29,7 +29,7 @@ from fullrank.models.net import Output
 from fullrank.models.network import Network
 from fullrank.objectives import class_prototypes
 from fullrank.randomness import generator, seeded
-from fullrank.trees import Flat, Tensors, Tree, clone, flats, versions
+from fullrank.trees import Tensors, Tree, clone, versions
 
 OPTIMISER = ("optimizer", "lr", "momentum", "nesterov", "weight_decay", "decay_on")
 """Settings that make another optimiser."""
@@ -65,7 +65,7 @@ class Client:
         self.n = len(samples)
         self.samples = samples
         self.counts = _class_counts(samples, network)
-        self.home = ClientEntries(network, received, aside, w0)
+        self.home = ClientEntries(network, received, aside)
         self.entries = entries
         self.reports: list[Report] = []
         self.evaluate: Callable[[], dict[str, float]] | None = None
@@ -76,7 +76,7 @@ class Client:
         self._composition = composition
         self._settings = settings
         self._received = received
-        self.w0 = w0 if isinstance(w0, Flat) else dict(w0)
+        self.w0 = dict(w0)
         """The shared entries as received."""
         self._sent = sent
         self._stepper_of = stepper_of
@@ -123,10 +123,7 @@ class Client:
     @property
     def w(self) -> Tensors:
         """The shared entries, current."""
-        near = self.home.some(self.entries.shared)
-        if isinstance(near, Flat):
-            return Flat(near.base, near.layout)
-        return {name: tensor.detach() for name, tensor in near.items()}
+        return {name: tensor.detach() for name, tensor in self.home.some(self.entries.shared).items()}
 
     @property
     def trainable(self) -> tuple[str, ...]:
@@ -280,7 +277,7 @@ class Client:
         ):
             state = self._state_of(names, settings, {} if fresh else self._memory)
             step = self._step(Bound(network, state.trained), settings, side, stats, criterion, loss)
-            context = self._context(self._flat_w0())
+            context = self._context()
             kept = (context.received, context.own, context.sent, context.w0, context.fixed, {"counts": context.counts})
             writes = versions(*kept)
             report = train(Fit(step, state, context, self.samples, plan, network.dtype), self._stepper_of)
@@ -311,10 +308,10 @@ class Client:
         shared, acts_on = frozenset(self.entries.shared), decayed(self._network, settings)
         return Step(self._composition, backend, settings, shared, acts_on, side, stats, criterion, loss, self._space)
 
-    def _context(self, w0: Tensors) -> Context:
+    def _context(self) -> Context:
         parts = self._composition.defined("before")
         fixed = {part.name: clone(part.before(self.seen_by(part))) for part in parts}  # the model goes on changing
-        return Context(self._received, self._state, self._sent, self.counts, w0, fixed=fixed)
+        return Context(self._received, self._state, self._sent, self.counts, fixed=fixed)
 
     def _travel(self, names: tuple[str, ...], steps: int, settings: Settings, fresh: bool) -> None:
         """Note how far a fit went."""
@@ -344,9 +341,9 @@ class Client:
         label = f"fit-{len(self.reports)}"
         if self._composition.defined("before"):
             with seeded(self._seed, "torch", self.round, self.id, label, device=self.counts.device):
-                context = self._context({})
+                context = self._context()
         else:
-            context = self._context({})
+            context = self._context()
         return Fit(step, state, context, self.samples, self._plan(label, settings), self._network.dtype)
 
     def answered(self, fit: Fit, state: State, report: Report) -> None:
@@ -357,17 +354,11 @@ class Client:
         self._travel(tuple(state.trained), report.steps, fit.step.settings, fresh=False)
         self.reports.append(report)
 
-    def _flat_w0(self) -> Tensors:
-        """The shared entries as received, laid out like the network's; nothing where its entries are not flat."""
-        near = self.network.some(self.entries.shared)
-        if not isinstance(near, Flat):
-            return {}
-        return self.w0 if flats(near, self.w0) else Flat.copied(self.w0, near.layout)
-
     def keep_optimiser(self) -> None:
         """Put the round's optimiser into the client's state, for its next round."""
         speed = max((travel.speed for travel in self._travels.values()), default=0.0)
-        self._state[OPTIMISER_SPACE] = {**clone(self._memory), "u": torch.tensor(speed, dtype=torch.float64)}
+        kept = {slot: clone({**tree}) for slot, tree in self._memory.items()}
+        self._state[OPTIMISER_SPACE] = {**kept, "u": torch.tensor(speed, dtype=torch.float64)}
 
     @contextlib.contextmanager
     def _training(self, names: tuple[str, ...], stats: Literal["move", "freeze"]) -> Iterator[None]:

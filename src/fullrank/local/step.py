@@ -21,7 +21,7 @@ from fullrank.methods._compose import Composition
 from fullrank.methods._method import Method
 from fullrank.models.net import Output
 from fullrank.models.network import Network
-from fullrank.trees import Flat, Tensors, Tree, combine, flats, merged, misfit, norm, part_of, pointwise
+from fullrank.trees import Flat, Tensors, Tree, combine, merged, misfit, norm, part_of
 
 Objective = Callable[[Tensors], tuple[Tensor, Any]]
 
@@ -43,7 +43,7 @@ class Context:
     counts: Tensor
     """Samples of each class at this client."""
     w0: Tensors = field(default_factory=dict)
-    """The shared entries as received, where a flat copy of them is kept; else they are taken from `received`."""
+    """The shared entries as received, where an engine keeps them as one vector; else they are taken from `received`."""
     lr: Tensor | None = None
     """The learning rate, where a step is replayed at others than the one it was recorded with."""
     fixed: dict[str, Tree] = field(default_factory=dict)
@@ -72,11 +72,6 @@ for _kind, _fields in (
     torch.utils._pytree.register_dataclass(_kind, field_names=list(_fields), drop_field_names=[])
 
 
-def multiplied(g: Tensors, times: Flat | None) -> Tensors:
-    """A gradient times a tree, where there is one."""
-    return g if times is None else pointwise(g, torch.mul, times)
-
-
 def depending(value: Tensor) -> Tensor:
     """An objective's value, if it depends on what trains; `torch.func.grad` would give zeros where it does not."""
     if not value.requires_grad:
@@ -102,7 +97,7 @@ class Functional:
         moved = {name: value.clone() for name, value in buffers.items()}  # BatchNorm writes into what it is given
         return self.at({**rest, **trained, **moved}, x), moved
 
-    def gradient(self, objective: Objective, trained: Tensors, times: Flat | None) -> tuple[Tensors, Any]:
+    def gradient(self, objective: Objective, trained: Tensors) -> tuple[Tensors, Any]:
         """By `torch.func.grad`."""
 
         def dependent(trained: Tensors) -> tuple[Tensor, Any]:
@@ -110,7 +105,7 @@ class Functional:
             return depending(value), aux
 
         g, aux = torch.func.grad(dependent, has_aux=True)(trained)
-        return multiplied(g, times), aux
+        return g, aux
 
 
 class Bound(Functional):
@@ -126,13 +121,12 @@ class Bound(Functional):
             return self.network(x), buffers
         return super().call(trained, rest, buffers, x)
 
-    def gradient(self, objective: Objective, trained: Tensors, times: Flat | None) -> tuple[Tensors, Any]:
+    def gradient(self, objective: Objective, trained: Tensors) -> tuple[Tensors, Any]:
         """By `torch.autograd.grad`, half the time of `torch.func.grad` on a small network."""
         if trained is not self.bound:
             trained = self.leaves(trained)
         value, aux = objective(trained)
-        g = self.slopes(depending(value), trained)
-        return multiplied(g, times), aux
+        return self.slopes(depending(value), trained), aux
 
     @staticmethod
     def leaves(trained: Tensors) -> Tensors:
@@ -205,15 +199,12 @@ class Step:
         def objective(trained: Tensors) -> tuple[Tensor, dict[str, Any]]:
             return self._objective(state, context, x, y, trained)
 
-        times = self._times(context, at, corrections)
-        g, seen = self.backend.gradient(objective, at, times)
-        if len(corrections) == (times is not None):
+        g, seen = self.backend.gradient(objective, at)
+        if not corrections:
             return g, seen
         with torch.no_grad():
             b = self._batch(state, seen["buffers"], context, x, y, at, seen["output"], seen["terms"]["criterion"])
             for index, part in enumerate(corrections):
-                if index == 0 and times is not None:
-                    continue
 
                 def grad_at(w: Tensors, left: int = index) -> Tensors:
                     there = merged(at, part_of(w, at.keys()))
@@ -236,17 +227,6 @@ class Step:
                 raise BadGradient(f'"{part.name}".grad returned a gradient that does not fit the model: {problem}')
             self.composition.correct.add(part.name)
         return new
-
-    def _times(self, context: Context, at: Tensors, corrections: list[Method]) -> Flat | None:
-        """By what the first correction multiplies the gradient, if it does nothing else and the trees are flat.
-
-        Then it is multiplied as it is gathered, where a correction of its own would read and write it once more.
-        """
-        part, name = self.composition.multiplier
-        if not name or not corrections:
-            return None
-        alike = flats(at, context.fixed[part][name])
-        return alike[1] if alike else None
 
     def _objective(
         self, state: State, context: Context, x: Tensor, y: Tensor, trained: Tensors

@@ -68,8 +68,6 @@ class Method:
     """What these are, in plain words."""
     drift: ClassVar[bool] = False
     """Its gradient correction concerns the distance to the global model: shared entries only, last, no side fits."""
-    multiplies: ClassVar[str] = ""
-    """Under which name `before` gives numbers for all trained entries, if `grad` multiplies by them and no more."""
     neutral: ClassVar[Mapping[str, Any]] = {}
     """Field values at which it is FedAvg to the bit."""
     tried_on: ClassVar[Mapping[str, Any]] = {}

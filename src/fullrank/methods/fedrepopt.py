@@ -36,7 +36,6 @@ class FedRepOpt(Method):
     """
 
     paper = "Lau et al., ACCV 2024; Ding et al., ICLR 2023 (RepOptimizers)"
-    multiplies = "multiplier"
     tried_on = {
         "name": "fullrank.models.reparam.repvgg:repvgg",
         "mode": "repopt",

@@ -32,7 +32,7 @@ from fullrank.metrics.evaluate import at_once
 from fullrank.models.net import Net, Output
 from fullrank.models.network import Network
 from fullrank.randomness import leave_generators_alone, seeded
-from fullrank.trees import Flat, Tree, clone, copy_, in_vectors, moved, pointwise, vectors
+from fullrank.trees import Tree, clone, copy_, moved, pointwise, vectors
 
 WARM_UP = 3
 """Eager steps before a capture, in which libraries choose their kernels and allocate their memory."""
@@ -89,32 +89,13 @@ class Cuda:
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Results in the jobs' order, on the server's device."""
         before = _generators()
-        for result in self.slots.run(self._laid_out(jobs)):
+        for result in self.slots.run(jobs):
             yield _handed_over(result, self.site.device)
         if len(self.hands) > 1 and not all(map(torch.equal, before, _generators())):
             raise InputError(
                 "the model or the method draws random numbers in its local steps, which clients that train side by "
                 "side cannot do repeatably; set engine.slots = 1"
             )
-
-    def _laid_out(self, jobs: Iterable[Job]) -> Iterator[Job]:
-        """The same jobs, with trees like the shared entries in one vector each, as the networks have them.
-
-        What all clients are sent is laid out once, and then one copy brings it to a client.
-        """
-        site = self.hands[0].site
-        shared = site.network.some(site.entries.shared)
-        if not isinstance(shared, Flat):
-            yield from jobs
-            return
-        sent: Tree | None = None
-        laid_out: Tree = {}
-        for job in jobs:
-            if job.broadcast is not sent:
-                sent = job.broadcast
-                laid_out = in_vectors(sent, shared.layout)
-            state = None if job.state is None else in_vectors(job.state, shared.layout)
-            yield dataclasses.replace(job, broadcast=laid_out, state=state)
 
     def close(self) -> None:
         """End the threads, and leave torch as it was."""

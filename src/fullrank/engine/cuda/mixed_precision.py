@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullrank.local.step import Bound, Objective, depending, multiplied
+from fullrank.local.step import Bound, Objective, depending
 from fullrank.models.net import Output
 from fullrank.models.network import Network
 from fullrank.trees import Flat, Layout, Tensors
@@ -65,7 +65,7 @@ class HalfWeights(Bound):
         short = Flat(block.base.detach().to(self.network.half), block.layout)
         return Flat(short.base, short.layout, {name: value.requires_grad_() for name, value in short.items()})
 
-    def gradient(self, objective: Objective, trained: Tensors, times: Flat | None) -> tuple[Tensors, Any]:
+    def gradient(self, objective: Objective, trained: Tensors) -> tuple[Tensors, Any]:
         """By `torch.autograd.grad`; the slopes of shortened weights are put where those of the weights belong."""
         if trained is not self.bound:
             trained = self.leaves(trained)
@@ -73,28 +73,19 @@ class HalfWeights(Bound):
         depending(value)
         short = self._short
         if short is None or not isinstance(trained, Flat):
-            return multiplied(self.slopes(value, trained), times), aux
+            return self.slopes(value, trained), aux
         wanted = [*short.values(), *trained.values()]
         slopes = torch.autograd.grad(value, wanted, allow_unused=True)
         passed = dict(zip(short, slopes, strict=False))
         direct = dict(zip(trained, slopes[len(short) :], strict=True))
-        if times is None or all(direct[name] is None for name in short):
-            return _gathered(trained, passed, direct, short.layout, times), aux
-        return multiplied(_gathered(trained, passed, direct, short.layout, None), times), aux
+        return _gathered(trained, passed, direct, short.layout), aux
 
 
 @torch.no_grad()
 def _gathered(
-    trained: Flat,
-    passed: Mapping[str, Tensor | None],
-    direct: Mapping[str, Tensor | None],
-    block: Layout,
-    times: Flat | None,
+    trained: Flat, passed: Mapping[str, Tensor | None], direct: Mapping[str, Tensor | None], block: Layout
 ) -> Flat:
-    """The gradient as one vector: of a block by way of the shorter dtype, of the rest, and of the block directly.
-
-    What multiplies it does so as it is converted.
-    """
+    """Return the gradient as one vector: the block's by way of the shorter dtype, the rest's, the block's own."""
     layout, base = trained.layout, torch.empty_like(trained.base)
     g = Flat(base, layout)
 
@@ -103,11 +94,7 @@ def _gathered(
         return {name: torch.zeros_like(like[name]) if slope is None else slope for name, slope in found.items()}
 
     def put(part: Flat, slopes: Tensors) -> None:
-        joined = Flat.joined(slopes, part.layout).base
-        if times is None:
-            part.base.copy_(joined)
-        else:
-            torch.mul(joined, _part(times, part.layout.names).base, out=part.base)
+        part.base.copy_(Flat.joined(slopes, part.layout).base)
 
     for names, inside in _runs(layout, block):
         if inside:

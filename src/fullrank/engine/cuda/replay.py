@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
 
@@ -20,7 +20,7 @@ from fullrank.local import interrupt
 from fullrank.local.loop import Eager, Samples, Stepper
 from fullrank.local.step import Bound, Context, State, Step
 from fullrank.methods._method import Method
-from fullrank.trees import Flat, Tree, clone, copy_, laid_out, outline, pointwise
+from fullrank.trees import Flat, Layout, Tensors, Tree, clone, copy_, outline, part_of, pointwise
 
 AHEAD = 128
 """Batches whose rows are put into place at once."""
@@ -104,8 +104,8 @@ class StaticBuffers:
         """Bring a client's optimiser and context to where the recorded steps look for them."""
         mine = self.context
         copy_(self.state.memory, state.memory)
-        copy_({name: tensor for name, tensor in mine.received.items() if name not in mine.w0}, context.received)
-        for part in ("own", "sent", "w0", "fixed"):
+        copy_(mine.received, context.received)  # of which w0 is a part
+        for part in ("own", "sent", "fixed"):
             copy_(getattr(mine, part), getattr(context, part))
         mine.counts.copy_(context.counts)
         assert mine.lr is not None
@@ -222,25 +222,37 @@ class Replayed:
 
 
 def _static(context: Context, state: State, step: Step) -> Context:
-    """A copy of a context, flat where it can be, whose tensors stay where they are."""
-    trained = state.trained
-    layout = trained.layout if isinstance(trained, Flat) else None
-    shared = context.w0.layout if isinstance(context.w0, Flat) else layout
+    """Return a copy of a context whose tensors stay where they are.
 
-    def copied(tree: Tree) -> Tree:
-        return laid_out(tree, shared) if shared is not None else clone(tree)
-
-    w0 = clone(context.w0)
-    weight = next(iter(trained.values()))
+    Trees like the trained entries, or like the shared ones, become vectors like theirs, so that a correction of the
+    gradient is one operation whatever the number of entries.
+    """
+    near = part_of(state.trained, step.shared)
+    shared = near.layout if isinstance(near, Flat) and len(near) == len(step.shared) else None
+    trained = state.trained.layout if isinstance(state.trained, Flat) else None
+    w0: Tensors = Flat.copied(context.received, shared) if shared is not None else {}
+    weight = next(iter(state.trained.values()))
     return Context(
-        {**clone({name: t for name, t in context.received.items() if name not in w0}), **w0},
-        copied(context.own),
-        copied(context.sent),
+        {**clone({name: tensor for name, tensor in context.received.items() if name not in w0}), **w0},
+        _laid_out(context.own, shared),
+        _laid_out(context.sent, shared),
         context.counts.clone(),
         w0,
         torch.zeros((), dtype=weight.dtype, device=weight.device),
-        laid_out(context.fixed, layout) if layout is not None else clone(context.fixed),
+        _laid_out(context.fixed, trained),
     )
+
+
+def _laid_out(tree: Mapping[str, Any], layout: Layout | None) -> Tree:
+    """Return a copy of a tree in which every subtree with a layout's names and shapes is one vector."""
+    if layout is None:
+        return clone(tree)
+    if tree and layout.fits(tree) and len({tensor.dtype for tensor in tree.values()}) == 1:
+        return Flat.copied(tree, layout)
+    return {
+        name: _laid_out(value, layout) if isinstance(value, Mapping) else value.detach().clone()
+        for name, value in tree.items()
+    }
 
 
 def _shape(context: Context) -> tuple[Any, ...]:
