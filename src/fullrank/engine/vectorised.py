@@ -120,8 +120,8 @@ class Vectorised:
         groups: dict[Hashable, dict[int, tuple[Work, Fit]]] = {}
         for number, job in enumerate(jobs):
             try:
-                work = self.site.begin(job, aside=True)
-                fit = work.client.asked()
+                work = self.site.begin(job, detached=True)
+                fit = work.client.plan_fit()
                 groups.setdefault(_kind(fit), {})[number] = work, fit
             except BaseException as error:
                 results[number] = self.site.failed(job, error)
@@ -152,7 +152,7 @@ class Vectorised:
 
     def _finished(self, work: Work, fit: Fit, state: State, report: Report) -> Result:
         try:
-            work.client.answered(fit, state, report)
+            work.client.finish_fit(fit, report, state)
             return self.site.finish(work)
         except BaseException as error:
             return self.site.failed(work.job, error)

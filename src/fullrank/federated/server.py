@@ -18,12 +18,12 @@ from fullrank.errors import ClientFailed, InputError, WroteInPlace, kind_of, sai
 from fullrank.federated.client_states import ClientStates
 from fullrank.federated.site import Job, Kind, Result
 from fullrank.federated.uploads import SYNTHETIC, Rehearsal, described, form_of
-from fullrank.local.client import Client
 from fullrank.local.loop import Fit, Samples, train
 from fullrank.local.optimiser import memory
 from fullrank.local.plan import make_plan
 from fullrank.local.settings import Settings
 from fullrank.local.step import BadGradient, Bound, Context, State, Step
+from fullrank.local.views import ClientView
 from fullrank.methods._compose import Composition, defines
 from fullrank.methods._method import Method
 from fullrank.models.entries import Entries, select
@@ -36,7 +36,7 @@ from fullrank.trees import Tensors, Tree, by_name, clone, flatten, misfit, moved
 if TYPE_CHECKING:
     from fullrank.engine import Engine
 
-Query = Callable[[Client], Mapping[str, Sum | Mean]]
+Query = Callable[[ClientView], Mapping[str, Sum | Mean]]
 
 SUSPICIOUS = 1e3
 """How many times larger than the model and than the round's median a client's weights are when a warning names it."""

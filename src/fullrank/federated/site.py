@@ -87,8 +87,8 @@ class Work:
     """What the client keeps."""
     received: dict[str, float]
     """How the model that it received was evaluated on its hold-out, if it was."""
-    writes: int | None
-    """How often what the client received had been written in place when the job was begun; None: `do` watches it."""
+    writes: int
+    """How often what the client received had been written in place when the job was begun."""
 
 
 class Site:
@@ -160,17 +160,23 @@ class Site:
         self._fits(work.client)
         return self.finish(work)
 
-    def begin(self, job: Job, aside: bool = False) -> Work:
-        """A job to train up to its fits; with `aside` the client's entries stay out of the network until needed."""
-        writes = _writes(job) if aside else None
-        client, state = self._client(job, aside)
+    def begin(self, job: Job, detached: bool = False) -> Work:
+        """Begin a job to train, up to its fits.
+
+        Args:
+            job: The job.
+            detached: Whether the client's entries stay out of the network until they are needed there, because others
+                train in it as well.
+        """
+        writes = _writes(job)
+        client, state = self._client(job, detached)
         work = Work(job, client, state, self._evaluated(client) if job.evaluate else {}, writes)
-        if aside:
-            client.home.leave()
+        if detached:
+            client.held.leave()
         return work
 
     def finish(self, work: Work) -> Result:
-        """The rest of a job to train, after its fits."""
+        """Finish a job to train, after its fits, and return its result."""
         client, state = work.client, work.state
         metrics = _measured(client)
         if work.received:
@@ -183,8 +189,8 @@ class Site:
         if self.keep_optimiser:
             client.keep_optimiser()
         if self.entries.personal:
-            state["model"] = clone({**client.home.some(self.entries.personal)})
-        if work.writes not in (None, _writes(work.job)):  # an engine that groups clients comes here without `do`
+            state["model"] = clone({**client.held.some(self.entries.personal)})
+        if work.writes != _writes(work.job):  # an engine that groups clients comes here without `do`
             raise WroteInPlace(self.composition.method.name)
         return result
 
@@ -247,7 +253,7 @@ class Site:
             )
         return {**scores, "samples": len(index)}
 
-    def _client(self, job: Job, aside: bool = False) -> tuple[Client, Tree]:
+    def _client(self, job: Job, detached: bool = False) -> tuple[Client, Tree]:
         """The client with its model, and its state, which a first contact starts."""
         state: Tree = moved(job.state or {}, self.device)
         received = {**self.start, **job.frozen, **job.personal, **state.get("model", {})}
@@ -269,7 +275,7 @@ class Site:
             state=state,
             stepper_of=self.stepper_of,
             forward=self.forward,
-            aside=aside,
+            detached=detached,
             peers=self.federation.seen,
         )
         for part in self.composition.parts:
@@ -288,8 +294,8 @@ class Site:
         weight = float(weigh(client.seen_by(part)))
         upload: Upload = {
             "": {
-                "w": Mean(client.home.copied(self.entries.shared), weight),
-                "buffers": Mean(client.home.copied(self.entries.buffers), float(client.n)),
+                "w": Mean(client.held.copied(self.entries.shared), weight),
+                "buffers": Mean(client.held.copied(self.entries.buffers), float(client.n)),
             }
         }
         for part in self.composition.parts:

@@ -115,6 +115,10 @@ class Fit:
     samples: Samples
     plan: Plan
     dtype: torch.dtype
+    label: str = ""
+    """Names the fit among the client's, and with it the random numbers that it draws."""
+    fresh: bool = False
+    """Whether it has an optimiser of its own."""
 
     def rows(self) -> tuple[Tensor, Tensor | None]:
         """Positions in the data set of all batches in a row, and the random numbers of their augmentation."""
