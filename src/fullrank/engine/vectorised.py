@@ -60,9 +60,7 @@ def width_of(site: Site, clients: int) -> int:
 
 def _bytes_of_one(site: Site) -> int:
     """What one client's weights and a batch of its inputs take."""
-    federation = site.federation
-    largest = max((federation.size(client) for client in range(federation.clients)), default=0)
-    inputs = math.prod(federation.data.input_shape) * min(site.settings.batch_size, largest)
+    inputs = math.prod(site.data.input_shape) * min(site.settings.batch_size, site.data.largest)
     return nbytes(site.network.parameters()) + inputs * site.network.dtype.itemsize
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from fullrank.channels import Mean, Upload
-from fullrank.data.federation import Federation
+from fullrank.data.hosted import HostedData
 from fullrank.errors import InputError, WroteInPlace
 from fullrank.local import interrupt
 from fullrank.local.client import Client
@@ -92,14 +92,30 @@ class Work:
 
 
 class Site:
-    """Holds what clients on one machine have in common: the network's structure, the method, the data, the settings."""
+    """Does the jobs of the clients that it hosts. It has their data, and no other client's.
+
+    What they have in common is there once: the network, the method, the settings. In a simulation one site hosts all
+    clients of a federation; in a deployment each site hosts its own.
+
+    Args:
+        network: The network, which holds the entries of one client at a time.
+        composition: The method.
+        entries: The names of the network's entries by class.
+        data: The samples of the hosted clients.
+        settings: How clients train.
+        schedule: How the learning rate changes over rounds.
+        keep_optimiser: Whether a client keeps its optimiser's memory between rounds.
+        seed: The seed of all random numbers.
+        device: Where clients train.
+        metrics: What clients' models are evaluated by on their hold-outs.
+    """
 
     def __init__(
         self,
         network: Network,
         composition: Composition,
         entries: Entries,
-        federation: Federation,
+        data: HostedData,
         settings: Settings,
         schedule: Schedule,
         keep_optimiser: bool,
@@ -112,7 +128,7 @@ class Site:
         self.network = network
         self.composition = composition
         self.entries = entries
-        self.federation = federation
+        self.data = data
         self.settings = settings
         self.schedule = schedule
         self.keep_optimiser = keep_optimiser
@@ -125,8 +141,8 @@ class Site:
         self.forward: Callable[[torch.Tensor], Output] = network
         """The network for prepared inputs, in its current mode: likewise."""
         self._constants = self._outside_the_state()
-        self._x = federation.data.train.x.to(device)
-        self._y = federation.data.train.y.to(device)
+        self._x = data.x.to(device)
+        self._y = data.y.to(device)
 
     def twin(self, device: torch.device) -> Site:
         """A site for the same clients with a network of its own; data are shared unless it is on another device."""
@@ -153,7 +169,7 @@ class Site:
         """What comes of a job whose client raised an exception; one that a signal raised goes its way."""
         if not interrupt.raised_by_code(error):
             raise error
-        return Result(job.client, self.federation.size(job.client), error=error)
+        return Result(job.client, len(self.data.training.get(job.client, ())), error=error)
 
     def _train(self, job: Job) -> Result:
         work = self.begin(job)
@@ -208,8 +224,8 @@ class Site:
         """Give the client's model at the job's stage; with `evaluate`, evaluate every stage on its hold-out."""
         known = stages(self.composition)
         wanted = job.stage or known[-1]
-        evaluated = job.evaluate and len(self.federation.holdouts[job.client]) > 0
-        result = Result(job.client, self.federation.size(job.client))
+        evaluated = job.evaluate and len(self.data.of_client(job.client)[1]) > 0
+        result = Result(job.client, self.data.size(job.client))
         shown = wanted if job.show or not job.evaluate else None
         for stage in known:
             if not evaluated and stage != shown:
@@ -237,7 +253,7 @@ class Site:
 
     def _evaluated(self, client: Client) -> dict[str, float]:
         """How good the client's current model is on its hold-out; nothing where it has none."""
-        index = torch.from_numpy(self.federation.holdouts[client.id]).to(self.device)
+        index = torch.from_numpy(self.data.of_client(client.id)[1]).to(self.device)
         if not len(index):
             return {}
         part, predict = self.composition.exclusive("predict")
@@ -247,7 +263,7 @@ class Site:
                 lambda x, y: predict(view.batch(x, y)),
                 self._x[index],
                 self._y[index],
-                self.federation.pipeline,
+                self.data.pipeline,
                 self.network.dtype,
                 self.metrics,
             )
@@ -276,7 +292,7 @@ class Site:
             stepper_of=self.stepper_of,
             forward=self.forward,
             detached=detached,
-            peers=self.federation.seen,
+            peers=self.data.peers,
         )
         for part in self.composition.parts:
             if part.name not in state and defines(part, "client_state"):
@@ -285,9 +301,9 @@ class Site:
         return client, state
 
     def samples(self, client: int) -> Samples:
-        """A client's training samples."""
-        index = torch.from_numpy(self.federation.parts[client]).to(self.device)
-        return Samples(self._x, self._y, index, self.federation.pipeline)
+        """Return a client's training samples."""
+        index = torch.from_numpy(self.data.of_client(client)[0]).to(self.device)
+        return Samples(self._x, self._y, index, self.data.pipeline)
 
     def _upload(self, client: Client) -> Upload:
         part, weigh = self.composition.exclusive("weight")

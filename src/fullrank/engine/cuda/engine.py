@@ -124,9 +124,8 @@ class Place:
         self.forwards: dict[str, Forward] = {}
         self._record = record or self._captured
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="fullrank-recorder")
-        sizes = [site.federation.size(client) for client in range(site.federation.clients)]
-        self.width = min(site.settings.batch_size, max(sizes, default=1))
-        site.federation.pipeline.place(device, site.network.dtype)
+        self.width = min(site.settings.batch_size, site.data.largest)
+        site.data.pipeline.place(device, site.network.dtype)
 
     def record(self, step: Callable[[], None], changed: list[Tree], pool: Any = None) -> Callable[[], None]:
         """A step's replay; meanwhile nobody else starts anything on the device."""
@@ -337,7 +336,7 @@ def draws_numbers(site: Site) -> bool:
     network = site.network
     if isinstance(network.module, Net) or network.has_dropout:
         return network.has_dropout
-    client = max(range(site.federation.clients), key=site.federation.size)
+    client = max(site.data.clients, key=site.data.size)
     samples = site.samples(client)
     x, _ = samples.batch(torch.arange(min(2, len(samples)), device=samples.index.device), None, network.dtype)
     if network.has_batch_norm and len(x) < 2:

@@ -16,8 +16,7 @@ from typing import IO, Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from fullrank.data import DataSet, Split
-from fullrank.data.federation import Federation
+from fullrank.data.hosted import HostedData
 from fullrank.engine.dispatch import run_in_order
 from fullrank.engine.processes.wire import Wire, pack
 from fullrank.errors import InputError, RemoteError
@@ -44,7 +43,7 @@ class Processes:
     def __init__(self, site: Site, workers: int, threads: int):
         self.site = site
         self.threads = threads
-        self._data = _SharedFile(site.federation.data)
+        self._data = _SharedFile(site.data)
         self._hello = self._packed_site()
         self._selector = selectors.DefaultSelector()
         self._workers = [_Worker(self._data, self._hello, threads) for _ in range(workers)]
@@ -76,7 +75,7 @@ class Processes:
             self._replace(worker)
             if job is None:
                 return {}
-            result = Result(job.client, self.site.federation.size(job.client), error=worker.obituary())
+            result = Result(job.client, self.site.data.size(job.client), error=worker.obituary())
         worker.job = None
         return {number: result}
 
@@ -113,7 +112,7 @@ class Processes:
             site.network,
             site.composition,
             site.entries,
-            replace(site.federation, data=_SharedData.of(site.federation.data)),  # type: ignore[arg-type]
+            replace(site.data, x=torch.empty(0), y=torch.empty(0), file=None),
             (site.settings, site.schedule, site.keep_optimiser),
             site.seed,
             str(site.device),
@@ -210,7 +209,8 @@ class _Recipe:
     network: Network
     composition: Composition
     entries: Entries
-    federation: Federation
+    data: HostedData
+    """Without samples, which are in the shared file."""
     training: tuple[Settings, Schedule, bool]
     seed: int
     device: str
@@ -218,43 +218,26 @@ class _Recipe:
 
     def build(self) -> Site:
         """The site, with the data mapped into this process."""
-        federation = replace(self.federation, data=self.federation.data.mapped())  # type: ignore[attr-defined]
+        tensors = load_file(os.environ[_SharedFile.VARIABLE])
+        data = replace(self.data, x=tensors["train.x"], y=tensors["train.y"])
         device = torch.device(self.device)
-        shared = (self.network, self.composition, self.entries, federation)
+        shared = (self.network, self.composition, self.entries, data)
         return Site(*shared, *self.training, self.seed, device, self.metrics)
 
 
-@dataclass(frozen=True)
-class _SharedData:
-    """Stands for a data set whose training split lies in the shared file."""
-
-    name: str
-    classes: tuple[str, ...]
-
-    @classmethod
-    def of(cls, data: DataSet) -> _SharedData:
-        return cls(data.name, data.classes)
-
-    def mapped(self) -> DataSet:
-        """The data set, as a map of the file: pages that several workers read are in memory once."""
-        tensors = load_file(os.environ[_SharedFile.VARIABLE])
-        return DataSet(self.name, Split(tensors["train.x"], tensors["train.y"]), None, self.classes)
-
-
 class _SharedFile:
-    """The training split in a file that workers map: the data set's own, or one that exists while they run."""
+    """The samples in a file that workers map: the data set's own, or one that exists while they run."""
 
     VARIABLE = "FULLRANK_WORKER_DATA"
 
-    def __init__(self, data: DataSet):
+    def __init__(self, data: HostedData):
         self.descriptors: tuple[int, ...] = ()
         if data.file is not None:
             self.name = str(data.file)
             return
-        train = data.train
         with tempfile.NamedTemporaryFile(prefix="fullrank-", suffix=".safetensors", delete=False) as file:
             self._path: Path | None = Path(file.name)
-        save_file({"train.x": train.x.contiguous(), "train.y": train.y.contiguous()}, self._path)
+        save_file({"train.x": data.x.contiguous(), "train.y": data.y.contiguous()}, self._path)
         self.name = str(self._path)
         if Path("/dev/fd").is_dir():
             # Without a name the file vanishes with its last reader, also when everything is killed.
