@@ -1,4 +1,4 @@
-"""A site: where clients' jobs are done. Every engine, in this process or elsewhere, runs the same one."""
+"""A site does the jobs of the clients whose data it has. Every engine, in this process or elsewhere, uses it."""
 
 from __future__ import annotations
 
@@ -25,17 +25,20 @@ from fullrank.trees import Tensors, Tree, clone, moved, versions
 
 Kind: TypeAlias = Literal["train", "query", "personal"]
 Stage: TypeAlias = Literal["received", "local", "personalised"]
-"""Of a client's own model: as received from the server, after local training, as the method personalises it."""
+"""A client's own model: as received from the server, after local training, or as the method personalises it."""
 
 
 def stages(composition: Composition) -> tuple[Stage, ...]:
-    """The stages that a client's model has under a method; the last one is used wherever no stage is named."""
+    """Return the stages that a client's model has under a method; the last is used wherever no stage is named."""
     return ("received", "local", "personalised") if composition.defined("personalise") else ("received", "local")
 
 
 @dataclass(frozen=True)
 class Job:
-    """One client's work: everything that reaches the client, and nothing else does."""
+    """What one client is asked to do: everything that reaches the client, and nothing else does.
+
+    Plain data; `codec` turns it into bytes and back.
+    """
 
     kind: Kind
     client: int
@@ -43,24 +46,24 @@ class Job:
     broadcast: Tree
     """What every client of the round is sent: "w", "buffers" and, by method, "sent"."""
     frozen: Tensors
-    """The frozen entries as the client has them, from this contact or from an earlier one."""
+    """The frozen entries as the client has them, from this contact or an earlier one."""
     personal: Tensors
-    """Where personal entries start, if not from the seed: at first contact only."""
+    """The values at which personal entries start, if not those of the seed; at first contact only."""
     state: Tree | None
-    """What the client kept; None at first contact."""
+    """What the client kept from its last round; None at first contact."""
     query: tuple[str, str] = ("", "")
-    """For a query: the method's name and the name of its function."""
+    """The method's name and the name of its function, if the job is a query."""
     evaluate: bool = False
     """Whether the client's models are evaluated on its hold-out."""
     show: bool = False
-    """Whether the result of a job that trains or evaluates carries the client's model too."""
+    """Whether the result also has the client's model, if the job trains or evaluates."""
     stage: Stage | None = None
-    """Which of the client's models a personal job gives; None: the last stage that the method has."""
+    """The stage of the client's model that a personal job gives; None means the method's last one."""
 
 
 @dataclass
 class Result:
-    """What came of a job."""
+    """What came of a job: plain data, apart from the error."""
 
     client: int
     samples: int
@@ -68,25 +71,26 @@ class Result:
     state: Tree = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     model: Tensors = field(default_factory=dict)
-    """The client's own model: of a personal job, and of a job to train that shows it."""
+    """The client's own model, if the job asked for it."""
     error: BaseException | None = None
+    """The exception of the client's own code, in place of everything else."""
 
     @property
     def steps(self) -> int:
-        """Optimiser steps of the client's own fits."""
+        """The number of optimiser steps of the client's own fits."""
         return int(self.metrics.get("steps", 0))
 
 
 @dataclass(frozen=True)
 class Work:
-    """A job to train that was begun."""
+    """A job to train that was begun and waits for its fits."""
 
     job: Job
     client: Client
     state: Tree
     """What the client keeps."""
     received: dict[str, float]
-    """How the model that it received was evaluated on its hold-out, if it was."""
+    """The scores of the received model on the client's hold-out, if it was evaluated."""
     writes: int
     """How often what the client received had been written in place when the job was begun."""
 
@@ -136,16 +140,16 @@ class Site:
         self.metrics = metrics
         self.device = device
         self.stepper_of: StepperOf = Eager
-        """How local steps are made: an engine may know a faster way."""
+        """Makes local steps; an engine may put a faster way in its place."""
         self.start = clone(network.tensors())
         self.forward: Callable[[torch.Tensor], Output] = network
-        """The network for prepared inputs, in its current mode: likewise."""
+        """Runs the network on prepared inputs, in its current mode; an engine may replace it as well."""
         self._constants = self._outside_the_state()
         self._x = data.x.to(device)
         self._y = data.y.to(device)
 
     def twin(self, device: torch.device) -> Site:
-        """A site for the same clients with a network of its own; data are shared unless it is on another device."""
+        """Return a site for the same clients with a network of its own; data are shared if the device is the same."""
         other = copy.copy(self)
         other.network, other.device = copy.deepcopy(self.network), device
         other.network.module.to(device)
@@ -155,7 +159,7 @@ class Site:
         return other
 
     def do(self, job: Job) -> Result:
-        """Do one job; an exception of the client's becomes the result's error, `sys.exit` too."""
+        """Do one job and return its result; an exception of the client's code, `sys.exit` included, is the result's error."""
         writes = _writes(job)
         try:
             result: Result = getattr(self, f"_{job.kind}")(job)
@@ -166,7 +170,7 @@ class Site:
         return result
 
     def failed(self, job: Job, error: BaseException) -> Result:
-        """What comes of a job whose client raised an exception; one that a signal raised goes its way."""
+        """Return the result of a job whose client raised an exception; one that a signal raised is raised again."""
         if not interrupt.raised_by_code(error):
             raise error
         return Result(job.client, len(self.data.training.get(job.client, ())), error=error)
@@ -221,7 +225,7 @@ class Site:
         return Result(job.client, client.n, upload=upload, state=state)
 
     def _personal(self, job: Job) -> Result:
-        """Give the client's model at the job's stage; with `evaluate`, evaluate every stage on its hold-out."""
+        """Return the client's model at the job's stage; with `evaluate`, the scores of every stage on its hold-out."""
         known = stages(self.composition)
         wanted = job.stage or known[-1]
         evaluated = job.evaluate and len(self.data.of_client(job.client)[1]) > 0
@@ -239,7 +243,7 @@ class Site:
         return result
 
     def _at(self, stage: Stage, job: Job, evaluated: bool) -> Client:
-        """The client with its model at a stage."""
+        """Return the client with its model at a stage."""
         client, _ = self._client(job)
         if stage == "local":
             self._fits(client)
@@ -252,7 +256,7 @@ class Site:
         return client
 
     def _evaluated(self, client: Client) -> dict[str, float]:
-        """How good the client's current model is on its hold-out; nothing where it has none."""
+        """Return the scores of the client's current model on its hold-out; nothing if it has none."""
         index = torch.from_numpy(self.data.of_client(client.id)[1]).to(self.device)
         if not len(index):
             return {}
@@ -270,7 +274,7 @@ class Site:
         return {**scores, "samples": len(index)}
 
     def _client(self, job: Job, detached: bool = False) -> tuple[Client, Tree]:
-        """The client with its model, and its state, which a first contact starts."""
+        """Return the client with its model, and its state, which a first contact starts."""
         state: Tree = moved(job.state or {}, self.device)
         received = {**self.start, **job.frozen, **job.personal, **state.get("model", {})}
         received |= {**job.broadcast["w"], **job.broadcast["buffers"]}
@@ -327,13 +331,13 @@ class Site:
         return bool(self._constants)
 
     def _outside_the_state(self) -> Tensors:
-        """Buffers that do not belong to the model's state: no client may leave a trace in them for the next."""
+        """Return buffers that do not belong to the model's state: no client may leave a trace in them for the next."""
         state = set(self.network.buffer_names)
         return {name: t.clone() for name, t in self.network.module.named_buffers() if name not in state}
 
     @torch.no_grad()
     def restore_constants(self) -> None:
-        """Buffers outside the model's state as they were at the start, whoever used the network last."""
+        """Set buffers outside the model's state to what they were at the start."""
         if self._constants:
             for name, buffer in self.network.module.named_buffers():
                 if name in self._constants:
@@ -341,7 +345,7 @@ class Site:
 
 
 def _writes(job: Job) -> int:
-    """How often what a client receives has been written in place: it is the server's own and every other client's."""
+    """Return how often what a client receives was written in place; the server and other clients have it too."""
     return versions(job.broadcast, job.frozen, job.personal, job.state or {})
 
 
