@@ -376,7 +376,7 @@ class _Batches:
 
 
 class _Measures:
-    """What the steps of several fits measured, read when all are done: a device would stand still if it were earlier."""
+    """What the steps of several fits measured; it is read when all are done, so that no device stands still."""
 
     def __init__(self, plans: Sequence[Plan]):
         self._plans = plans

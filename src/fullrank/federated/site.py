@@ -159,7 +159,7 @@ class Site:
         return other
 
     def do(self, job: Job) -> Result:
-        """Do one job and return its result; an exception of the client's code, `sys.exit` included, is the result's error."""
+        """Do one job and return its result; an exception of the client's code (or `sys.exit`) is its error."""
         writes = _writes(job)
         try:
             result: Result = getattr(self, f"_{job.kind}")(job)

@@ -18,7 +18,7 @@ SHORTENED = (nn.modules.conv._ConvNd, nn.Linear)
 
 
 def order_of(network: Network, names: Sequence[str]) -> list[str]:
-    """Names with those side by side that go into the shorter dtype; matrices first, as they may be all that decays.
+    """Return names with those side by side that are shortened; matrices first, as they may be all that decays.
 
     Sizes that would disturb the alignment of others come last.
     """
@@ -31,14 +31,14 @@ def order_of(network: Network, names: Sequence[str]) -> list[str]:
 
 
 def shortened_names(network: Network) -> set[str]:
-    """Parameters that autocast converts in every forward."""
+    """Return the names of the parameters that autocast converts in every forward."""
     return {name for name in network.parameter_names if isinstance(network.owner(name), SHORTENED)}
 
 
 class HalfWeights(Bound):
-    """Steps that hand weights over in the shorter dtype, and gather their gradients straight into one vector.
+    """Makes steps that convert all weights to the shorter dtype at once, and gather their gradients in one vector.
 
-    Autocast converts each weight by itself, and each gradient back: for entries in one vector one conversion does.
+    Autocast converts each weight by itself, and each gradient back; entries in one vector need one conversion.
     """
 
     def __init__(self, network: Network, trained: Tensors):
@@ -47,17 +47,17 @@ class HalfWeights(Bound):
         self._short: Flat | None = None
 
     def run(self, entries: Tensors, x: Tensor) -> Output:
-        """The network's forward with all its entries given; buffers among them move in place."""
+        """Run the network with all its entries given; the buffers among them change in place."""
         return self.at(entries, x)
 
     def call(self, trained: Tensors, rest: Tensors, buffers: Tensors, x: Tensor) -> tuple[Output, Tensors]:
-        """The entries at hand go in; at others than the client's own, copies of its buffers move."""
+        """Run the network with the given entries; at other entries than the client's, copies of its buffers change."""
         moved = buffers if trained is self.bound else {name: value.clone() for name, value in buffers.items()}
         self._short = self._shortened(trained)
         return self.run({**rest, **trained, **(self._short or {}), **moved}, x), moved
 
     def _shortened(self, trained: Tensors) -> Flat | None:
-        """The weights that the network wants in the shorter dtype: leaves of their own, by one conversion."""
+        """Return the weights that the network takes in the shorter dtype: new leaves, by one conversion."""
         chosen = [name for name in trained if name in self._names]
         block = trained.part(chosen) if isinstance(trained, Flat) and chosen else None
         if not isinstance(block, Flat):
@@ -66,7 +66,7 @@ class HalfWeights(Bound):
         return Flat(short.base, short.layout, {name: value.requires_grad_() for name, value in short.items()})
 
     def gradient(self, objective: Objective, trained: Tensors) -> tuple[Tensors, Any]:
-        """By `torch.autograd.grad`; the slopes of shortened weights are put where those of the weights belong."""
+        """Take the gradient by `torch.autograd.grad`; that of shortened weights goes to the place of the weights'."""
         if trained is not self.bound:
             trained = self.leaves(trained)
         value, aux = objective(trained)
@@ -104,7 +104,7 @@ def _gathered(
         else:
             put(_part(g, names), filled(direct, names, trained))
     for name in block.names:
-        if (more := direct[name]) is not None:  # a method's term that looks at the weights themselves
+        if (more := direct[name]) is not None:  # a method's term that depends on the weights themselves
             g[name].add_(more)
     return g
 
@@ -116,7 +116,7 @@ def _part(tree: Flat, names: Sequence[str]) -> Flat:
 
 
 def _runs(layout: Layout, block: Layout) -> list[tuple[tuple[str, ...], bool]]:
-    """The names of a layout in order, cut where a block of them begins and ends."""
+    """Return the names of a layout in order, divided where a block of them begins and ends."""
     start = layout.names.index(block.names[0])
     cut = layout.names[:start], block.names, layout.names[start + len(block.names) :]
     return [(names, names is block.names) for names in cut if names]

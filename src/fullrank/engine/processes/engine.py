@@ -1,4 +1,4 @@
-"""Clients in several processes at once, equal to `serial` to the bit."""
+"""The processes engine trains clients in several processes at once and gives the same bits as `serial`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ START = (
 )
 
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_TOP_PAD_": str(2**28)}
-"""For glibc: it gives pages back after every step otherwise, which costs a third of a large network's time."""
+"""Settings of glibc, which would return pages after every step; that takes a third of a large network's time."""
 
 WAKE_SECONDS = 0.2
 
@@ -56,7 +56,7 @@ class Processes:
             raise
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Start the jobs in their order; of results, at most twice as many as workers wait for their turn."""
+        """Start the jobs in order and yield their results in order, of which twice as many as workers wait at most."""
         return run_in_order(jobs, self._alive, self._some)
 
     def _some(self) -> dict[int, Result]:
@@ -67,7 +67,7 @@ class Processes:
         return found
 
     def _result(self, worker: _Worker) -> dict[int, Result]:
-        """What came of a worker's job, by the job's number; nothing where one died that had none."""
+        """Return the result of a worker's job by the job's number; nothing if a worker without a job died."""
         number, job = worker.number, worker.job
         try:
             result: Result = worker.wire.receive()
@@ -80,7 +80,7 @@ class Processes:
         return {number: result}
 
     def _alive(self) -> list[_Worker]:
-        """The workers, with another in the place of each that died while it had nothing to do."""
+        """Return the workers, after replacing each that died while it had no job."""
         for worker in list(self._workers):
             if worker.job is None and worker.process.poll() is not None:
                 self._replace(worker)
@@ -100,7 +100,7 @@ class Processes:
         return {}
 
     def close(self) -> None:
-        """End the workers, whatever they are doing."""
+        """End the workers at once."""
         for worker in self._workers:
             worker.stop()
         self._selector.close()
@@ -134,7 +134,7 @@ class Processes:
 
 
 class _Worker:
-    """One worker process and the job that it has."""
+    """One worker process and the job that it runs."""
 
     def __init__(self, data: _SharedFile, hello: list[Any], threads: int):
         self.job: Job | None = None
@@ -156,7 +156,7 @@ class _Worker:
         self._hello = hello
 
     def wait_until_ready(self) -> None:
-        """Tell the worker what it works on, and wait until it has understood."""
+        """Send the worker its site, and wait until it is ready."""
         try:
             self.wire.send_packed(self._hello)
             answer = self.wire.receive()
@@ -169,7 +169,7 @@ class _Worker:
             )
 
     def give(self, number: int, job: Job) -> None:
-        """Hand over a job; the broadcast goes along once, however many of its clients come here."""
+        """Start a job; the broadcast of a round is sent once per worker."""
         self.number, self.job = number, job
         try:
             if job.broadcast is not self._broadcast:
@@ -180,13 +180,13 @@ class _Worker:
             self.process.wait()  # its end is found, and told, where its result is awaited
 
     def obituary(self) -> RemoteError:
-        """How the worker ended."""
+        """Return an error that says how the worker ended."""
         status = self.process.wait()
         how = f"signal {-status}" if status < 0 else f"status {status}"
         return RemoteError("WorkerDied", f"its worker process died ({how})", "")
 
     def stop(self) -> None:
-        """End the worker now."""
+        """End the worker at once."""
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -195,7 +195,7 @@ class _Worker:
 
 
 def _wait(pipe: IO[bytes], to_write: bool) -> None:
-    """Until a pipe can be read or written again; a worker that does not answer keeps no signal waiting."""
+    """Wait until a pipe can be read or written again; signals are obeyed meanwhile."""
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_WRITE if to_write else selectors.EVENT_READ)
         while not selector.select(WAKE_SECONDS):
@@ -204,20 +204,20 @@ def _wait(pipe: IO[bytes], to_write: bool) -> None:
 
 @dataclass(frozen=True)
 class _Recipe:
-    """What a worker makes its site of."""
+    """What a worker builds its site from."""
 
     network: Network
     composition: Composition
     entries: Entries
     data: HostedData
-    """Without samples, which are in the shared file."""
+    """The clients' data without samples, which are in the shared file."""
     training: tuple[Settings, Schedule, bool]
     seed: int
     device: str
     metrics: tuple[str, ...]
 
     def build(self) -> Site:
-        """The site, with the data mapped into this process."""
+        """Return the site, with the samples mapped into this process."""
         tensors = load_file(os.environ[_SharedFile.VARIABLE])
         data = replace(self.data, x=tensors["train.x"], y=tensors["train.y"])
         device = torch.device(self.device)
@@ -226,7 +226,7 @@ class _Recipe:
 
 
 class _SharedFile:
-    """The samples in a file that workers map: the data set's own, or one that exists while they run."""
+    """A file with the samples, which workers map: the data set's own, or one that exists while they run."""
 
     VARIABLE = "FULLRANK_WORKER_DATA"
 
@@ -247,7 +247,7 @@ class _SharedFile:
             self._path = None
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         for descriptor in self.descriptors:
             os.close(descriptor)
         if getattr(self, "_path", None) is not None:
