@@ -24,7 +24,7 @@ Tensors: TypeAlias = dict[str, Tensor]
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Tensors:
-    """The tensors of a tree by path. An empty subtree keeps its name, as `path/` with an empty tensor.
+    """Return the tensors of a tree by path. An empty subtree keeps its name, as `path/` with an empty tensor.
 
     >>> sorted(flatten({"a": {"b": torch.zeros(2)}, "c": {}}))
     ['a/b', 'c/']
@@ -44,7 +44,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Tensors:
 
 
 def unflatten(flat: Mapping[str, Tensor]) -> Tree:
-    """The tree whose `flatten` is `flat`."""
+    """Return the tree whose `flatten` is `flat`."""
     tree: Tree = {}
     for path, tensor in flat.items():
         *above, name = path.split("/")
@@ -57,7 +57,7 @@ def unflatten(flat: Mapping[str, Tensor]) -> Tree:
 
 
 def by_name(tree: Mapping[str, Any]) -> Tree:
-    """The same tree with its names in alphabetical order; a flat tree keeps the order of its layout.
+    """Return the same tree with its names in alphabetical order.
 
     Trees that are kept between rounds have this order, in memory as well as after they were read from a file: sums
     over a tree, and whether clients train as a group, must not depend on where a tree comes from.
@@ -65,13 +65,11 @@ def by_name(tree: Mapping[str, Any]) -> Tree:
     >>> by_name({"b": {}, "a": {"d": 1, "c": 2}})
     {'a': {'c': 2, 'd': 1}, 'b': {}}
     """
-    if isinstance(tree, Flat):
-        return tree
     return {name: by_name(tree[name]) if isinstance(tree[name], Mapping) else tree[name] for name in sorted(tree)}
 
 
 def combine(tree: Mapping[str, Any], function: Callable[..., Tensor], *others: Mapping[str, Any]) -> Tree:
-    """`function` of the tensors of the same name, for every name of the first tree.
+    """Apply a function to the tensors of the same name, for every name of the first tree.
 
     The other trees may hold more names; a missing one is an error, never a silent skip.
 
@@ -94,17 +92,17 @@ class Layout:
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
-        """That of dense tensors, in their order; a tensor in channels-last form keeps it."""
+        """Return the layout of dense tensors, in their order; a tensor in channels-last form keeps that form."""
         return cls(tuple((name, tuple(t.shape), t.stride()) for name, t in tensors.items()))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """In order."""
+        """The names, in order."""
         return tuple(name for name, _, _ in self.places)
 
     @cached_property
     def offsets(self) -> dict[str, int]:
-        """Where each tensor begins; under "" where the last one ends."""
+        """The position at which each tensor begins; under "" that at which the last one ends."""
         found, at = {}, 0
         for name, shape, _ in self.places:
             found[name] = at
@@ -119,11 +117,11 @@ class Layout:
         return {name: (shape, strides) for name, shape, strides in self.places}
 
     def view(self, base: Tensor, name: str) -> Tensor:
-        """A tensor as a view of a vector."""
+        """Return a tensor as a view of a vector."""
         return base.as_strided(*self._shapes[name], base.storage_offset() + self.offsets[name])
 
     def fits(self, tree: Mapping[str, Any]) -> bool:
-        """Whether a tree has just these names and shapes."""
+        """Return whether a tree has exactly these names and shapes."""
         return len(tree) == len(self.places) and all(
             isinstance(tree.get(name), Tensor) and tuple(tree[name].shape) == shape for name, shape, _ in self.places
         )
@@ -132,7 +130,7 @@ class Layout:
 class Flat(dict[str, Tensor]):
     """A tree without nesting whose tensors are views of one vector, so that `pointwise` is one operation on it.
 
-    The views are made when somebody first asks for one: hundreds of them cost more than an operation on the vector.
+    The views are made when they are first asked for: hundreds of them cost more than an operation on the vector.
     """
 
     def __init__(self, base: Tensor, layout: Layout, tensors: Mapping[str, Tensor] | None = None):
@@ -146,7 +144,7 @@ class Flat(dict[str, Tensor]):
         return found
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The tensor of a name, if there is one."""
+        """Return the tensor of a name, if there is one."""
         if name not in self.layout:
             return default
         return self[name]
@@ -178,24 +176,24 @@ class Flat(dict[str, Tensor]):
         return {**self, **other}
 
     def copy(self) -> Tensors:
-        """The same tensors in a plain dict."""
+        """Return the same tensors in a plain dict."""
         return {**self}
 
     def keys(self) -> KeysView[str]:  # type: ignore[override]
-        """Names, in the layout's order."""
+        """Return the names, in the layout's order."""
         return KeysView(self)
 
     def values(self) -> ValuesView[Tensor]:  # type: ignore[override]
-        """Tensors, likewise."""
+        """Return the tensors, in the layout's order."""
         return ValuesView(self)
 
     def items(self) -> ItemsView[str, Tensor]:  # type: ignore[override]
-        """Both."""
+        """Return names and tensors, in the layout's order."""
         return ItemsView(self)
 
     @classmethod
     def copied(cls, tensors: Mapping[str, Tensor], layout: Layout) -> Flat:
-        """Copies of tensors, laid out."""
+        """Return copies of tensors in a new vector."""
         first = next(iter(tensors.values()))
         flat = cls(torch.empty(layout.offsets[""], dtype=first.dtype, device=first.device), layout)
         copy_(flat, tensors)
@@ -203,7 +201,7 @@ class Flat(dict[str, Tensor]):
 
     @classmethod
     def joined(cls, tensors: Mapping[str, Tensor], layout: Layout) -> Flat:
-        """Tensors of a layout's names and shapes, one after the other in a new vector: one copy of all."""
+        """Return tensors of a layout's names and shapes in a new vector, by one operation."""
         vectors = [_vector(tensors[name], strides) for name, _, strides in layout.places]
         return cls(torch.cat(vectors), layout)
 
@@ -213,7 +211,7 @@ class Flat(dict[str, Tensor]):
     __setitem__ = __delitem__ = __ior__ = pop = popitem = clear = update = setdefault = _reject
 
     def part(self, names: Iterable[str]) -> Tensors:
-        """Some of the entries: flat if they lie side by side."""
+        """Return some of the entries: flat if they lie side by side."""
         wanted = set(names)
         if wanted == self.keys():
             return self
@@ -233,20 +231,18 @@ class Flat(dict[str, Tensor]):
 
 
 def _vector(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """A tensor's numbers in the order in which memory with these strides holds them."""
+    """Return a tensor's numbers in the order in which memory with these strides holds them."""
     if tensor.stride() != strides:
         tensor = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
     return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def outline(tree: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[tuple[int, ...], torch.dtype | None]]:
-    """Shape and dtype of a tree's tensors by path: trees with equal outlines can be combined and stacked.
+    """Return shape and dtype of a tree's tensors by path: trees with equal outlines can be combined and stacked.
 
     >>> outline({"a": {"b": torch.zeros(2)}, "c": {}})
     {'a/b': ((2,), torch.float32), 'c/': ((), None)}
     """
-    if isinstance(tree, Flat):
-        return {f"{prefix}{name}": (shape, tree.base.dtype) for name, shape, _ in tree.layout.places}
     found: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, Tensor):
@@ -259,13 +255,13 @@ def outline(tree: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[tuple[
 
 
 def flats(*trees: Mapping[str, Any]) -> list[Flat]:
-    """The same trees, if all are flat in one layout; else none."""
+    """Return the same trees if all are flat in one layout, else an empty list."""
     found = [tree for tree in trees if isinstance(tree, Flat)]
     return found if len(found) == len(trees) and all(f.layout == found[0].layout for f in found) else []
 
 
 def pointwise(tree: Mapping[str, Any], function: Callable[..., Tensor], *others: Mapping[str, Any]) -> Tree:
-    """Like `combine`, for a function that treats every number by itself: trees of one layout take one call in all.
+    """Combine trees by a function that treats every number by itself: one call for flat trees of one layout.
 
     >>> pointwise({"w": torch.tensor(1.0)}, torch.add, {"w": torch.tensor(3.0)})
     {'w': tensor(4.)}
@@ -283,14 +279,14 @@ def pointwise(tree: Mapping[str, Any], function: Callable[..., Tensor], *others:
 
 
 def part_of(tree: Tensors, names: Collection[str]) -> Tensors:
-    """The entries of some names, of those that a tree has; flat where the tree is and they lie side by side."""
+    """Return those entries of a tree that have one of the names: flat if the tree is and they lie side by side."""
     if isinstance(tree, Flat):
         return tree.part(name for name in tree if name in names)
     return {name: tensor for name, tensor in tree.items() if name in names}
 
 
 def merged(tree: Tensors, changed: Mapping[str, Tensor]) -> Tensors:
-    """A tree with some entries replaced; flat where both are."""
+    """Return a tree with some entries replaced; flat if both are."""
     if changed.keys() >= tree.keys():
         return changed if isinstance(changed, Flat) else dict(changed)
     if isinstance(tree, Flat) and isinstance(changed, Flat):
@@ -298,20 +294,6 @@ def merged(tree: Tensors, changed: Mapping[str, Tensor]) -> Tensors:
         copy_(into.part(changed), changed)
         return into
     return {**tree, **changed}
-
-
-def in_vectors(tree: Mapping[str, Any], layout: Layout) -> Tree:
-    """The same tree with every subtree of a layout's names and shapes flat; what is flat already is not copied."""
-    if isinstance(tree, Flat) and tree.layout == layout:
-        return tree
-    if tree and layout.fits(tree) and len({tensor.dtype for tensor in tree.values()}) == 1:
-        return Flat.copied(tree, layout)
-    return {name: in_vectors(value, layout) if isinstance(value, Mapping) else value for name, value in tree.items()}
-
-
-def laid_out(tree: Mapping[str, Any], layout: Layout) -> Tree:
-    """A copy of a tree in which every subtree with a layout's names and shapes is flat."""
-    return pointwise(in_vectors(tree, layout), lambda tensor: tensor.detach().clone())
 
 
 @torch.no_grad()
@@ -323,7 +305,7 @@ def copy_(into: Mapping[str, Any], values: Mapping[str, Any]) -> None:
 
 
 def beside(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
-    """The tensors of the same names in two trees; where both are flat in one layout, their vectors."""
+    """Yield the tensors of the same names in two trees; their vectors if both are flat in one layout."""
     if alike := flats(tree, other):
         yield alike[0].base, alike[1].base
         return
@@ -334,57 +316,38 @@ def beside(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[
             yield value, other[name]
 
 
-def copied_together(tensors: Mapping[str, Tensor]) -> Tensors:
-    """Copies of a tree without nesting, detached: many vectors, as norm layers have, or counters by one operation."""
-    if isinstance(tensors, Flat):
-        return clone(tensors)
-    found = {name: tensor.detach() for name, tensor in tensors.items()}
-    alike: dict[Any, list[str]] = {}
-    for name, tensor in found.items():
-        alike.setdefault((tensor.dtype, tensor.device, tensor.dim()) if tensor.dim() < 2 else name, []).append(name)
-    for key, names in alike.items():
-        some = [found[name] for name in names]
-        if len(names) == 1:
-            found |= clone({name: found[name] for name in names})
-        elif key[2]:
-            found |= zip(names, torch.split(torch.cat(some), [len(vector) for vector in some]), strict=True)
-        else:
-            found |= zip(names, torch.stack(some).unbind(), strict=True)
-    return found
-
-
 def zeros(tree: Mapping[str, Any]) -> Tree:
-    """A tree of the same names and shapes, all 0."""
+    """Return a tree of the same names and shapes, all 0."""
     return pointwise(tree, torch.zeros_like)
 
 
 def clone(tree: Mapping[str, Any]) -> Tree:
-    """An independent copy, detached; what is not flat in the standard memory layout."""
+    """Return an independent copy, detached; trees that are not flat get the standard memory layout."""
     return pointwise(tree, lambda tensor: tensor.detach().clone(memory_format=torch.contiguous_format))
 
 
 def moved(tree: Mapping[str, Any], device: torch.device) -> Tree:
-    """The same tree on a device; nothing is copied that is there already."""
+    """Return the same tree on a device; what is there already is not copied."""
     return pointwise(tree, lambda tensor: tensor.to(device))
 
 
 def versions(*trees: Mapping[str, Any]) -> int:
-    """How often the tensors of some trees were written in place: the number grows with every such write."""
+    """Return how often the tensors of some trees were written in place."""
     return sum(tensor._version for tree in trees for tensor in vectors(tree))
 
 
 def elements(tree: Mapping[str, Any]) -> int:
-    """How many numbers a tree holds."""
+    """Return how many numbers a tree holds."""
     return sum(tensor.numel() for tensor in vectors(tree))
 
 
 def nbytes(tree: Mapping[str, Any]) -> int:
-    """How many bytes a tree's numbers take."""
+    """Return how many bytes a tree's numbers take."""
     return sum(tensor.numel() * tensor.element_size() for tensor in vectors(tree))
 
 
 def vectors(tree: Mapping[str, Any]) -> Iterator[Tensor]:
-    """The tensors of a tree, of a flat one its vector."""
+    """Yield the tensors of a tree; the vector of a flat one."""
     if isinstance(tree, Flat):
         yield tree.base
         return
@@ -396,7 +359,7 @@ def vectors(tree: Mapping[str, Any]) -> Iterator[Tensor]:
 
 
 def norm(tree: Mapping[str, Tensor]) -> Tensor:
-    """The Euclidean norm over all entries of a tree without nesting."""
+    """Return the Euclidean norm over all entries of a tree without nesting."""
     values = [tree.base] if isinstance(tree, Flat) else list(tree.values())
     norms = [torch.linalg.vector_norm(value) for value in values]
     total: Tensor = (
@@ -406,7 +369,7 @@ def norm(tree: Mapping[str, Tensor]) -> Tensor:
 
 
 def misfit(tree: Mapping[str, Any], like: Mapping[str, Any]) -> str | None:
-    """What is different in names or shapes between a tree and the one it should be like, or None."""
+    """Return what differs in names or shapes between a tree and the one it should be like, or None."""
     got, want = flatten(tree), flatten(like)
     if missing := sorted(want.keys() - got.keys()):
         return f"{missing[0]} is missing"

@@ -25,13 +25,13 @@ class Diverges(Method):
     at_server: bool = False
 
     def after(self, client):
-        if client._seed and client.round and not self.at_server:
+        if client._client._seed and client.round and not self.at_server:
             for tensor in client.model.values():
                 tensor.fill_(float("inf"))
         return {}
 
     def weight(self, client):
-        return float("inf") if client._seed and client.round and not self.at_server else client.n
+        return float("inf") if client._client._seed and client.round and not self.at_server else client.n
 
     def aggregate(self, server, new, up):
         if server._server.seed and server.round and self.at_server:

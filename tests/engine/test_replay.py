@@ -1,7 +1,6 @@
 """The logic of the `cuda` engine without a GPU: steps are run again instead of replayed from graphs."""
 
 import copy
-import dataclasses
 import gc
 
 import pytest
@@ -15,7 +14,7 @@ from fullrank.engine.cuda.engine import Cuda, nothing_collected
 from fullrank.engine.serial import Serial
 from fullrank.models import Net, Network
 from fullrank.runs.assemble import assemble
-from fullrank.trees import Flat
+from fullrank.trees import Flat, flats
 from small import on_its_network
 
 CPU = torch.device("cpu")
@@ -270,35 +269,35 @@ def test_no_garbage_is_collected_in_a_capture():
     assert gc.isenabled()
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("method", ["{}", "{}+fedprox+scaffold", "{}+fedsam", "fedsam+{}", "{}+hook_methods:Shrink"])
-def test_a_gradient_multiplied_as_it_is_gathered_is_that_multiplied_afterwards(method, precision):
-    """Odd batches, terms that look at the weights, gradients at other weights: to the bit."""
-    values = on_its_network({**BASE, "engine.precision": precision, "train.momentum": 0.9}, "fedrepopt")
-    models = [
-        play({**values, "method.name": method.format(name)}, cuda(), 1)[0].server.model
-        for name in ("fedrepopt", "hook_methods:Apart")
-    ]
-    assert all(torch.equal(*pair) for pair in zip(*(model.values() for model in models), strict=True))
+def test_trees_that_leave_the_engine_are_plain():
+    """Vectors of parameters are the engine's own; whoever gets a result needs to know nothing of them."""
+    values = {**BASE, "train.optimizer_state": "keep"}
+    for method in ("scaffold", "fedrep", "hook_methods:OwnNorm"):
+        parts = assemble(Experiment.of({**values, "method.name": method}))
+        engine = Cuda(parts.site, (CPU,), 1, record=rerun)
+        (result,) = engine.run([parts.server.job("train", 0)])
+        assert isinstance(engine.hands[0].site.network.some(parts.entries.shared), Flat) or method != "scaffold"
+        engine.close()
+        trees = [result.state, *(part.tree for space in result.upload.values() for part in space.values())]
+        assert not any(isinstance(tree, Flat) for tree in all_trees(trees))
 
 
-def test_what_is_sent_and_kept_lies_in_vectors():
-    """So that a client's variate and the server's are one operation each, whatever the number of entries."""
-    parts, _, _ = play({**BASE, "method.name": "scaffold"}, cuda())
-    kept = parts.server.store.get(0)["scaffold"]["c"]
-    assert isinstance(kept, Flat)
-    seen = []
+def all_trees(trees):
+    for tree in trees:
+        if isinstance(tree, dict):
+            yield tree
+            yield from all_trees(list(dict.values(tree)))
+
+
+def test_corrections_are_one_operation_on_vectors():
+    """However many entries there are: the variates of client and server, and the weights as received."""
+    parts = assemble(Experiment.of({**BASE, "method.name": "scaffold"}))
     engine = Cuda(parts.site, (CPU,), 1, record=rerun)
-    job = parts.server.job("train", 0)
-    named = dataclasses.replace(job, state={"scaffold": {"c": dict(kept)}})
-    for given in (job, named):
-        (laid_out,) = engine._laid_out([given])
-        seen += [laid_out.broadcast["w"], laid_out.broadcast["sent"]["scaffold"]["c"], laid_out.state["scaffold"]["c"]]
+    list(engine.run([parts.server.job("train", 0)]))
+    ((arena,),) = (hand.recorder.arenas.values() for hand in engine.hands)
+    context = arena.context
+    assert flats(context.w0, context.own["scaffold"]["c"], context.sent["scaffold"]["c"])
     engine.close()
-    assert all(isinstance(tree, Flat) and tree.layout == kept.layout for tree in seen)
-    assert seen[2] is kept
-    assert torch.equal(seen[5].base, kept.base)
-    assert all(torch.equal(seen[0][name], tensor) for name, tensor in job.broadcast["w"].items())
 
 
 def test_uploads_that_are_the_networks_own_tensors_are_those_of_their_client():
@@ -306,8 +305,7 @@ def test_uploads_that_are_the_networks_own_tensors_are_those_of_their_client():
     check_same({**BASE, "method.name": "hook_methods:Overheard"}, cuda(1))
 
 
-def test_a_method_that_changes_more_than_it_says_is_asked():
-    """One that inherits from a method that only multiplies."""
+def test_a_correction_that_extends_another_is_obeyed():
     values = on_its_network(BASE, "fedrepopt")
     check_same({**values, "method.name": "hook_methods:Tripled"}, cuda())
 
@@ -319,7 +317,7 @@ def test_a_copy_of_a_flat_network_is_loaded_by_itself():
     w = network.some(parts.entries.shared)
     assert isinstance(w, Flat)
     other = copy.deepcopy(network)
-    other.load(Flat(torch.ones_like(w.base), w.layout))
+    other.load({name: torch.ones_like(tensor) for name, tensor in w.items()})
     assert all((other.tensors()[name] == 1).all() for name in w)
     assert not all((network.tensors()[name] == 1).all() for name in w)
     network.head = torch.nn.Linear(network.head.in_features, 10).double()

@@ -40,7 +40,7 @@ WARM_UP, COUNTED = 2, 2
 class Watched(Sequence):
     """One array a client; notes who was looked at, and refuses to be gone through while it is watched."""
 
-    def __init__(self, arrays: list[Any]):
+    def __init__(self, arrays: Any):
         self.arrays, self.touched, self.watching = arrays, set(), False
 
     def __len__(self) -> int:
@@ -50,6 +50,9 @@ class Watched(Sequence):
         assert not self.watching or not isinstance(client, slice), "a slice over clients was taken"
         self.touched.add(client)
         return self.arrays[client]
+
+    def __contains__(self, client: Any) -> bool:
+        return client in self.arrays if isinstance(self.arrays, dict) else super().__contains__(client)
 
     def __iter__(self) -> Iterator[Any]:
         assert not self.watching, "all clients were gone through"
@@ -80,7 +83,7 @@ class Session:
 
     def __init__(self, clients: int, method: Method, path: Path):
         divided = federation(clients)
-        self.lists = Watched(divided.parts), Watched(divided.holdouts)
+        self.lists = [Watched(divided.parts), Watched(divided.holdouts)]
         divided = dataclasses.replace(divided, parts=self.lists[0], holdouts=self.lists[1])
         table = {
             "data": {"name": "given", "partition": "given", "clients": clients},
@@ -92,6 +95,9 @@ class Session:
         }
         module = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4), nn.Tanh(), nn.Linear(4, 2))
         self.assembly = assemble(Experiment(**table).resolved(), federation=divided, module=module, method=method)
+        site = self.assembly.site
+        self.hosted = [Watched(site.data.training), Watched(site.data.holdouts)]
+        site.data = dataclasses.replace(site.data, training=self.hosted[0], holdouts=self.hosted[1])
         self.server = self.assembly.server
         self.directory = RunDirectory(path)
         self.directory.open()
@@ -188,12 +194,13 @@ def test_a_round_costs_the_same_whatever_the_number_of_clients(method, tmp_path,
         session.everybody_took_part()
         for _ in range(WARM_UP):
             session.round()
-        for arrays in session.lists:
+        for arrays in session.lists + session.hosted:
             arrays.watching, arrays.touched = True, set()
         first = session.server.round
         found[clients] = cost(session, monkeypatch)
         took_part = {client for round in range(first, session.server.round) for client in session.server.sample(round)}
-        assert all(arrays.touched == took_part for arrays in session.lists)
+        assert all(arrays.touched == took_part for arrays in session.hosted)
+        assert all(arrays.touched <= took_part for arrays in session.lists)
     for what, few in found[FEW].items():
         many = found[MANY][what]
         assert many < 1.1 * few + 10_000, f"{what} of a round: {few} with {FEW} clients, {many} with {MANY}"

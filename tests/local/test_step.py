@@ -453,7 +453,7 @@ def situation(request):
             {name: tensors[name] for name in network.buffer_names},
             {"velocity": {name: torch.zeros_like(tensors[name]) for name in names}},
         )
-        context = Context(client._received, client._state, client._sent, client.counts)
+        context = Context(client._received, client.state, client.sent, client.counts)
         cases.append((state, context, [(x[:5], y[:5]), (x[5:10], y[5:10])], client))
     shared, decays = frozenset(assembly.entries.shared), decayed(network, SETTINGS)
     step = Step(assembly.composition, Functional(network), SETTINGS, shared, decays)

@@ -144,13 +144,6 @@ class PreparedTwice(Prepared):
 
 
 @dataclass(frozen=True)
-class Apart(FedRepOpt):
-    """FedRepOpt whose product is an operation of its own."""
-
-    multiplies = ""
-
-
-@dataclass(frozen=True)
 class Tripled(FedRepOpt):
     """FedRepOpt three times as fast."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,7 @@ from fullrank.data import partition
 from fullrank.data.augment.pipeline import Pipeline
 from fullrank.data.dataset import DataSet
 from fullrank.data.heterogeneity import counts, describe, partition_hash
+from fullrank.data.hosted import HostedData, positions
 from fullrank.data.split import split_by_class
 from fullrank.errors import InputError
 from fullrank.files import load_tensors
@@ -50,6 +52,24 @@ class Federation:
     def size(self, client: int) -> int:
         """A client's number of training samples."""
         return len(self.parts[client])
+
+    def hosted(self, clients: Collection[int] | None = None) -> HostedData:
+        """Return the data of some clients for a site that hosts them.
+
+        Args:
+            clients: Their ids. Tensors of these clients' samples are made, and nothing of other clients is in them.
+                None hosts all clients, on the tensors of the data set themselves.
+        """
+        train, classes = self.data.train, self.data.num_classes
+        if clients is None:
+            training, holdouts = dict(enumerate(self.parts)), dict(enumerate(self.holdouts))
+            return HostedData(
+                train.x, train.y, training, holdouts, self.pipeline, classes, self.seen, file=self.data.file
+            )
+        samples = {k: (self.parts[k], self.holdouts[k]) for k in clients}
+        index = torch.from_numpy(_joined([piece for pair in samples.values() for piece in pair]))
+        sizes = {k: (len(own), len(held)) for k, (own, held) in samples.items()}
+        return HostedData(train.x[index], train.y[index], *positions(sizes), self.pipeline, classes, self.seen)
 
     @cached_property
     def has_holdouts(self) -> bool:

@@ -1,8 +1,8 @@
-"""Many small clients at a time in one process: the local step is mapped over a group of them (`torch.func.vmap`).
+"""Train many small clients at a time in one process: the local step is mapped over a group (`torch.func.vmap`).
 
-Where a step takes less time than Python needs to ask for it, a group's step costs little more than one client's. The
-clients of a group wait for each other batch by batch, and those whose next batches are of one size step together.
-Everything before and after a client's fit is done by the site, as in every engine, one client after the other.
+If a step takes less time than Python needs to start it, a group's step costs little more than one client's. The
+clients of a group wait for each other batch by batch, and those whose next batches have the same size step together.
+The site does everything before and after a client's fit, one client after the other, as in every engine.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from fullrank.randomness import global_state, restore_global_state
 from fullrank.trees import Tree, combine, copy_, nbytes, outline
 
 STACK_BYTES = 2**24
-"""Of a group's weights and batches: so many still lie in a processor's caches, together with the gradients."""
+"""Bytes of a group's weights and batches that still lie in a processor's caches, together with the gradients."""
 MOST_CLIENTS = 64
-"""In a group: more save little further time, and their uploads are all held at once."""
+"""Clients in a group at most: more save little further time, and their uploads are all held at once."""
 WORTH_MAPPING = 4
 """Clients from which on one mapped step is faster than a step of each."""
 SMALL_CLIENT = 2**20
@@ -54,20 +54,18 @@ def suits(site: Site, clients: int) -> bool:
 
 
 def width_of(site: Site, clients: int) -> int:
-    """How many clients make a group, of so many in a round."""
+    """Return how many clients make a group, if so many take part in a round."""
     return max(1, min(clients, MOST_CLIENTS, STACK_BYTES // _bytes_of_one(site)))
 
 
 def _bytes_of_one(site: Site) -> int:
-    """What one client's weights and a batch of its inputs take."""
-    federation = site.federation
-    largest = max((federation.size(client) for client in range(federation.clients)), default=0)
-    inputs = math.prod(federation.data.input_shape) * min(site.settings.batch_size, largest)
+    """Return the bytes of one client's weights and a batch of its inputs."""
+    inputs = math.prod(site.data.input_shape) * min(site.settings.batch_size, site.data.largest)
     return nbytes(site.network.parameters()) + inputs * site.network.dtype.itemsize
 
 
 def obstacle(site: Site) -> str:
-    """Why a site's clients can never train as a group, in one sentence; empty if nothing speaks against it."""
+    """Return why a site's clients can never train as a group, as a clause; empty if they can."""
     if own := site.composition.defined("train"):
         return f'the method "{own[0].name}" says itself which fits a client runs'
     if site.network.has_dropout:
@@ -80,7 +78,7 @@ def obstacle(site: Site) -> str:
 
 
 class Vectorised:
-    """Groups of clients, and whatever cannot be grouped one by one."""
+    """Trains clients in groups, and those that cannot be grouped one by one."""
 
     def __init__(self, site: Site, clients: int, reasons: Sequence[str] = ()):
         self.site = site
@@ -120,8 +118,8 @@ class Vectorised:
         groups: dict[Hashable, dict[int, tuple[Work, Fit]]] = {}
         for number, job in enumerate(jobs):
             try:
-                work = self.site.begin(job, aside=True)
-                fit = work.client.asked()
+                work = self.site.begin(job, detached=True)
+                fit = work.client.plan_fit()
                 groups.setdefault(_kind(fit), {})[number] = work, fit
             except BaseException as error:
                 results[number] = self.site.failed(job, error)
@@ -152,13 +150,13 @@ class Vectorised:
 
     def _finished(self, work: Work, fit: Fit, state: State, report: Report) -> Result:
         try:
-            work.client.answered(fit, state, report)
+            work.client.finish_fit(fit, report, state)
             return self.site.finish(work)
         except BaseException as error:
             return self.site.failed(work.job, error)
 
     def _one_by_one(self, jobs: dict[int, Job], error: BaseException) -> dict[int, Result]:
-        """After a group has failed: again, each alone, so that a failure is that client's whose it is."""
+        """Do the jobs of a group that failed again, each by itself, so that a failure is attributed to its client."""
         results = {number: self._alone(job) for number, job in jobs.items()}
         if all(result.error is None for result in results.values()):  # so what failed is to do them at once
             self.reasons.append(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
@@ -166,15 +164,15 @@ class Vectorised:
 
 
 def _kind(fit: Fit) -> Hashable:
-    """Fits of one kind can be stacked: what clients keep or compute may differ in names and shapes, no more."""
+    """Return the kind of a fit. Fits of one kind have trees of the same names and shapes, so they can be stacked."""
     kept: Tree = {"own": fit.context.own, "fixed": fit.context.fixed, "memory": fit.state.memory}
     return fit.step.settings, tuple(sorted(outline(kept).items()))
 
 
 def turns(plans: Sequence[Plan]) -> Iterator[tuple[int, ...]]:
-    """Who makes the next step together: whoever has the most steps left, and all whose next batches are as large.
+    """Yield the clients that step together: one with the most steps left, and all whose next batches are as large.
 
-    Each goes through its own plan in order; those with few steps left wait, since others will come to their sizes.
+    Each client follows its own plan in order. Those with few steps left wait until others come to their batch sizes.
 
     >>> def plan(*sizes): return Plan(np.arange(0), sizes, (0,) * len(sizes), np.empty((0, 0)), 0)
     >>> list(turns([plan(4, 4, 2), plan(4, 2), plan(4, 4, 2)]))
@@ -208,11 +206,11 @@ class Group:
         self.step = fits[0].step
         self._alone = replace(self.step, backend=Bound(self.step.backend.network, {}))
         self._names: list[str] = []
-        """Of what a step measures."""
+        """The names of what a step measures."""
         self._known: dict[tuple[int, ...], Members] = {}
 
     def run(self) -> list[tuple[State, Report]]:
-        """Every fit to its end; each client's state and report."""
+        """Run every fit to its end and return each client's state and report."""
         plans = [fit.plan for fit in self.fits]
         batches, measures = _Batches(self.fits), _Measures(plans)
         for who in turns(plans):
@@ -222,7 +220,7 @@ class Group:
         return list(zip(self.stack.unstacked(), measures.reports(self._names), strict=True))
 
     def _at_once(self, who: tuple[int, ...], x: Tensor, y: Tensor, due: bool) -> tuple[Tensor, Tensor | None]:
-        """One mapped step; the terms' values (clients, terms) and, if they are due, the drifts (clients,)."""
+        """Make one mapped step and return the terms' values (clients, terms) and, if due, the drifts (clients,)."""
         members = self._members(who)
         state, settings, decayed = members.state, self.step.settings, self.step.decayed
         g, buffers, values = members.mapped(self._gradient, x, y)
@@ -236,7 +234,7 @@ class Group:
         return values, members.mapped(self._drift) if due else None
 
     def _one_by_one(self, who: tuple[int, ...], x: Tensor, y: Tensor, due: bool) -> tuple[Tensor, Tensor | None]:
-        """The same, one client after the other: for few of them it is faster."""
+        """Make the step one client after the other, which is faster for few of them."""
         values, drifts = [], []
         for number, client in enumerate(who):
             state, context = self.stack.one(client)
@@ -257,7 +255,7 @@ class Group:
         return drift(self.step, state, context)
 
     def _members(self, who: tuple[int, ...]) -> Members:
-        """Some of the fits; as views they are the same at the next step, as copies they are not."""
+        """Return some of the fits; those that are views can be used again at the next step."""
         members = self._known.get(who) or Members(self.stack, who)
         if members.views:
             self._known[who] = members
@@ -265,7 +263,7 @@ class Group:
 
 
 class Members:
-    """Fits of a stack that step together: views where they stand side by side, else copies to be given back."""
+    """Fits of a stack that step together: views if they lie side by side, else copies whose values go back."""
 
     def __init__(self, stack: Stack, who: tuple[int, ...]):
         self.views = who[-1] - who[0] + 1 == len(who)
@@ -275,7 +273,7 @@ class Members:
         self.state: State = tree_unflatten(self.leaves, stack.spec)[0]
 
     def mapped(self, function: Callable[..., Any], *further: Tensor) -> Any:
-        """A function of state, context and further tensors, of every fit by itself."""
+        """Map a function of state, context and further tensors over the fits."""
         spec, number = self._stack.spec, len(self.leaves)
 
         def flat(*values: Any) -> Any:
@@ -298,16 +296,16 @@ class Stack:
         self.state, self.number = state, number
         leaves, self.spec = tree_flatten((state, context))
         self.parts = [(leaf, isinstance(leaf, Tensor) and id(leaf) not in common) for leaf in leaves]
-        """Every tensor, and whether it holds one for each fit."""
+        """Every tensor, and whether it holds one value per fit."""
         self.device = context.counts.device
 
     def one(self, client: int) -> tuple[State, Context]:
-        """One fit's state and context, as views."""
+        """Return one fit's state and context, as views."""
         state, context = tree_unflatten([leaf[client] if many else leaf for leaf, many in self.parts], self.spec)
         return state, context
 
     def unstacked(self) -> list[State]:
-        """Each fit's state, as views."""
+        """Return each fit's state, as views."""
         leaves, spec = tree_flatten(self.state)
         of_state = self.parts[: len(leaves)]
         apart = [leaf.unbind() if many else [leaf] * self.number for leaf, many in of_state]
@@ -351,7 +349,7 @@ def _stacked(fits: Sequence[Fit]) -> Stack:
 
 
 def _changing(state: State) -> list[Any]:
-    """The tensors of a state that a step changes."""
+    """Return the tensors of a state that a step changes."""
     return tree_flatten((state.trained, state.buffers, state.memory))[0]
 
 
@@ -369,7 +367,7 @@ class _Batches:
             self._draws.append(iter(torch.split(draws, sizes)) if draws is not None else None)
 
     def next(self, who: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-        """The next batch of some clients, of one size: inputs and labels (clients, samples, …)."""
+        """Return the next batch of some clients, of one size: inputs and labels (clients, samples, …)."""
         rows = torch.stack([next(self._rows[client]) for client in who])
         drawn = [next(draws) for client in who if (draws := self._draws[client]) is not None]
         # Prepared in one batch of all: what happens to a sample does not depend on others.
@@ -378,7 +376,7 @@ class _Batches:
 
 
 class _Measures:
-    """What the steps of several fits measured, until all are done: looked at earlier, a device would stand still."""
+    """What the steps of several fits measured; it is read when all are done, so that no device stands still."""
 
     def __init__(self, plans: Sequence[Plan]):
         self._plans = plans
@@ -386,15 +384,15 @@ class _Measures:
         self._ends = [set(itertools.accumulate(map(len, epochs))) for epochs in self._epochs]
         self._done = np.zeros(len(plans), np.int64)
         self._values: list[tuple[np.ndarray, np.ndarray, Tensor]] = []
-        """Of clients, each at a step of its own."""
+        """Clients, the step of each, and what was measured."""
         self._drifts: list[tuple[np.ndarray, np.ndarray, Tensor]] = []
 
     def is_due(self, who: tuple[int, ...]) -> bool:
-        """Whether the next step of some clients ends a local epoch of one of them, so that drifts are asked for."""
+        """Return whether the next step of some clients ends a local epoch of one of them, so that drifts are due."""
         return any(int(self._done[client]) + 1 in self._ends[client] for client in who)
 
     def add(self, who: tuple[int, ...], values: Tensor, drifts: Tensor | None) -> None:
-        """The terms (clients, terms) of one step of some clients and, where they were due, their drifts."""
+        """Add the terms (clients, terms) of one step of some clients and, if they were due, their drifts."""
         clients = np.array(who)
         steps = self._done[clients]
         self._done[clients] += 1
@@ -403,7 +401,7 @@ class _Measures:
             self._drifts.append((clients, steps, drifts))
 
     def reports(self, names: Sequence[str]) -> list[Report]:
-        """Every fit's."""
+        """Return the report of every fit."""
         shape = len(self._plans), int(self._done.max(initial=0))
         terms, drifts = np.zeros((*shape, len(names))), np.zeros(shape)
         for table, measured in ((terms, self._values), (drifts, self._drifts)):
@@ -416,7 +414,7 @@ class _Measures:
 
 
 def _by_epoch(epochs: Sequence[Sequence[int]], terms: np.ndarray, drifts: np.ndarray) -> list[list[float]]:
-    """The mean of each term over an epoch's steps, and the drift at its end."""
+    """Return the mean of each term over an epoch's steps, and the drift at its end."""
     rows: list[list[float]] = []
     start = 0
     for sizes in epochs:

@@ -1,4 +1,4 @@
-"""A site: where clients' jobs are done. Every engine, in this process or elsewhere, runs the same one."""
+"""A site does the jobs of the clients whose data it has. Every engine, in this process or elsewhere, uses it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 
 from fullrank.channels import Mean, Upload
-from fullrank.data.federation import Federation
+from fullrank.data.hosted import HostedData
 from fullrank.errors import InputError, WroteInPlace
 from fullrank.local import interrupt
 from fullrank.local.client import Client
@@ -26,17 +26,20 @@ from fullrank.trees import Tensors, Tree, clone, moved, versions
 
 Kind: TypeAlias = Literal["train", "query", "personal"]
 Stage: TypeAlias = Literal["received", "local", "personalised"]
-"""Of a client's own model: as received from the server, after local training, as the method personalises it."""
+"""A client's own model: as received from the server, after local training, or as the method personalises it."""
 
 
 def stages(composition: Composition) -> tuple[Stage, ...]:
-    """The stages that a client's model has under a method; the last one is used wherever no stage is named."""
+    """Return the stages that a client's model has under a method; the last is used wherever no stage is named."""
     return ("received", "local", "personalised") if composition.defined("personalise") else ("received", "local")
 
 
 @dataclass(frozen=True)
 class Job:
-    """One client's work: everything that reaches the client, and nothing else does."""
+    """What one client is asked to do: everything that reaches the client, and nothing else does.
+
+    Plain data; `codec` turns it into bytes and back.
+    """
 
     kind: Kind
     client: int
@@ -44,24 +47,24 @@ class Job:
     broadcast: Tree
     """What every client of the round is sent: "w", "buffers" and, by method, "sent"."""
     frozen: Tensors
-    """The frozen entries as the client has them, from this contact or from an earlier one."""
+    """The frozen entries as the client has them, from this contact or an earlier one."""
     personal: Tensors
-    """Where personal entries start, if not from the seed: at first contact only."""
+    """The values at which personal entries start, if not those of the seed; at first contact only."""
     state: Tree | None
-    """What the client kept; None at first contact."""
+    """What the client kept from its last round; None at first contact."""
     query: tuple[str, str] = ("", "")
-    """For a query: the method's name and the name of its function."""
+    """The method's name and the name of its function, if the job is a query."""
     evaluate: bool = False
     """Whether the client's models are evaluated on its hold-out."""
     show: bool = False
-    """Whether the result of a job that trains or evaluates carries the client's model too."""
+    """Whether the result also has the client's model, if the job trains or evaluates."""
     stage: Stage | None = None
-    """Which of the client's models a personal job gives; None: the last stage that the method has."""
+    """The stage of the client's model that a personal job gives; None means the method's last one."""
 
 
 @dataclass
 class Result:
-    """What came of a job."""
+    """What came of a job: plain data, apart from the error."""
 
     client: int
     samples: int
@@ -69,38 +72,55 @@ class Result:
     state: Tree = field(default_factory=dict)
     metrics: dict[str, Any] = field(default_factory=dict)
     model: Tensors = field(default_factory=dict)
-    """The client's own model: of a personal job, and of a job to train that shows it."""
+    """The client's own model, if the job asked for it."""
     error: BaseException | None = None
+    """The exception of the client's own code, in place of everything else."""
 
     @property
     def steps(self) -> int:
-        """Optimiser steps of the client's own fits."""
+        """The number of optimiser steps of the client's own fits."""
         return int(self.metrics.get("steps", 0))
 
 
 @dataclass(frozen=True)
 class Work:
-    """A job to train that was begun."""
+    """A job to train that was begun and waits for its fits."""
 
     job: Job
     client: Client
     state: Tree
     """What the client keeps."""
     received: dict[str, float]
-    """How the model that it received was evaluated on its hold-out, if it was."""
-    writes: int | None
-    """How often what the client received had been written in place when the job was begun; None: `do` watches it."""
+    """The scores of the received model on the client's hold-out, if it was evaluated."""
+    writes: int
+    """How often what the client received had been written in place when the job was begun."""
 
 
 class Site:
-    """Holds what clients on one machine have in common: the network's structure, the method, the data, the settings."""
+    """Does the jobs of the clients that it hosts. It has their data, and no other client's.
+
+    What they have in common is there once: the network, the method, the settings. In a simulation one site hosts all
+    clients of a federation; in a deployment each site hosts its own.
+
+    Args:
+        network: The network, which holds the entries of one client at a time.
+        composition: The method.
+        entries: The names of the network's entries by class.
+        data: The samples of the hosted clients.
+        settings: How clients train.
+        schedule: How the learning rate changes over rounds.
+        keep_optimiser: Whether a client keeps its optimiser's memory between rounds.
+        seed: The seed of all random numbers.
+        device: Where clients train.
+        metrics: What clients' models are evaluated by on their hold-outs.
+    """
 
     def __init__(
         self,
         network: Network,
         composition: Composition,
         entries: Entries,
-        federation: Federation,
+        data: HostedData,
         settings: Settings,
         schedule: Schedule,
         keep_optimiser: bool,
@@ -113,7 +133,7 @@ class Site:
         self.network = network
         self.composition = composition
         self.entries = entries
-        self.federation = federation
+        self.data = data
         self.settings = settings
         self.schedule = schedule
         self.keep_optimiser = keep_optimiser
@@ -121,16 +141,16 @@ class Site:
         self.metrics = metrics
         self.device = device
         self.stepper_of: StepperOf = Eager
-        """How local steps are made: an engine may know a faster way."""
+        """Makes local steps; an engine may put a faster way in its place."""
         self.start = clone(network.tensors())
         self.forward: Callable[[torch.Tensor], Output] = network
-        """The network for prepared inputs, in its current mode: likewise."""
+        """Runs the network on prepared inputs, in its current mode; an engine may replace it as well."""
         self._constants = self._outside_the_state()
-        self._x = federation.data.train.x.to(device)
-        self._y = federation.data.train.y.to(device)
+        self._x = data.x.to(device)
+        self._y = data.y.to(device)
 
     def twin(self, device: torch.device) -> Site:
-        """A site for the same clients with a network of its own; data are shared unless it is on another device."""
+        """Return a site for the same clients with a network of its own; data are shared if the device is the same."""
         other = copy.copy(self)
         other.network, other.device = copy.deepcopy(self.network), device
         other.network.module.to(device)
@@ -140,7 +160,7 @@ class Site:
         return other
 
     def do(self, job: Job) -> Result:
-        """Do one job; an exception of the client's becomes the result's error, `sys.exit` too."""
+        """Do one job and return its result; an exception of the client's code (or `sys.exit`) is its error."""
         writes = _writes(job)
         try:
             result: Result = getattr(self, f"_{job.kind}")(job)
@@ -151,27 +171,33 @@ class Site:
         return result
 
     def failed(self, job: Job, error: BaseException) -> Result:
-        """What comes of a job whose client raised an exception; one that a signal raised goes its way."""
+        """Return the result of a job whose client raised an exception; one that a signal raised is raised again."""
         if not interrupt.raised_by_code(error):
             raise error
-        return Result(job.client, self.federation.size(job.client), error=error)
+        return Result(job.client, len(self.data.training.get(job.client, ())), error=error)
 
     def _train(self, job: Job) -> Result:
         work = self.begin(job)
         self._fits(work.client)
         return self.finish(work)
 
-    def begin(self, job: Job, aside: bool = False) -> Work:
-        """A job to train up to its fits; with `aside` the client's entries stay out of the network until needed."""
-        writes = _writes(job) if aside else None
-        client, state = self._client(job, aside)
+    def begin(self, job: Job, detached: bool = False) -> Work:
+        """Begin a job to train, up to its fits.
+
+        Args:
+            job: The job.
+            detached: Whether the client's entries stay out of the network until they are needed there, because others
+                train in it as well.
+        """
+        writes = _writes(job)
+        client, state = self._client(job, detached)
         work = Work(job, client, state, self._evaluated(client) if job.evaluate else {}, writes)
-        if aside:
-            client.home.leave()
+        if detached:
+            client.held.leave()
         return work
 
     def finish(self, work: Work) -> Result:
-        """The rest of a job to train, after its fits."""
+        """Finish a job to train, after its fits, and return its result."""
         client, state = work.client, work.state
         metrics = _measured(client)
         if work.received:
@@ -184,8 +210,8 @@ class Site:
         if self.keep_optimiser:
             client.keep_optimiser()
         if self.entries.personal:
-            state["model"] = clone(client.home.some(self.entries.personal))
-        if work.writes not in (None, _writes(work.job)):  # an engine that groups clients comes here without `do`
+            state["model"] = clone({**client.held.some(self.entries.personal)})
+        if work.writes != _writes(work.job):  # an engine that groups clients comes here without `do`
             raise WroteInPlace(self.composition.method.name)
         return result
 
@@ -200,11 +226,11 @@ class Site:
         return Result(job.client, client.n, upload=upload, state=state)
 
     def _personal(self, job: Job) -> Result:
-        """Give the client's model at the job's stage; with `evaluate`, evaluate every stage on its hold-out."""
+        """Return the client's model at the job's stage; with `evaluate`, the scores of every stage on its hold-out."""
         known = stages(self.composition)
         wanted = job.stage or known[-1]
-        evaluated = job.evaluate and len(self.federation.holdouts[job.client]) > 0
-        result = Result(job.client, self.federation.size(job.client))
+        evaluated = job.evaluate and len(self.data.of_client(job.client)[1]) > 0
+        result = Result(job.client, self.data.size(job.client))
         shown = wanted if job.show or not job.evaluate else None
         for stage in known:
             if not evaluated and stage != shown:
@@ -218,7 +244,7 @@ class Site:
         return result
 
     def _at(self, stage: Stage, job: Job, evaluated: bool) -> Client:
-        """The client with its model at a stage."""
+        """Return the client with its model at a stage."""
         client, _ = self._client(job)
         if stage == "local":
             self._fits(client)
@@ -231,8 +257,8 @@ class Site:
         return client
 
     def _evaluated(self, client: Client) -> dict[str, float]:
-        """How good the client's current model is on its hold-out; nothing where it has none."""
-        index = torch.from_numpy(self.federation.holdouts[client.id]).to(self.device)
+        """Return the scores of the client's current model on its hold-out; nothing if it has none."""
+        index = torch.from_numpy(self.data.of_client(client.id)[1]).to(self.device)
         if not len(index):
             return {}
         part, predict = self.composition.exclusive("predict")
@@ -242,14 +268,14 @@ class Site:
                 lambda x, y: predict(view.batch(x, y)),
                 self._x[index],
                 self._y[index],
-                self.federation.pipeline,
+                self.data.pipeline,
                 self.network.dtype,
                 self.metrics,
             )
         return {**scores, "samples": len(index)}
 
-    def _client(self, job: Job, aside: bool = False) -> tuple[Client, Tree]:
-        """The client with its model, and its state, which a first contact starts."""
+    def _client(self, job: Job, detached: bool = False) -> tuple[Client, Tree]:
+        """Return the client with its model, and its state, which a first contact starts."""
         state: Tree = moved(job.state or {}, self.device)
         received = {**self.start, **job.frozen, **job.personal, **state.get("model", {})}
         received |= {**job.broadcast["w"], **job.broadcast["buffers"]}
@@ -270,8 +296,8 @@ class Site:
             state=state,
             stepper_of=self.stepper_of,
             forward=self.forward,
-            aside=aside,
-            peers=self.federation.seen,
+            detached=detached,
+            peers=self.data.peers,
         )
         for part in self.composition.parts:
             if part.name not in state and defines(part, "client_state"):
@@ -280,17 +306,17 @@ class Site:
         return client, state
 
     def samples(self, client: int) -> Samples:
-        """A client's training samples."""
-        index = torch.from_numpy(self.federation.parts[client]).to(self.device)
-        return Samples(self._x, self._y, index, self.federation.pipeline)
+        """Return a client's training samples."""
+        index = torch.from_numpy(self.data.of_client(client)[0]).to(self.device)
+        return Samples(self._x, self._y, index, self.data.pipeline)
 
     def _upload(self, client: Client) -> Upload:
         part, weigh = self.composition.exclusive("weight")
         weight = float(weigh(client.seen_by(part)))
         upload: Upload = {
             "": {
-                "w": Mean(client.home.copied(self.entries.shared), weight),
-                "buffers": Mean(client.home.copied(self.entries.buffers), float(client.n)),
+                "w": Mean(client.held.copied(self.entries.shared), weight),
+                "buffers": Mean(client.held.copied(self.entries.buffers), float(client.n)),
             }
         }
         for part in self.composition.parts:
@@ -306,13 +332,13 @@ class Site:
         return bool(self._constants)
 
     def _outside_the_state(self) -> Tensors:
-        """Buffers that do not belong to the model's state: no client may leave a trace in them for the next."""
+        """Return buffers that do not belong to the model's state: no client may leave a trace in them for the next."""
         state = set(self.network.buffer_names)
         return {name: t.clone() for name, t in self.network.module.named_buffers() if name not in state}
 
     @torch.no_grad()
     def restore_constants(self) -> None:
-        """Buffers outside the model's state as they were at the start, whoever used the network last."""
+        """Set buffers outside the model's state to what they were at the start."""
         if self._constants:
             for name, buffer in self.network.module.named_buffers():
                 if name in self._constants:
@@ -320,7 +346,7 @@ class Site:
 
 
 def _writes(job: Job) -> int:
-    """How often what a client receives has been written in place: it is the server's own and every other client's."""
+    """Return how often what a client receives was written in place; the server and other clients have it too."""
     return versions(job.broadcast, job.frozen, job.personal, job.state or {})
 
 

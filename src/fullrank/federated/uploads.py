@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from fullrank.channels import Mean, Upload, form_of
-from fullrank.data.dataset import DataSet, Split
-from fullrank.data.federation import Federation
+from fullrank.data.hosted import HostedData
 from fullrank.errors import InputError, kind_of, said_by
 from fullrank.federated.site import Job, Result, Site
 from fullrank.local.loop import Eager
@@ -162,21 +161,23 @@ def _entries(tree: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 def _synthetic(site: Site) -> Site:
     data = _samples(site)
-    number, nobody = len(data.train), np.empty(0, np.int64)
+    number = data.size(SYNTHETIC)
     twin = site.twin(site.device)
-    twin.federation = Federation(data, [np.arange(number)], [nobody], nobody, site.federation.pipeline)
+    twin.data = data
     twin.settings = dataclasses.replace(site.settings, epochs=1, steps=1, batch_size=number)
     twin.stepper_of = Eager
-    twin._x, twin._y = data.train.x.to(site.device), data.train.y.to(site.device)
+    twin._x, twin._y = data.x.to(site.device), data.y.to(site.device)
     return twin
 
 
-def _samples(site: Site) -> DataSet:
-    """Return random samples; whole numbers are 0 and 1, which any embedding and any image can hold."""
-    data = site.federation.data
+def _samples(site: Site) -> HostedData:
+    """Return samples of random numbers; of whole numbers 0 and 1, which any embedding and any image can hold."""
+    data = site.data
     number = min(max(data.num_classes, 2), MOST_SAMPLES)
-    rng, shape = generator(site.seed, "rehearsal"), (number, *data.train.x.shape[1:])
-    like = data.train.x
+    rng, shape = generator(site.seed, "rehearsal"), (number, *data.input_shape)
+    like = data.x
     values = rng.standard_normal(shape) if like.is_floating_point() else rng.integers(0, 2, shape)
     labels = torch.arange(number) % data.num_classes
-    return DataSet("synthetic", Split(torch.from_numpy(values).to(like.dtype), labels), None, data.classes)
+    x = torch.from_numpy(values).to(like.dtype)
+    places, none = {SYNTHETIC: np.arange(number)}, {SYNTHETIC: np.empty(0, np.int64)}
+    return HostedData(x, labels, places, none, data.pipeline, data.num_classes, peers=np.zeros(1, np.int64))

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from fullrank.channels import Mean, Sum
 from fullrank.errors import InputError
-from fullrank.local.client import Client
 from fullrank.local.head import fit_head
 from fullrank.local.settings import Settings
+from fullrank.local.views import ClientView
 from fullrank.methods._method import Method
 from fullrank.models.network import Network
 from fullrank.randomness import generator
@@ -21,7 +21,7 @@ from fullrank.trees import Tensors, Tree, by_name, clone
 if TYPE_CHECKING:
     from fullrank.federated.server import Questions, Server
 
-Query: TypeAlias = Callable[[Client], Mapping[str, Sum | Mean]]
+Query: TypeAlias = Callable[[ClientView], Mapping[str, Sum | Mean]]
 """A function of a method that a client answers with what it would upload."""
 
 

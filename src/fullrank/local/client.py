@@ -1,12 +1,12 @@
-"""The client as a method sees it: its data's numbers, its model, its state, and the fits that it can ask for."""
+"""One client during one job: its samples, its model's entries, what it keeps, and the fits that it runs."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -17,9 +17,10 @@ from fullrank.errors import InputError, WroteInPlace, nearest
 from fullrank.local.entries import ClientEntries
 from fullrank.local.loop import Eager, Fit, Report, Samples, StepperOf, train
 from fullrank.local.optimiser import memory
-from fullrank.local.plan import Plan, make_plan
+from fullrank.local.plan import make_plan
 from fullrank.local.settings import Settings, Travel
 from fullrank.local.step import Bound, Context, Functional, State, Step
+from fullrank.local.views import ClientView
 from fullrank.methods._batch import Batch
 from fullrank.methods._compose import Composition
 from fullrank.methods._method import Method
@@ -29,16 +30,20 @@ from fullrank.models.net import Output
 from fullrank.models.network import Network
 from fullrank.objectives import class_prototypes
 from fullrank.randomness import generator, seeded
-from fullrank.trees import Flat, Tensors, Tree, clone, flats, versions
+from fullrank.trees import Tensors, Tree, clone, versions
 
 OPTIMISER = ("optimizer", "lr", "momentum", "nesterov", "weight_decay", "decay_on")
 """Settings that make another optimiser."""
 OPTIMISER_SPACE = "optimizer"
-"""Where a client's state holds an optimiser that is kept between rounds."""
+"""The name in a client's state under which an optimiser is kept between rounds."""
 
 
 class Client:
-    """One client during one job. `own` and `sent` are those of the method whose hook is running."""
+    """One client during one job. The hooks of a method see it through `seen_by`.
+
+    Every fit goes through one door: `plan_fit` says what is to be trained on which batches, and `finish_fit` takes what
+    came of it. In between, `run_fit` runs the plan in the client's own network; an engine may run it in another way.
+    """
 
     def __init__(
         self,
@@ -57,7 +62,7 @@ class Client:
         state: Tree,
         stepper_of: StepperOf = Eager,
         forward: Callable[[Tensor], Output] | None = None,
-        aside: bool = False,
+        detached: bool = False,
         peers: Sequence[int] | np.ndarray = (),
     ):
         self.id = id
@@ -65,68 +70,48 @@ class Client:
         self.n = len(samples)
         self.samples = samples
         self.counts = _class_counts(samples, network)
-        self.home = ClientEntries(network, received, aside, w0)
         self.entries = entries
+        self.held = ClientEntries(network, received, detached)
+        """The values of the client's entries."""
         self.reports: list[Report] = []
         self.evaluate: Callable[[], dict[str, float]] | None = None
-        """Scores of the current model on the client's hold-out, where there is one and somebody wants to know."""
+        """Evaluates the current model on the client's hold-out; None where that is not wanted."""
         self.course: list[dict[str, float]] = []
+        self.state = state
+        """What the client keeps between rounds, by method."""
+        self.sent = sent
+        """What the server broadcast, by method."""
+        self.w0 = dict(w0)
+        """The shared entries as received."""
         self._network = network
         self._seed = seed
         self._composition = composition
         self._settings = settings
         self._received = received
-        self.w0 = w0 if isinstance(w0, Flat) else dict(w0)
-        """The shared entries as received."""
-        self._sent = sent
         self._stepper_of = stepper_of
         self._forward = forward or network
         self._peers = peers
-        self._state = state
-        self._space = ""
         self._memory, self._travels = _kept_optimiser(state)
         self._side_fits = itertools.count()
 
-    # What a method looks at
-
-    def seen_by(self, part: Method) -> Client:
-        """The same client with another method's `own` and `sent`."""
-        view = copy.copy(self)
-        view._space = part.name
-        return view
-
-    @property
-    def own(self) -> Tree:
-        """This method's state at this client; assign a new tree to change it."""
-        state: Tree = self._state.get(self._space, {})
-        return state
-
-    @own.setter
-    def own(self, tree: Mapping[str, Any]) -> None:
-        self._state[self._space] = clone(tree)  # a copy, because the client's model goes on changing
-
-    @property
-    def sent(self) -> Tree:
-        """What this method's server half broadcast."""
-        return self._sent.get(self._space, {})
+    def seen_by(self, part: Method) -> ClientView:
+        """Return the client as the hooks of a method see it, with that method's own state and broadcast."""
+        return ClientView(self, part.name)
 
     @property
     def network(self) -> Network:
         """The network, with the client's entries."""
-        return self.home.enter()
+        return self.held.enter()
 
     @property
     def model(self) -> Tensors:
         """All entries of the client's model, current."""
-        return self.home.all()
+        return self.held.all()
 
     @property
     def w(self) -> Tensors:
         """The shared entries, current."""
-        near = self.home.some(self.entries.shared)
-        if isinstance(near, Flat):
-            return Flat(near.base, near.layout)
-        return {name: tensor.detach() for name, tensor in near.items()}
+        return {name: tensor.detach() for name, tensor in self.held.some(self.entries.shared).items()}
 
     @property
     def trainable(self) -> tuple[str, ...]:
@@ -147,50 +132,132 @@ class Client:
             )
         return found.pop() if found else 0.0
 
-    def one_of(self, share: float, purpose: str) -> bool:
-        """Whether this client is in a fixed share of those that may take part, drawn from the seed for a purpose."""
+    def one_of(self, share: float, purpose: str, space: str = "") -> bool:
+        """Return whether the client is in a fixed share of those that may take part, drawn from the seed."""
         if share >= 1:
             return True
-        rng = generator(self._seed, "share", self._space, purpose)
+        rng = generator(self._seed, "share", space, purpose)
         return self.id in rng.choice(self._peers, max(1, round(share * len(self._peers))), replace=False)
 
-    # What a method asks for
+    # Fits
 
     def fit(
         self,
         only: str | tuple[str, ...] | None = None,
         *,
-        epochs: int | None = None,
-        steps: int | None = None,
         model: Mapping[str, Tensor] | None = None,
-        loss: Callable[[Batch], Tensor] | None = None,
-        criterion: Callable[[Batch], Tensor] | None = None,
-        stats: Literal["move", "freeze"] = "move",
-        **optimiser: Any,
+        **asked: Any,
     ) -> Tensors:
-        """Train on this client's data and return the trained model's entries.
+        """Run a fit of the client's model, or a side fit of another one, and return the trained model's entries.
 
-        `only` are selectors of what to train (a frozen entry only if named in full). With `model` it is a side fit:
-        it starts from that tree, leaves the client's model alone and draws its own batches. `loss` is a further term
-        of this fit, `criterion` replaces the method's, `stats="freeze"` keeps norm layers in eval mode. Optimiser
-        settings of its own (lr, momentum …) mean an optimiser of its own; else the round's fits share one.
+        Args:
+            only: Selectors of what to train.
+            model: The tree that a side fit starts from.
+            asked: What `plan_fit` takes besides.
         """
-        settings = self._adapted(epochs, steps, optimiser)
         if model is None:
-            label = f"fit-{len(self.reports)}"
-            fresh = bool(set(optimiser) & set(OPTIMISER))
-            report = self._run(label, settings, self._trained(only), fresh, False, loss, criterion, stats)
-            self.reports.append(report)
+            self._run(self.plan_fit(only, **asked))
             return self.model
-        label = f"side-{next(self._side_fits)}"
         with self._holding(model):
-            self._run(label, settings, self._trained(only), True, True, loss, criterion, stats)
+            self._run(self.plan_fit(only, side=True, **asked))
             return clone(self.model)
 
     def train(self) -> None:
-        """The fit of a round that has no other, as the settings have it: `fit()` without a look at the result."""
-        label = f"fit-{len(self.reports)}"
-        self.reports.append(self._run(label, self._settings, self.trainable, False, False, None, None, "move"))
+        """Run the fit of a round that has no other, as the settings have it."""
+        self._run(self.plan_fit())
+
+    def _run(self, fit: Fit) -> None:
+        self.finish_fit(fit, self.run_fit(fit))
+
+    def plan_fit(
+        self,
+        only: str | tuple[str, ...] | None = None,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        side: bool = False,
+        loss: Callable[[Batch], Tensor] | None = None,
+        criterion: Callable[[Batch], Tensor] | None = None,
+        stats: Literal["move", "freeze"] = "move",
+        space: str = "",
+        **optimiser: Any,
+    ) -> Fit:
+        """Return a fit that is ready to be run: its step, its batches, and the state that the step changes.
+
+        The state holds the client's own tensors, so whoever runs the fit elsewhere works on copies of them.
+
+        Args:
+            only: Selectors of what to train; a frozen entry trains only if it is named in full.
+            epochs: Passes over the samples, in place of the setting.
+            steps: Batches, in place of passes.
+            side: Whether it is a side fit: without drift corrections, with an optimiser of its own, and not reported.
+            loss: A further term of this fit.
+            criterion: A criterion in place of the method's.
+            stats: "freeze" keeps norm layers in evaluation mode.
+            space: The method that asks for it, whose state `loss` and `criterion` see as their own.
+            optimiser: Settings of the optimiser; one that is given means an optimiser of the fit's own.
+        """
+        network, settings = self._network, self._adapted(epochs, steps, optimiser)
+        names = self._trained(only)
+        label = f"side-{next(self._side_fits)}" if side else f"fit-{len(self.reports)}"
+        fresh = side or bool(set(optimiser) & set(OPTIMISER))
+        plan = make_plan(
+            self.n,
+            settings,
+            generator(self._seed, "batches", self.round, self.id, label),
+            self.samples.prepare.draws,
+            single=not network.has_batch_norm,
+        )
+        step = Step(
+            self._composition,
+            Functional(network),
+            settings,
+            frozenset(self.entries.shared),
+            decayed(network, settings),
+            side,
+            stats,
+            criterion,
+            loss,
+            space,
+        )
+        state = self._state_of(names, settings, {} if fresh else self._memory)
+        context = self._context(label, names, stats)
+        return Fit(step, state, context, self.samples, plan, network.dtype, label, fresh)
+
+    def run_fit(self, fit: Fit) -> Report:
+        """Run a fit in the client's network, by the steps that the site makes; its state changes in place.
+
+        Raises:
+            WroteInPlace: if the method wrote into a tensor that it received.
+        """
+        network, trained, context = self.network, fit.state.trained, fit.context
+        received = (context.received, context.own, context.sent, context.fixed, {"counts": context.counts})
+        bound = replace(fit, step=replace(fit.step, backend=Bound(network, trained)))
+        with self._training(trained, fit.step.stats), self._seeded(fit.label):
+            writes = versions(*received)
+            report = train(bound, self._stepper_of)
+            if versions(*received) != writes:
+                raise WroteInPlace(self._composition.method.name)
+        return report
+
+    def finish_fit(self, fit: Fit, report: Report, state: State | None = None) -> None:
+        """Take what came of a fit.
+
+        Args:
+            fit: The fit that was planned.
+            report: What was measured.
+            state: The state after the last step, where the fit was not run on the planned state itself. Its tensors are
+                the client's from now on.
+        """
+        if state is not None:
+            self.held.move({**state.rest, **state.trained, **state.buffers})
+            for slot, new in state.memory.items():
+                self._memory[slot] = {**self._memory.get(slot, {}), **new}
+        if not fit.step.side:
+            self._add_travel(fit, report.steps)
+            self.reports.append(report)
+
+    # What the client's model says of samples
 
     def mark(self) -> None:
         """Note how good the current model is on the client's hold-out: the course of a personalisation."""
@@ -199,7 +266,7 @@ class Client:
 
     @torch.no_grad()
     def features(self, batch_size: int = 0) -> tuple[Tensor, Tensor]:
-        """z and y of all training samples under the current model: eval mode, no augmentation."""
+        """Return z and y of all training samples under the current model: evaluation mode, no augmentation."""
         z, y = [], []
         with self.network.mode(train=False):
             device = self.samples.index.device
@@ -210,15 +277,15 @@ class Client:
         return torch.cat(z), torch.cat(y)
 
     def prototypes(self, normalise: bool = False) -> tuple[Tensor, Tensor]:
-        """Class sums (C, d) of z and class counts (C,) over the training samples; zeros for what the client lacks."""
+        """Return class sums (C, d) of z and class counts (C,); zeros for the classes that the client lacks."""
         z, y = self.features()
         if normalise:
             z = torch.nn.functional.normalize(z)
         return class_prototypes(z, y, self.network.num_classes)[0], self.counts
 
-    def batch(self, x: Tensor, y: Tensor) -> Batch:
-        """A batch under the current model in its current mode, as `predict` sees it."""
-        self.home.enter()
+    def batch(self, x: Tensor, y: Tensor, space: str = "") -> Batch:
+        """Return a batch under the current model in its current mode, as a method's `predict` sees it."""
+        self.held.enter()
         output, model = self._forward(x), self.model
 
         def features(tree: Tree) -> Tensor:
@@ -233,27 +300,29 @@ class Client:
             w={name: model[name] for name in self.entries.shared},
             model=model,
             w0=self.w0,
-            own=self.own,
-            sent=self.sent,
+            own=self.state.get(space, {}),
+            sent=self.sent.get(space, {}),
             fixed={},
             counts=self.counts,
             features=features,
         )
 
-    # How it is done
+    # Parts of a fit
 
     def _adapted(self, epochs: int | None, steps: int | None, optimiser: dict[str, Any]) -> Settings:
+        if epochs is None and steps is None and not optimiser:
+            return self._settings
         known = [field.name for field in dataclasses.fields(Settings)]
         for key in optimiser:
             if key not in known:
                 raise InputError(f'client.fit has no setting "{key}"; {nearest(key, known)}')
         if "lr" in optimiser:
             optimiser = {**optimiser, "moving": None}  # its own rate is no part of the schedule
-        settings = dataclasses.replace(self._settings, **optimiser)
+        settings = replace(self._settings, **optimiser)
         if epochs is not None:
-            settings = dataclasses.replace(settings, epochs=epochs, steps=0)
+            settings = replace(settings, epochs=epochs, steps=0)
         if steps is not None:
-            settings = dataclasses.replace(settings, steps=steps)
+            settings = replace(settings, steps=steps)
         settings.check()
         return settings
 
@@ -262,123 +331,51 @@ class Client:
         selectors = only if only is None or isinstance(only, str) else tuple(only)
         return network.fact(("trained", frozen, selectors), lambda: _trainable(network, frozen, selectors))
 
-    def _run(
-        self,
-        label: str,
-        settings: Settings,
-        names: tuple[str, ...],
-        fresh: bool,
-        side: bool,
-        loss: Callable[[Batch], Tensor] | None,
-        criterion: Callable[[Batch], Tensor] | None,
-        stats: Literal["move", "freeze"],
-    ) -> Report:
-        network, plan = self.network, self._plan(label, settings)
-        with (
-            self._training(names, stats),
-            seeded(self._seed, "torch", self.round, self.id, label, device=self.counts.device),
-        ):
-            state = self._state_of(names, settings, {} if fresh else self._memory)
-            step = self._step(Bound(network, state.trained), settings, side, stats, criterion, loss)
-            context = self._context(self._flat_w0())
-            kept = (context.received, context.own, context.sent, context.w0, context.fixed, {"counts": context.counts})
-            writes = versions(*kept)
-            report = train(Fit(step, state, context, self.samples, plan, network.dtype), self._stepper_of)
-            if versions(*kept) != writes:
-                raise WroteInPlace(self._composition.method.name)
-        if not side:
-            self._travel(names, report.steps, settings, fresh)
-        return report
+    def _state_of(self, names: tuple[str, ...], settings: Settings, before: Tree) -> State:
+        trained = self.held.some(names)
+        buffers = self.held.some(self._network.buffer_names)
+        rest = dict(self.held.some([n for n in self._network.parameter_names if n not in trained]))
+        return State(trained, rest, buffers, memory(trained, settings, before))
 
-    def _plan(self, label: str, settings: Settings) -> Plan:
-        return make_plan(
-            self.n,
-            settings,
-            generator(self._seed, "batches", self.round, self.id, label),
-            self.samples.prepare.draws,
-            single=not self._network.has_batch_norm,
-        )
+    def _context(self, label: str, names: tuple[str, ...], stats: Literal["move", "freeze"]) -> Context:
+        fixed: dict[str, Tree] = {}
+        if parts := self._composition.defined("before"):
+            with self._training(names, stats), self._seeded(label):
+                # A copy, because the model continues to change.
+                fixed = {part.name: clone(part.before(self.seen_by(part))) for part in parts}
+        return Context(self._received, self.state, self.sent, self.counts, fixed=fixed)
 
-    def _step(
-        self,
-        backend: Functional,
-        settings: Settings,
-        side: bool = False,
-        stats: str = "move",
-        criterion: Callable[[Batch], Tensor] | None = None,
-        loss: Callable[[Batch], Tensor] | None = None,
-    ) -> Step:
-        shared, acts_on = frozenset(self.entries.shared), decayed(self._network, settings)
-        return Step(self._composition, backend, settings, shared, acts_on, side, stats, criterion, loss, self._space)
-
-    def _context(self, w0: Tensors) -> Context:
-        parts = self._composition.defined("before")
-        fixed = {part.name: clone(part.before(self.seen_by(part))) for part in parts}  # the model goes on changing
-        return Context(self._received, self._state, self._sent, self.counts, w0, fixed=fixed)
-
-    def _travel(self, names: tuple[str, ...], steps: int, settings: Settings, fresh: bool) -> None:
-        """Note how far a fit went."""
+    def _add_travel(self, fit: Fit, steps: int) -> None:
+        settings = fit.step.settings
         alone = Travel().on(steps, settings)
-        for name in names:
+        for name in fit.state.trained:
             before = self._travels.get(name)
             if before is None:
-                self._travels[name] = dataclasses.replace(alone, speed=0.0) if fresh else alone
-            elif fresh:
+                self._travels[name] = replace(alone, speed=0.0) if fit.fresh else alone
+            elif fit.fresh:
                 self._travels[name] = Travel(before.speed, before.distance + alone.distance)
             else:
                 self._travels[name] = before.on(steps, settings)
 
-    def _state_of(self, names: tuple[str, ...], settings: Settings, before: Tree) -> State:
-        trained = self.home.some(names)
-        buffers = self.home.some(self._network.buffer_names)
-        rest = dict(self.home.some([n for n in self._network.parameter_names if n not in trained]))
-        return State(trained, rest, buffers, memory(trained, settings, before))
-
-    # The one fit of a method that does not say which, run by somebody else
-
-    def asked(self) -> Fit:
-        """That fit, to be run elsewhere: its state holds this client's tensors, which nobody may change there."""
-        names, settings = self._trained(None), self._settings
-        state = self._state_of(names, settings, dict(self._memory))
-        step = self._step(Functional(self._network), settings)
-        label = f"fit-{len(self.reports)}"
-        if self._composition.defined("before"):
-            with seeded(self._seed, "torch", self.round, self.id, label, device=self.counts.device):
-                context = self._context({})
-        else:
-            context = self._context({})
-        return Fit(step, state, context, self.samples, self._plan(label, settings), self._network.dtype)
-
-    def answered(self, fit: Fit, state: State, report: Report) -> None:
-        """Take what came of it: the state's tensors are this client's from now on."""
-        self.home.move({**state.rest, **state.trained, **state.buffers})
-        for slot, new in state.memory.items():
-            self._memory[slot] = {**self._memory.get(slot, {}), **new}
-        self._travel(tuple(state.trained), report.steps, fit.step.settings, fresh=False)
-        self.reports.append(report)
-
-    def _flat_w0(self) -> Tensors:
-        """The shared entries as received, laid out like the network's; nothing where its entries are not flat."""
-        near = self.network.some(self.entries.shared)
-        if not isinstance(near, Flat):
-            return {}
-        return self.w0 if flats(near, self.w0) else Flat.copied(self.w0, near.layout)
-
     def keep_optimiser(self) -> None:
         """Put the round's optimiser into the client's state, for its next round."""
         speed = max((travel.speed for travel in self._travels.values()), default=0.0)
-        self._state[OPTIMISER_SPACE] = {**clone(self._memory), "u": torch.tensor(speed, dtype=torch.float64)}
+        kept = {slot: clone({**tree}) for slot, tree in self._memory.items()}
+        self.state[OPTIMISER_SPACE] = {**kept, "u": torch.tensor(speed, dtype=torch.float64)}
+
+    def _seeded(self, label: str) -> contextlib.AbstractContextManager[None]:
+        return seeded(self._seed, "torch", self.round, self.id, label, device=self.counts.device)
 
     @contextlib.contextmanager
-    def _training(self, names: tuple[str, ...], stats: Literal["move", "freeze"]) -> Iterator[None]:
-        """Train mode, with gradients for the trained entries alone."""
+    def _training(self, names: Collection[str], stats: Literal["move", "freeze"] | str) -> Iterator[None]:
+        """Put the network into training mode, with gradients for the trained entries only."""
         trained = set(names)
-        parameters = self.network.parameters()
+        parameters = self._network.parameters()
         others = [p for name, p in parameters.items() if p.requires_grad != (name in trained)]
         for parameter in others:
             parameter.requires_grad_(not parameter.requires_grad)
         try:
-            with self.network.mode(train=True, stats=stats):
+            with self._network.mode(train=True, stats=stats):
                 yield
         finally:
             for parameter in others:
@@ -386,7 +383,7 @@ class Client:
 
     @contextlib.contextmanager
     def _holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """Another model in the network inside; the client's own afterwards."""
+        """Put another model into the network inside, and the client's own back afterwards."""
         before = clone(self.model)
         self.network.load(tensors)
         try:
@@ -396,7 +393,7 @@ class Client:
 
 
 def _kept_optimiser(state: Tree) -> tuple[Tree, dict[str, Travel]]:
-    """An optimiser that the client kept from its last round, if it did, and the speed that its momentum has."""
+    """Return an optimiser that the client kept from its last round, if it did, and its momentum's speed."""
     if OPTIMISER_SPACE not in state:
         return {}, {}
     kept = clone(state[OPTIMISER_SPACE])  # training writes into it, and the round may fail
@@ -411,7 +408,7 @@ def _class_counts(samples: Samples, network: Network) -> Tensor:
 
 
 def decayed(network: Network, settings: Settings) -> frozenset[str]:
-    """Names of the entries that weight decay acts on."""
+    """Return the names of the entries that weight decay acts on."""
     selectors = settings.decay_on if isinstance(settings.decay_on, str) else tuple(settings.decay_on)
     return network.fact(("decayed", selectors), lambda: _decayed(network, selectors))
 
@@ -424,7 +421,7 @@ def _decayed(network: Network, selectors: str | tuple[str, ...]) -> frozenset[st
 
 
 def _trainable(network: Network, frozen: frozenset[str], only: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """The parameters that selectors name; a frozen one only if it is named in full."""
+    """Return the parameters that selectors name; a frozen one only if it is named in full."""
     trainable = [name for name in network.parameter_names if name not in frozen]
     if only is not None:
         selectors = (only,) if isinstance(only, str) else only

@@ -1,52 +1,52 @@
-"""A client's entries, in the network or beside it."""
+"""The values of a client's entries, in the network or apart from it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from fullrank.models.network import Network
-from fullrank.trees import Flat, Tensors, clone, copied_together
+from fullrank.trees import Tensors, clone
 
 
 class ClientEntries:
-    """Where a client's entries are: in the network, or aside as long as nobody needs them there."""
+    """The values of a client's entries: in the network, or detached from it as long as they are not needed there.
 
-    def __init__(self, network: Network, tensors: Tensors, aside: bool, w0: Tensors):
+    An engine that trains several clients in one network keeps their entries detached.
+    """
+
+    def __init__(self, network: Network, tensors: Tensors, detached: bool):
         self._network = network
-        self._aside: Tensors | None = tensors
-        self._laid_out = w0 if isinstance(w0, Flat) else {}
-        """Some of them once more, where one copy brings them all."""
-        if not aside:
+        self._detached: Tensors | None = tensors
+        if not detached:
             self.enter()
 
     def enter(self) -> Network:
-        """The network, holding the entries."""
-        if self._aside is not None:
-            self._network.load(self._laid_out)
-            self._network.load({name: t for name, t in self._aside.items() if name not in self._laid_out})
-            self._aside, self._laid_out = None, {}
+        """Put the entries into the network and return it."""
+        if self._detached is not None:
+            self._network.load(self._detached)
+            self._detached = None
         return self._network
 
     def leave(self) -> None:
-        """Make room in the network for others."""
-        if self._aside is None:
-            self._aside = clone(self._network.tensors())
+        """Detach the entries, so that the network is free for another client."""
+        if self._detached is None:
+            self._detached = clone(self._network.tensors())
 
     def move(self, tensors: Tensors) -> None:
-        """Other values of all entries, aside."""
-        self._aside, self._laid_out = tensors, {}
+        """Take other values of all entries, detached."""
+        self._detached = tensors
 
     def all(self) -> Tensors:
-        """All entries, where they are, detached."""
-        own = self._network.tensors() if self._aside is None else self._aside
+        """Return all entries, where they are, without gradients."""
+        own = self._network.tensors() if self._detached is None else self._detached
         return {name: own[name].detach() for name in self._network.names}
 
     def some(self, names: Iterable[str]) -> Tensors:
-        """Some of the entries, where they are."""
-        if self._aside is None:
+        """Return some of the entries, where they are."""
+        if self._detached is None:
             return self._network.some(names)
-        return {name: self._aside[name] for name in names}
+        return {name: self._detached[name] for name in names}
 
     def copied(self, names: Iterable[str]) -> Tensors:
-        """Some of the entries, as nobody will change them."""
-        return copied_together(self.some(names)) if self._aside is None else self.some(names)
+        """Return some of the entries, as no later step will change them."""
+        return clone({**self.some(names)}) if self._detached is None else self.some(names)

@@ -31,18 +31,18 @@ _thread = threading.local()
 
 
 def check() -> None:
-    """Raise `Interrupted` if a signal has come since the guard was entered, or whoever started this thread gave up."""
+    """Raise `Interrupted` if a signal was received since the guard was entered, or this thread was given up."""
     if _requested or ((given_up := getattr(_thread, "given_up", None)) is not None and given_up.is_set()):
         raise Interrupted
 
 
 def obey(given_up: threading.Event) -> None:
-    """Let `check`, in this thread, also look at an event."""
+    """Let `check` in this thread also raise once an event is set."""
     _thread.given_up = given_up
 
 
 def raised_by_code(error: BaseException) -> bool:
-    """Whether an exception was raised by the code that ran, be it `sys.exit`, and not by a signal.
+    """Return whether an exception was raised by the code that ran (`sys.exit` included) and not by a signal.
 
     Inside a guard no signal raises a plain KeyboardInterrupt.
     """
@@ -52,7 +52,7 @@ def raised_by_code(error: BaseException) -> bool:
 
 
 def leave_to_parent() -> None:
-    """In a worker process: Ctrl-C, which reaches the whole group, is for the parent to obey."""
+    """Ignore Ctrl-C in a worker process: it reaches the whole group, and the parent obeys it."""
     global _guarded
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _guarded = True
@@ -60,7 +60,7 @@ def leave_to_parent() -> None:
 
 @contextlib.contextmanager
 def own_process() -> Iterator[None]:
-    """Inside, as at the command line, a guard may end the process itself where the run's code never returns."""
+    """Allow a guard inside to end the process itself if the run's code never returns, as at the command line."""
     global _owned
     before, _owned = _owned, True
     try:
@@ -71,9 +71,9 @@ def own_process() -> Iterator[None]:
 
 @contextlib.contextmanager
 def guard() -> Iterator[None]:
-    """Inside, the first signal asks `check` to stop the run, and says so; the second raises `StoppedNow`.
+    """Let the first signal inside ask `check` to stop the run, with a message; the second raises `StoppedNow`.
 
-    A guard inside another changes nothing, so that a signal noted late in one of several runs stops them all.
+    A guard inside another changes nothing, so that a signal received during one of several runs stops them all.
     """
     global _requested, _guarded
     if _guarded or threading.current_thread() is not threading.main_thread():
@@ -141,7 +141,7 @@ def _watchdog() -> Iterator[None]:
 
 
 def _say(text: str) -> None:
-    """Straight to the terminal: a stream may be in the middle of a line of its own."""
+    """Write to the terminal directly, because a stream may be in the middle of a line of its own."""
     with contextlib.suppress(OSError):
         os.write(2, text.encode())
 

@@ -1,4 +1,4 @@
-"""The library's one training loop: a plan of batches, a step, and what is measured on the way."""
+"""The library's only training loop: a plan of batches, a step, and what is measured on the way."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Samples:
-    """What a fit trains on: positions in a data set's tensors, and how its inputs are prepared."""
+    """What a fit trains on: positions in tensors of samples, and how inputs are prepared."""
 
     x: Tensor
     y: Tensor
@@ -32,45 +32,48 @@ class Samples:
         return len(self.index)
 
     def batch(self, chosen: Tensor, uniform: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of some of the samples; `uniform` drives their augmentation."""
+        """Return inputs and labels of some of the samples; `uniform` are the random numbers of their augmentation."""
         rows = self.index[chosen]
         return self.prepare(self.x[rows], uniform, dtype), self.y[rows]
 
 
 @dataclass
 class Report:
-    """What one fit did."""
+    """What was measured during a fit."""
 
     steps: int = 0
     skipped: int = 0
     epochs: list[dict[str, float]] = field(default_factory=list)
-    """Per local epoch: the mean of each term and of the gradient's norm over batches, and the drift at its end."""
+    """Per local epoch: the mean of each term and of the gradient's norm over the batches, and the drift at its end."""
 
 
 class Stepper(Protocol):
-    """Makes the steps of one fit: eagerly, or in whatever way an engine knows."""
+    """Makes the steps of one fit: eagerly, or in another way that an engine has."""
 
     def __call__(self, rows: Tensor, draws: Tensor | None, sizes: Sequence[int]) -> dict[str, Tensor]:
-        """Steps on rows of the data set, in batches of these sizes, augmented by these numbers.
+        """Make steps and return the mean of each term over them.
 
-        Returns the mean of each term over the steps.
+        Args:
+            rows: Positions of the samples, all batches in a row.
+            draws: The random numbers of their augmentation.
+            sizes: The size of each batch.
         """
 
     def take_rate(self, lr: float) -> None:
-        """From now on another learning rate."""
+        """Use another learning rate from now on."""
 
     def finish(self) -> None:
-        """After the last step: the fit's state is where the caller looks for it."""
+        """Bring the fit's state to where the caller expects it, after the last step."""
 
 
 class Eager:
-    """The reference: each step when it is asked for."""
+    """Makes each step when it is asked for: the reference."""
 
     def __init__(self, step: Step, state: State, context: Context, samples: Samples, dtype: torch.dtype):
         self.step, self.state, self.context, self.samples, self.dtype = step, state, context, samples, dtype
 
     def __call__(self, rows: Tensor, draws: Tensor | None, sizes: Sequence[int]) -> dict[str, Tensor]:
-        """Batch by batch."""
+        """Make the steps batch by batch."""
         names: list[str] = []
         measured: list[Tensor] = []
         for window in windows(sizes):
@@ -81,21 +84,21 @@ class Eager:
         return dict(zip(names, torch.stack(measured).double().mean(0), strict=True))
 
     def one(self, rows: Tensor, draws: Tensor | None) -> dict[str, Tensor]:
-        """Gather, prepare, step; each term's value."""
+        """Gather and prepare a batch, make the step, and return each term's value."""
         x = self.samples.prepare(self.samples.x[rows], draws, self.dtype)
         return self.step.advance_(self.state, self.context, x, self.samples.y[rows])
 
     def take_rate(self, lr: float) -> None:
-        """From now on another learning rate."""
+        """Use another learning rate from now on."""
         weight = next(iter(self.state.trained.values()))
         self.context = replace(self.context, lr=weight.new_tensor(lr))
 
     def finish(self) -> None:
-        """Everything is in place."""
+        """Do nothing: the state was changed in place."""
 
 
 def windows(sizes: Sequence[int]) -> Iterator[slice]:
-    """Consecutive pieces of these sizes."""
+    """Yield consecutive pieces of these sizes."""
     start = 0
     for size in sizes:
         yield slice(start, start + size)
@@ -107,7 +110,7 @@ StepperOf = Callable[[Step, State, Context, Samples, torch.dtype], Stepper]
 
 @dataclass(frozen=True)
 class Fit:
-    """One fit, ready to be run: its step, what that changes and looks at, its samples, and their batches."""
+    """One fit, ready to be run: its step, what the step changes and what it reads, the samples, and their batches."""
 
     step: Step
     state: State
@@ -115,16 +118,20 @@ class Fit:
     samples: Samples
     plan: Plan
     dtype: torch.dtype
+    label: str = ""
+    """Names the fit among the client's, and with it the random numbers that it draws."""
+    fresh: bool = False
+    """Whether it has an optimiser of its own."""
 
     def rows(self) -> tuple[Tensor, Tensor | None]:
-        """Positions in the data set of all batches in a row, and the random numbers of their augmentation."""
+        """Return positions of the samples of all batches in a row, and the random numbers of their augmentation."""
         index, plan = self.samples.index, self.plan
         rows = index[torch.from_numpy(plan.index).to(index.device)]
         return rows, torch.from_numpy(plan.draws).to(rows.device) if plan.draws.shape[1] else None
 
 
 def train(fit: Fit, stepper_of: StepperOf = Eager) -> Report:
-    """Run a fit, changing its state in place."""
+    """Run a fit, which changes its state in place, and return what was measured."""
     stepper = stepper_of(fit.step, fit.state, fit.context, fit.samples, fit.dtype)
     rows, draws = fit.rows()
     rates = iter(fit.step.settings.rates(fit.plan.steps))
@@ -140,7 +147,7 @@ def train(fit: Fit, stepper_of: StepperOf = Eager) -> Report:
         measured.append({**means, DRIFT: away})
         start = epoch.stop
     stepper.finish()
-    # Looked at when all is done: a device would stand still after every epoch otherwise.
+    # Read when all is done: a device would stand still after every epoch otherwise.
     values = torch.stack([torch.stack(list(terms.values())) for terms in measured]).tolist() if measured else []
     return report_of(fit.plan, list(measured[0]) if measured else [], values)
 
@@ -148,7 +155,7 @@ def train(fit: Fit, stepper_of: StepperOf = Eager) -> Report:
 def _step_by_step(
     stepper: Stepper, rows: Tensor, draws: Tensor | None, sizes: Sequence[int], rates: Iterator[float]
 ) -> dict[str, Tensor]:
-    """An epoch whose every step has a learning rate of its own."""
+    """Run an epoch in which every step has a learning rate of its own."""
     found: list[dict[str, Tensor]] = []
     for window, size in zip(windows(sizes), sizes, strict=True):
         stepper.take_rate(next(rates))
@@ -157,22 +164,22 @@ def _step_by_step(
 
 
 def epochs_of(plan: Plan) -> list[list[int]]:
-    """The sizes of each local epoch's batches; no epoch is without one."""
+    """Return the sizes of each local epoch's batches; every epoch has at least one."""
     pairs = zip(plan.epochs, plan.sizes, strict=True)
     return [[size for _, size in batches] for _, batches in itertools.groupby(pairs, key=lambda pair: pair[0])]
 
 
 def report_of(plan: Plan, names: Sequence[str], epochs: Sequence[Sequence[float]]) -> Report:
-    """What a fit did, from the names of what was measured and its values in each epoch."""
+    """Return the report of a fit from the names of what was measured and the values in each epoch."""
     return Report(plan.steps, plan.skipped, [dict(zip(names, row, strict=True)) for row in epochs])
 
 
 DRIFT = "drift"
-"""Under which name a report has the distance between the shared entries and those received."""
+"""The name in a report of the distance between the shared entries and those received."""
 
 
 def drift(step: Step, state: State, context: Context) -> Tensor:
-    """How far the shared entries are from those received."""
+    """Return how far the shared entries are from those received."""
     with torch.no_grad():
         if alike := flats(part_of(state.trained, step.shared), context.w0):
             return norm({"": alike[0].base - alike[1].base})

@@ -14,14 +14,17 @@ from fullrank.local.settings import Settings
 from fullrank.trees import Flat, Tensors, Tree, copy_, flats, part_of, pointwise
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
-"""Of Adam and AdamW, as in their papers and in torch.optim."""
+"""Constants of Adam and AdamW, as in their papers and in torch.optim."""
 
 
 def memory(trained: Tensors, settings: Settings, before: Tree | None = None) -> Tree:
-    """What the optimiser remembers of these entries: zeros at first, what was remembered before otherwise.
+    """Return what the optimiser remembers about these entries: zeros at first, later what it remembered before.
 
-    `before` may hold other entries as well, and holds these from then on: both see what a step changes. Flat entries
-    have a flat memory, whatever form it had before.
+    Args:
+        trained: The entries. Those that lie in one vector have a memory in one vector.
+        settings: The optimiser's settings.
+        before: What was remembered before, which may be about other entries as well. It holds these entries' memory
+            from now on, so that both trees show what a step changes.
     """
     known: Tree = before if before is not None else {}
     mine: Tree = {}
@@ -55,7 +58,7 @@ def _empty(slot: str, weight: Tensor) -> Tensor:
 
 
 def clipped(g: Tensors, norm: Tensor, limit: float) -> Tensors:
-    """The gradient, shortened to `limit` where its norm over all entries is longer; 0 means no limit."""
+    """Return the gradient, scaled to the norm `limit` where its norm over all entries is larger; 0 means no limit."""
     if not limit:
         return g
     share = (limit / (norm + 1e-6)).clamp(max=1.0)
@@ -65,9 +68,15 @@ def clipped(g: Tensors, norm: Tensor, limit: float) -> Tensors:
 def descend_(
     w: Tensors, g: Tensors, memory: Tree, settings: Settings, decayed: Collection[str], lr: Tensor | None = None
 ) -> None:
-    """One step of the optimiser, in place in `w` and in its memory; weight decay acts on the entries `decayed`.
+    """Make one step of the optimiser, in place in `w` and in its memory.
 
-    `lr` is the learning rate of the day, for a step that is recorded once and replayed.
+    Args:
+        w: The entries.
+        g: Their gradient.
+        memory: What the optimiser remembers.
+        settings: The optimiser's settings.
+        decayed: Names of the entries that weight decay acts on.
+        lr: The learning rate in place of the setting, for a step that is recorded once and replayed.
     """
     for names, rate in _by_decay(w, settings, decayed):
         if settings.optimizer == "sgd":
@@ -78,7 +87,7 @@ def descend_(
 
 
 def _by_decay(w: Tensors, settings: Settings, decayed: Collection[str]) -> list[tuple[Collection[str], float]]:
-    """The entries that decay and those that do not, as far as there are any, each with their rate."""
+    """Return the entries that decay and those that do not, each with their rate; groups without entries are omitted."""
     chosen = [name for name in w if name in decayed] if settings.weight_decay else []
     if not chosen or len(chosen) == len(w):
         return [(w, settings.weight_decay if chosen else 0.0)]
@@ -86,7 +95,7 @@ def _by_decay(w: Tensors, settings: Settings, decayed: Collection[str]) -> list[
 
 
 def _alike(names: Collection[str], *trees: Tensors) -> list[Tensors]:
-    """Some entries of trees; as one vector each where all are flat and these entries side by side."""
+    """Return some entries of trees; as one vector each where they lie side by side in vectors."""
     parts = list(trees) if len(names) == len(trees[0]) else [part_of(tree, names) for tree in trees]
     if alike := flats(*parts):
         return [{"": flat.base} for flat in alike]
@@ -94,7 +103,7 @@ def _alike(names: Collection[str], *trees: Tensors) -> list[Tensors]:
 
 
 def laid_out_like(weight: Tensor, values: Tensor) -> Tensor:
-    """A tensor's values in the order in which memory holds a weight's; itself where it has that order."""
+    """Return a tensor's values in the order in which memory holds a weight's; itself if it has that order."""
     return (
         values
         if values.shape != weight.shape or values.stride() == weight.stride()
@@ -145,7 +154,7 @@ def _subtract_(weight: Tensor, slope: Tensor, lr: float | Tensor) -> None:
 
 
 def _adam_(w: Tensors, g: Tensors, memory: Tree, settings: Settings, decay: float, rate: Tensor | None) -> None:
-    """Adam with the decay in the gradient, AdamW with the decay beside it."""
+    """Adam with the decay in the gradient, AdamW with the decay apart from it."""
     lr = settings.lr if rate is None else rate
     for name, weight in w.items():
         slope = g[name]

@@ -15,7 +15,7 @@ from fullrank.local.settings import Settings
 
 @dataclass(frozen=True)
 class Plan:
-    """Batches of a fit, in order."""
+    """The batches of a fit, in order."""
 
     index: np.ndarray
     """Positions among the client's samples, all batches in a row."""
@@ -35,7 +35,15 @@ class Plan:
 
 
 def make_plan(samples: int, settings: Settings, rng: np.random.Generator, draws: int = 0, single: bool = True) -> Plan:
-    """Plan `settings.epochs` passes, or exactly `settings.steps` batches; `single=False` leaves batches of one out."""
+    """Plan `settings.epochs` passes over the samples, or exactly `settings.steps` batches.
+
+    Args:
+        samples: The number of samples.
+        settings: The settings of the fit.
+        rng: The generator of all random numbers of the plan.
+        draws: The random numbers that the augmentation of a sample needs.
+        single: Whether batches of one sample can be trained on; if not, they are omitted and counted.
+    """
     batches: list[np.ndarray] = []
     epochs: list[int] = []
     skipped = 0

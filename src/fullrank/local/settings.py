@@ -87,7 +87,7 @@ class Schedule:
         return 1.0
 
     def at(self, round: int, settings: Settings) -> Settings:
-        """The settings of a round."""
+        """Return the settings of a round."""
         share = self.share(round)
         if self.by == "step" and (self.kind != "constant" or round < self.warmup):
             return replace(settings, lr=settings.lr * share, moving=Moving(self, round, settings.lr))
@@ -102,7 +102,7 @@ class Travel:
     distance: float = 0.0
 
     def on(self, steps: int, settings: Settings) -> Travel:
-        """After further steps: u ← ρu + 1, travel += η·u each step (Nesterov: η(1 + ρu))."""
+        """Return the travel after further steps: u ← ρu + 1, travel += η·u in each (Nesterov: η(1 + ρu))."""
         speed, distance, rho = self.speed, self.distance, settings.momentum
         for lr in settings.rates(steps):
             speed = rho * speed + 1

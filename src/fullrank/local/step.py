@@ -1,6 +1,6 @@
-"""The local step: a pure function of tensors, whatever the method, whoever runs it.
+"""The local step: a pure function of tensors for every method and every engine.
 
-How the network is called and how a gradient is taken is a backend's business: `Functional` serves traced engines
+How the network is called and how a gradient is taken is decided by a backend: `Functional` serves traced engines
 (`vmap`, `make_fx`, compilation), `Bound` the eager ones, with a module whose own tensors are the client's.
 """
 
@@ -21,7 +21,7 @@ from fullrank.methods._compose import Composition
 from fullrank.methods._method import Method
 from fullrank.models.net import Output
 from fullrank.models.network import Network
-from fullrank.trees import Flat, Tensors, Tree, combine, flats, merged, misfit, norm, part_of, pointwise
+from fullrank.trees import Flat, Tensors, Tree, combine, merged, misfit, norm, part_of
 
 Objective = Callable[[Tensors], tuple[Tensor, Any]]
 
@@ -32,37 +32,37 @@ class BadGradient(InputError):
 
 @dataclass(frozen=True)
 class Context:
-    """What a step may look at and never changes."""
+    """What a step reads and never changes."""
 
     received: Tensors
     """All entries as received."""
     own: dict[str, Tree]
-    """The client state of each method."""
+    """Each method's state at the client."""
     sent: dict[str, Tree]
-    """The broadcast of each method."""
+    """What each method broadcast."""
     counts: Tensor
-    """Samples of each class at this client."""
+    """The client's number of samples of each class."""
     w0: Tensors = field(default_factory=dict)
-    """The shared entries as received, where a flat copy of them is kept; else they are taken from `received`."""
+    """The shared entries as received, where an engine keeps them as one vector; else they are taken from `received`."""
     lr: Tensor | None = None
-    """The learning rate, where a step is replayed at others than the one it was recorded with."""
+    """The learning rate, where a step is replayed at another one than it was recorded with."""
     fixed: dict[str, Tree] = field(default_factory=dict)
     """What each method computed before the fit."""
 
     def of(self, space: str) -> dict[str, Tree]:
-        """What a batch shows to one method and to no other."""
+        """Return what a batch shows to one method only."""
         return {name: getattr(self, name).get(space, {}) for name in ("own", "sent", "fixed")}
 
 
 @dataclass
 class State:
-    """What a step changes: trained entries, buffers and momentum; and the entries that stay."""
+    """What a step changes: trained entries, buffers and the optimiser's memory; and the entries that stay."""
 
     trained: Tensors
     rest: Tensors
     buffers: Tensors
     memory: Tree = field(default_factory=dict)
-    """The optimiser's."""
+    """The optimiser's memory."""
 
 
 for _kind, _fields in (
@@ -72,13 +72,11 @@ for _kind, _fields in (
     torch.utils._pytree.register_dataclass(_kind, field_names=list(_fields), drop_field_names=[])
 
 
-def multiplied(g: Tensors, times: Flat | None) -> Tensors:
-    """A gradient times a tree, where there is one."""
-    return g if times is None else pointwise(g, torch.mul, times)
-
-
 def depending(value: Tensor) -> Tensor:
-    """An objective's value, if it depends on what trains; `torch.func.grad` would give zeros where it does not."""
+    """Return an objective's value, or raise an error if it depends on nothing that trains.
+
+    `torch.func.grad` would give zeros then.
+    """
     if not value.requires_grad:
         raise InputError(
             "the loss does not depend on any entry that trains, so there is no gradient: the model's forward (or the "
@@ -88,61 +86,60 @@ def depending(value: Tensor) -> Tensor:
 
 
 class Functional:
-    """Pure: the network by `functional_call`, the gradient by `torch.func.grad`."""
+    """Calls the network by `functional_call` and takes gradients by `torch.func.grad`, so that a step is pure."""
 
     def __init__(self, network: Network):
         self.network = network
 
     def at(self, tensors: Tensors, x: Tensor) -> Output:
-        """Forward in the network's current mode with the given tensors in place of its own."""
+        """Run the network in its current mode with the given tensors in place of its own."""
         return self.network.at(tensors, x)
 
     def call(self, trained: Tensors, rest: Tensors, buffers: Tensors, x: Tensor) -> tuple[Output, Tensors]:
-        """Forward with the given tensors."""
+        """Run the network with the given tensors; return its output and the buffers after it."""
         moved = {name: value.clone() for name, value in buffers.items()}  # BatchNorm writes into what it is given
         return self.at({**rest, **trained, **moved}, x), moved
 
-    def gradient(self, objective: Objective, trained: Tensors, times: Flat | None) -> tuple[Tensors, Any]:
-        """By `torch.func.grad`."""
+    def gradient(self, objective: Objective, trained: Tensors) -> tuple[Tensors, Any]:
+        """Return the gradient and what the objective returned besides its value."""
 
         def dependent(trained: Tensors) -> tuple[Tensor, Any]:
             value, aux = objective(trained)
             return depending(value), aux
 
         g, aux = torch.func.grad(dependent, has_aux=True)(trained)
-        return multiplied(g, times), aux
+        return g, aux
 
 
 class Bound(Functional):
-    """Eager: the module's own tensors are the client's, so a forward at them needs no substitution."""
+    """Calls the module itself: its own tensors are the client's, so that none are put in their place."""
 
     def __init__(self, network: Network, trained: Tensors):
         super().__init__(network)
         self.bound = trained
 
     def call(self, trained: Tensors, rest: Tensors, buffers: Tensors, x: Tensor) -> tuple[Output, Tensors]:
-        """Forward of the module itself; its buffers move in place."""
+        """Run the module itself, whose buffers change in place."""
         if trained is self.bound:
             return self.network(x), buffers
         return super().call(trained, rest, buffers, x)
 
-    def gradient(self, objective: Objective, trained: Tensors, times: Flat | None) -> tuple[Tensors, Any]:
-        """By `torch.autograd.grad`, half the time of `torch.func.grad` on a small network."""
+    def gradient(self, objective: Objective, trained: Tensors) -> tuple[Tensors, Any]:
+        """Take the gradient by `torch.autograd.grad`: half the time of `torch.func.grad` on a small network."""
         if trained is not self.bound:
             trained = self.leaves(trained)
         value, aux = objective(trained)
-        g = self.slopes(depending(value), trained)
-        return multiplied(g, times), aux
+        return self.slopes(depending(value), trained), aux
 
     @staticmethod
     def leaves(trained: Tensors) -> Tensors:
-        """Entries other than the client's own, as what a gradient is taken at."""
+        """Return copies of other entries than the client's own, at which a gradient can be taken."""
         leaves = {name: value.detach().requires_grad_() for name, value in trained.items()}
         return Flat(trained.base, trained.layout, leaves) if isinstance(trained, Flat) else leaves
 
     @staticmethod
     def slopes(value: Tensor, trained: Tensors) -> Tensors:
-        """The gradient of a value at entries: 0 where it does not depend on one; flat where the entries are."""
+        """Return the gradient of a value at entries: 0 where it depends on none, one vector where the entries are."""
         found = torch.autograd.grad(value, list(trained.values()), allow_unused=True, materialize_grads=True)
         g = dict(zip(trained, found, strict=True))
         return Flat.joined(g, trained.layout) if isinstance(trained, Flat) else g
@@ -160,18 +157,18 @@ class Step:
     decayed: frozenset[str]
     """Names of the entries that weight decay acts on."""
     side: bool = False
-    """Of a side fit: without drift corrections."""
+    """Whether it belongs to a side fit, which has no drift corrections."""
     stats: str = "move"
-    """Whether norm layers train, or stay in eval mode ("freeze")."""
+    """Whether norm layers train ("move") or stay in evaluation mode ("freeze")."""
     criterion: Callable[[Batch], Tensor] | None = None
-    """In place of the method's criterion."""
+    """A criterion in place of the method's."""
     loss: Callable[[Batch], Tensor] | None = None
     """A further term of this fit."""
     space: str = ""
     """The method that asked for this fit: its state is what `criterion` and `loss` see as their own."""
 
     def __call__(self, state: State, context: Context, x: Tensor, y: Tensor) -> tuple[State, dict[str, Tensor]]:
-        """The new state, and each term's value with the gradient's norm. Nothing is written in place."""
+        """Return the new state, and each term's value with the gradient's norm. Nothing is written in place."""
         new = State(
             {name: value.clone() for name, value in state.trained.items()},
             state.rest,
@@ -183,7 +180,7 @@ class Step:
         return new, terms
 
     def advance_(self, state: State, context: Context, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """The same in place, for engines that own the state's tensors."""
+        """Make the step in place, for engines that own the state's tensors."""
         g, state.buffers, terms = self.gradient(state, context, x, y)
         with torch.no_grad():
             descend_(state.trained, g, state.memory, self.settings, self.decayed, context.lr)
@@ -192,7 +189,7 @@ class Step:
     def gradient(
         self, state: State, context: Context, x: Tensor, y: Tensor
     ) -> tuple[Tensors, Tensors, dict[str, Tensor]]:
-        """The corrected gradient, the moved buffers and the terms."""
+        """Return the corrected gradient, the buffers after the step, and the value of each term."""
         corrections = [part for part in self.composition.corrections if not (self.side and part.drift)]
         g, seen = self._corrected(state, context, x, y, state.trained, corrections)
         length = norm(g)
@@ -205,15 +202,12 @@ class Step:
         def objective(trained: Tensors) -> tuple[Tensor, dict[str, Any]]:
             return self._objective(state, context, x, y, trained)
 
-        times = self._times(context, at, corrections)
-        g, seen = self.backend.gradient(objective, at, times)
-        if len(corrections) == (times is not None):
+        g, seen = self.backend.gradient(objective, at)
+        if not corrections:
             return g, seen
         with torch.no_grad():
             b = self._batch(state, seen["buffers"], context, x, y, at, seen["output"], seen["terms"]["criterion"])
             for index, part in enumerate(corrections):
-                if index == 0 and times is not None:
-                    continue
 
                 def grad_at(w: Tensors, left: int = index) -> Tensors:
                     there = merged(at, part_of(w, at.keys()))
@@ -225,7 +219,7 @@ class Step:
         return g, seen
 
     def _by(self, part: Method, g: Tensors, b: Batch) -> Tensors:
-        """The gradient as one correction makes it; compared with the one before in the first step of a run only."""
+        """Return the gradient after one correction; its form is checked in the first step of a run only."""
         new = part.grad(g, b)
         if part.name not in self.composition.correct:
             if not isinstance(new, Mapping):
@@ -236,17 +230,6 @@ class Step:
                 raise BadGradient(f'"{part.name}".grad returned a gradient that does not fit the model: {problem}')
             self.composition.correct.add(part.name)
         return new
-
-    def _times(self, context: Context, at: Tensors, corrections: list[Method]) -> Flat | None:
-        """By what the first correction multiplies the gradient, if it does nothing else and the trees are flat.
-
-        Then it is multiplied as it is gathered, where a correction of its own would read and write it once more.
-        """
-        part, name = self.composition.multiplier
-        if not name or not corrections:
-            return None
-        alike = flats(at, context.fixed[part][name])
-        return alike[1] if alike else None
 
     def _objective(
         self, state: State, context: Context, x: Tensor, y: Tensor, trained: Tensors
@@ -304,7 +287,7 @@ class Step:
         )
 
     def _shared_of(self, trained: Tensors, rest: Tensors) -> Tensors:
-        """The shared entries, current: flat where those that train are and none is missing among them."""
+        """Return the shared entries, current: as one vector where all of them train and lie in one."""
         near = part_of(trained, self.shared)
         if len(near) == len(self.shared):
             return near

@@ -119,13 +119,6 @@ class Composition:
         return tuple(part for part in parts if not part.drift) + tuple(drifting)
 
     @cached_property
-    def multiplier(self) -> tuple[str, str]:
-        """The first correction and what it multiplies by, if it does nothing else: it says so where it is written."""
-        first = self.corrections[0] if self.corrections else Method()
-        written = [next(kind for kind in type(first).__mro__ if name in vars(kind)) for name in ("grad", "multiplies")]
-        return (first.name, first.multiplies) if written[0] is written[1] and not first.drift else ("", "")
-
-    @cached_property
     def aggregators(self) -> tuple[Method, ...]:
         """As written, the one that weighs the clients first."""
         return tuple(sorted(self.defined("aggregate"), key=lambda part: not defines(part, "weight")))

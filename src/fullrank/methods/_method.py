@@ -16,8 +16,8 @@ from fullrank.trees import Tree
 
 if TYPE_CHECKING:
     from fullrank.federated.views import ServerView
-    from fullrank.local.client import Client
     from fullrank.local.settings import Settings
+    from fullrank.local.views import ClientView
     from fullrank.methods._batch import Batch
     from fullrank.models import Network
 
@@ -68,8 +68,6 @@ class Method:
     """What these are, in plain words."""
     drift: ClassVar[bool] = False
     """Its gradient correction concerns the distance to the global model: shared entries only, last, no side fits."""
-    multiplies: ClassVar[str] = ""
-    """Under which name `before` gives numbers for all trained entries, if `grad` multiplies by them and no more."""
     neutral: ClassVar[Mapping[str, Any]] = {}
     """Field values at which it is FedAvg to the bit."""
     tried_on: ClassVar[Mapping[str, Any]] = {}
@@ -117,13 +115,13 @@ class Method:
         """What the server keeps for this method, at the start."""
         return {}
 
-    def client_state(self, client: Client) -> Tree:
+    def client_state(self, client: ClientView) -> Tree:
         """What a client keeps for this method, when it is first called upon."""
         return {}
 
     # The local step
 
-    def before(self, client: Client) -> Tree:
+    def before(self, client: ClientView) -> Tree:
         """Before each fit: what its steps need and none of them changes, which they see as `b.fixed`.
 
         A copy is made of it; it asks for no fit itself.
@@ -144,15 +142,15 @@ class Method:
 
     # The client's round
 
-    def train(self, client: Client) -> None:
+    def train(self, client: ClientView) -> None:
         """Run the local fits. Exclusive."""
         client.train()
 
-    def after(self, client: Client) -> Mapping[str, Sum | Mean]:
+    def after(self, client: ClientView) -> Mapping[str, Sum | Mean]:
         """After local training: update `client.own`, return further uploads."""
         return {}
 
-    def weight(self, client: Client) -> float:
+    def weight(self, client: ClientView) -> float:
         """This client's weight in the mean of the weights. Exclusive."""
         return client.n
 
@@ -170,7 +168,7 @@ class Method:
 
     # The personal model
 
-    def personalise(self, client: Client) -> Tree | None:
+    def personalise(self, client: ClientView) -> Tree | None:
         """Make a client's own model from the global one, by fits or as the tree that is returned. Exclusive."""
         return None
 

@@ -14,7 +14,7 @@ from fullrank.trees import Tree
 
 if TYPE_CHECKING:
     from fullrank.federated.views import ServerView
-    from fullrank.local.client import Client
+    from fullrank.local.views import ClientView
 
 
 CLIENTS_NAMED = 5
@@ -62,7 +62,7 @@ class WithPrototypes(Method):
         none = like.new_zeros(server.net.num_classes, server.net.feature_dim, dtype=server.net.dtype)
         return {"prototypes": none, "available": torch.zeros_like(none[:, 0], dtype=torch.bool)}
 
-    def after(self, client: "Client") -> Mapping[str, Sum]:
+    def after(self, client: "ClientView") -> Mapping[str, Sum]:
         """Class sums and counts under the trained model, in eval mode and without augmentation."""
         sums, counts = client.prototypes()
         enough = counts >= self.min_count

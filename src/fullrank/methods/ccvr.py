@@ -18,7 +18,7 @@ from fullrank.trees import Tree
 
 if TYPE_CHECKING:
     from fullrank.federated.views import ServerView
-    from fullrank.local.client import Client
+    from fullrank.local.views import ClientView
 
 JITTER = 1e-6
 """Added to every variance."""
@@ -73,7 +73,7 @@ class CCVR(Method):
             raise Conflict(f"ccvr trains the common classifier anew, but {apart[0]} is personal or frozen")
         return {}
 
-    def moments(self, client: "Client") -> Mapping[str, Sum]:
+    def moments(self, client: "ClientView") -> Mapping[str, Sum]:
         """n, Σz and Σzzᵀ of each class, in float64."""
         z, y = client.features()
         z, n = z.double(), (client.counts * (client.counts >= self.min_count)).double()

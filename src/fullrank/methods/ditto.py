@@ -12,7 +12,7 @@ from fullrank.objectives import proximal
 from fullrank.trees import Tree
 
 if TYPE_CHECKING:
-    from fullrank.local.client import Client
+    from fullrank.local.views import ClientView
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Ditto(Method):
     lam: NotNegative = 0.1
     epochs: Annotated[int, Field(ge=0)] = 0
 
-    def client_state(self, client: "Client") -> Tree:
+    def client_state(self, client: "ClientView") -> Tree:
         """The personal model."""
         return {"v": client.model}
 
@@ -37,12 +37,12 @@ class Ditto(Method):
         """(λ/2)‖v − w‖² over the shared entries."""
         return self.lam * proximal(b.w, b.w0)
 
-    def train(self, client: "Client") -> None:
+    def train(self, client: "ClientView") -> None:
         """The global path first, as if it were alone; then v, on batches of its own."""
         client.fit()
         client.own = {"v": client.fit(model=client.own["v"], loss=self.near, epochs=self.epochs or None)}
 
-    def personalise(self, client: "Client") -> Tree:
+    def personalise(self, client: "ClientView") -> Tree:
         """The client's v."""
         v: Tree = client.own["v"]
         return v

@@ -13,7 +13,7 @@ from fullrank.trees import Tree, pointwise, zeros
 
 if TYPE_CHECKING:
     from fullrank.federated.views import ServerView
-    from fullrank.local.client import Client
+    from fullrank.local.views import ClientView
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class FedDC(FedDyn):
         """The means of all clients' drifts and variates."""
         return {"h": zeros(server.w), "g": zeros(server.w)}
 
-    def client_state(self, client: "Client") -> Tree:
+    def client_state(self, client: "ClientView") -> Tree:
         """The client's drift and variate."""
         return {"h": zeros(client.w0), "g": zeros(client.w0)}
 
@@ -42,7 +42,7 @@ class FedDC(FedDyn):
         """FedDyn's correction, then SCAFFOLD's."""
         return pointwise(super().grad(g, b), lambda g, mean, gk: g + (mean - gk), b.sent["g"], b.own["g"])
 
-    def after(self, client: "Client") -> Mapping[str, Sum]:
+    def after(self, client: "ClientView") -> Mapping[str, Sum]:
         """The new drift and variate, kept here; the variate's change, sent."""
         super().after(client)
         old, travel = client.own["g"], client.travel

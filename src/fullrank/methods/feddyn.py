@@ -13,7 +13,7 @@ from fullrank.trees import Tree, pointwise, zeros
 
 if TYPE_CHECKING:
     from fullrank.federated.views import ServerView
-    from fullrank.local.client import Client
+    from fullrank.local.views import ClientView
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class FedDyn(Method):
         """The mean of all clients' drifts."""
         return {"h": zeros(server.w)}
 
-    def client_state(self, client: "Client") -> Tree:
+    def client_state(self, client: "ClientView") -> Tree:
         """The client's drift."""
         return {"h": zeros(client.w0)}
 
@@ -42,11 +42,11 @@ class FedDyn(Method):
         """In a client's first round this is FedProx, to the bit."""
         return pointwise(g, lambda g, h, w, w0: g + self.alpha * (h + (w - w0)), b.own["h"], b.w, b.w0)
 
-    def weight(self, client: "Client") -> float:
+    def weight(self, client: "ClientView") -> float:
         """All alike."""
         return 1.0
 
-    def after(self, client: "Client") -> Mapping[str, Sum]:
+    def after(self, client: "ClientView") -> Mapping[str, Sum]:
         """Add this round's step to the drift."""
         step = pointwise(client.w, torch.sub, client.w0)
         client.own = {**client.own, "h": pointwise(client.own["h"], torch.add, step)}

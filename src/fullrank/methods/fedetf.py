@@ -16,7 +16,7 @@ from fullrank.objectives import balanced_cross_entropy, simplex_etf
 from fullrank.trees import Tensors
 
 if TYPE_CHECKING:
-    from fullrank.local.client import Client
+    from fullrank.local.views import ClientView
     from fullrank.models import Network
 
 _SGD = {"optimizer": "sgd", "nesterov": False}
@@ -79,7 +79,7 @@ class FedETF(Method):
         """Cross-entropy, for fine-tuning."""
         return F.cross_entropy(b.logits, b.y, label_smoothing=b.label_smoothing)
 
-    def personalise(self, client: "Client") -> None:
+    def personalise(self, client: "ClientView") -> None:
         """Feature adaptation, then frame and projection in turns; how good the model is after each is noted."""
         head = client.network.head_name
         frame, projection, beta = (f"{head}.{part}" if head else part for part in ("frame", "projection", "beta"))

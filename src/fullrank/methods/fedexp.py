@@ -12,7 +12,7 @@ from fullrank.trees import Tree, norm, pointwise
 
 if TYPE_CHECKING:
     from fullrank.federated.views import ServerView
-    from fullrank.local.client import Client
+    from fullrank.local.views import ClientView
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class FedExP(Method):
 
     epsilon: Positive = 1e-3
 
-    def after(self, client: "Client") -> Mapping[str, Mean]:
+    def after(self, client: "ClientView") -> Mapping[str, Mean]:
         """The squared length of the client's step."""
         length = norm(pointwise(client.w, torch.sub, client.w0))
         return {"step": Mean({"square": length**2}, client.n)}

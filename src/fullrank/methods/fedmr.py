@@ -19,7 +19,7 @@ from fullrank.trees import Tree
 
 if TYPE_CHECKING:
     from fullrank.federated.views import ServerView
-    from fullrank.local.client import Client
+    from fullrank.local.views import ClientView
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class FedMR(WithPrototypes):
         here = available & (b.counts > 0) if self.reading == "local" else available
         return prototype_margin(z, y, prototypes, here, self.margin)
 
-    def after(self, client: "Client") -> Mapping[str, Sum]:
+    def after(self, client: "ClientView") -> Mapping[str, Sum]:
         """Class sums and counts, of those clients that ever send any; zeros of the others."""
         if not self.exchanges:
             return {}

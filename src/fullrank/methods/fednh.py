@@ -16,7 +16,7 @@ from fullrank.trees import Tree
 
 if TYPE_CHECKING:
     from fullrank.federated.views import ServerView
-    from fullrank.local.client import Client
+    from fullrank.local.views import ClientView
     from fullrank.models import Network
 
 
@@ -61,7 +61,7 @@ class FedNH(Method):
         """The prototypes."""
         return Hypersphere(net.feature_dim, net.num_classes, self.scale, net.dtype)
 
-    def after(self, client: "Client") -> Mapping[str, Sum]:
+    def after(self, client: "ClientView") -> Mapping[str, Sum]:
         """Where this client's classes lie."""
         sums, counts = client.prototypes(normalise=True)
         return {"seen": Sum({"sums": counts.to(sums.dtype)[:, None] * F.normalize(sums), "counts": counts})}

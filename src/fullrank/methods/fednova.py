@@ -12,7 +12,7 @@ from fullrank.trees import Tree, pointwise
 
 if TYPE_CHECKING:
     from fullrank.federated.views import ServerView
-    from fullrank.local.client import Client
+    from fullrank.local.views import ClientView
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,11 @@ class FedNova(Method):
     paper = "Wang et al., NeurIPS 2020"
     uploads = {"travel": "how far its optimiser can have moved a weight, and the inverse of that"}
 
-    def weight(self, client: "Client") -> float:
+    def weight(self, client: "ClientView") -> float:
         """By samples per distance."""
         return client.n / client.travel
 
-    def after(self, client: "Client") -> Mapping[str, Mean]:
+    def after(self, client: "ClientView") -> Mapping[str, Mean]:
         """The distance and its inverse, of which the server sees the means."""
         far = torch.tensor(client.travel, dtype=torch.float64)
         return {"travel": Mean({"a": far, "inverse": 1 / far}, client.n)}

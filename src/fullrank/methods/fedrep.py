@@ -8,7 +8,7 @@ from pydantic import Field
 from fullrank.methods._method import Method
 
 if TYPE_CHECKING:
-    from fullrank.local.client import Client
+    from fullrank.local.views import ClientView
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class FedRep(Method):
 
     head_epochs: Annotated[int, Field(ge=0)] = 0
 
-    def train(self, client: "Client") -> None:
+    def train(self, client: "ClientView") -> None:
         """Two fits, each sample seen by both."""
         client.fit("head", epochs=self.head_epochs or None)
         client.fit(("backbone", "neck") if list(client.network.neck.parameters()) else "backbone")

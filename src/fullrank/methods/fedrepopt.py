@@ -16,8 +16,8 @@ from fullrank.models.reparam.operators import SCALES, centre_diagonal
 from fullrank.trees import Tensors, Tree, flats, part_of, pointwise
 
 if TYPE_CHECKING:
-    from fullrank.local.client import Client
     from fullrank.local.settings import Settings
+    from fullrank.local.views import ClientView
     from fullrank.models import Network
 
 
@@ -36,7 +36,6 @@ class FedRepOpt(Method):
     """
 
     paper = "Lau et al., ACCV 2024; Ding et al., ICLR 2023 (RepOptimizers)"
-    multiplies = "multiplier"
     tried_on = {
         "name": "fullrank.models.reparam.repvgg:repvgg",
         "mode": "repopt",
@@ -52,10 +51,11 @@ class FedRepOpt(Method):
             )
         return net
 
-    def before(self, client: Client) -> Tree:
+    def before(self, client: ClientView) -> Tree:
         """M of every parameter that is not frozen: 1 for those that do not stand for branches."""
-        entries = client.home.some(client.trainable), client.home.some(client.entries.frozen)
-        return {"multiplier": multiplier(*entries)}
+        model = client.model
+        weights, scales = ({n: model[n] for n in names} for names in (client.trainable, client.entries.frozen))
+        return {"multiplier": multiplier(weights, scales)}
 
     def grad(self, g: Tree, b: Batch) -> Tree:
         """M⊙g."""

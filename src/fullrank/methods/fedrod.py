@@ -13,7 +13,7 @@ from fullrank.objectives import balanced_cross_entropy
 from fullrank.trees import Tensors, zeros
 
 if TYPE_CHECKING:
-    from fullrank.local.client import Client
+    from fullrank.local.views import ClientView
     from fullrank.models import Network
 
 
@@ -66,7 +66,7 @@ class FedRoD(Method):
         both: Tensor = b.both
         return both
 
-    def personalise(self, client: "Client") -> Tensors:
+    def personalise(self, client: "ClientView") -> Tensors:
         """The same model with the sum as its classifier: linear ones add up."""
         head, model = client.network.head_name, client.model
         own = {n: t for n, t in model.items() if n.startswith(f"{head}.personal_head.")}

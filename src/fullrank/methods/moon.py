@@ -13,7 +13,7 @@ from fullrank.objectives import contrastive
 from fullrank.trees import Tree
 
 if TYPE_CHECKING:
-    from fullrank.local.client import Client
+    from fullrank.local.views import ClientView
     from fullrank.models import Network
 
 WIDTH = 256
@@ -45,7 +45,7 @@ class Moon(Method):
             net.neck = nn.Sequential(net.neck, nn.Linear(d, hidden), nn.ReLU(), nn.Linear(hidden, WIDTH))
         return net
 
-    def client_state(self, client: "Client") -> Tree:
+    def client_state(self, client: "ClientView") -> Tree:
         """No previous model yet, but room for it."""
         return {"model": client.model, "has": client.counts.new_zeros(())}
 
@@ -54,7 +54,7 @@ class Moon(Method):
         has: Tensor = b.own["has"]
         return self.mu * has * contrastive(b.z, b.features(b.w0), b.features(b.own["model"]), self.temperature)
 
-    def after(self, client: "Client") -> Mapping[str, Sum]:
+    def after(self, client: "ClientView") -> Mapping[str, Sum]:
         """This round's model is the next one's previous."""
         client.own = {"model": client.model, "has": client.counts.new_ones(())}
         return {}

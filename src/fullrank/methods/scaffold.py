@@ -13,7 +13,7 @@ from fullrank.trees import Tree, pointwise, zeros
 
 if TYPE_CHECKING:
     from fullrank.federated.views import ServerView
-    from fullrank.local.client import Client
+    from fullrank.local.views import ClientView
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Scaffold(Method):
         """The mean of all clients' variates."""
         return {"c": zeros(server.w)}
 
-    def client_state(self, client: "Client") -> Tree:
+    def client_state(self, client: "ClientView") -> Tree:
         """The client's own variate."""
         return {"c": zeros(client.w0)}
 
@@ -45,11 +45,11 @@ class Scaffold(Method):
         """Written so that equal variates leave the gradient as it is, to the bit."""
         return pointwise(g, lambda g, c, ck: g + (c - ck), b.sent["c"], b.own["c"])
 
-    def weight(self, client: "Client") -> float:
+    def weight(self, client: "ClientView") -> float:
         """By samples, or alike."""
         return client.n if self.weights == "samples" else 1.0
 
-    def after(self, client: "Client") -> Mapping[str, Sum]:
+    def after(self, client: "ClientView") -> Mapping[str, Sum]:
         """The new variate, kept here; its change, sent."""
         old, travel = client.own["c"], client.travel
         new = pointwise(old, lambda ck, c, w0, w: ck - c + (w0 - w) / travel, client.sent["c"], client.w0, client.w)

@@ -19,7 +19,7 @@ from fullrank.models.entries import NORM_LAYERS
 from fullrank.models.findhead import Dropouts, find_head
 from fullrank.models.net import Net, Output, output_of
 from fullrank.models.structure import Structure
-from fullrank.trees import Flat, Layout, Tensors, copy_
+from fullrank.trees import Flat, Layout, Tensors
 
 _CALLS_ITS_CHILDREN = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 T = TypeVar("T")
@@ -137,9 +137,7 @@ class Network:
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy values into the module's own tensors."""
-        if isinstance(tensors, Flat):
-            copy_(self.some(tensors), tensors)
-        elif tensors:
+        if tensors:
             own = self.tensors()
             torch._foreach_copy_([own[name] for name in tensors], list(tensors.values()))
 

@@ -21,6 +21,7 @@ from fullrank.config.experiment import Experiment
 from fullrank.config.schema import EngineTable, Statistics
 from fullrank.data import DataSet, Pipeline, Split, load_dataset, resized
 from fullrank.data.federation import Federation, divide, keep_unseen
+from fullrank.data.hosted import HostedData
 from fullrank.errors import InputError
 from fullrank.federated.sampling import ClientSampler
 from fullrank.federated.server import Server
@@ -114,6 +115,7 @@ class Assembly:
             "dtype": str(data.train.x.dtype).removeprefix("torch."),
             "mean": list(statistics[0]) if statistics else None,
             "std": list(statistics[1]) if statistics else None,
+            "augment": list(data.augment),
         }
 
     def check_data(self, path: Path) -> None:
@@ -213,26 +215,9 @@ def assemble(
     experiment = Experiment.of(experiment)
     device = find_device(experiment.engine)
     federation = federation or federate(experiment)
-    table = experiment.method
-    composition = Composition(method or methods.build(table.name, **table.tables), experiment.train.criterion)
     with collecting_files() as files_read:
-        network = _network(experiment, federation, composition, module, head or experiment.model.head or None, device)
-    entries = classify(network, composition.personal, experiment.model.freeze, experiment.train.buffers)
-    if not any(name in entries.shared or name in entries.personal for name in network.parameter_names):
-        raise InputError("model.freeze: every parameter of the model is frozen, so there is nothing to train")
-    settings = _settings(experiment)
-    decayed(network, settings)  # rejects selectors that name nothing before any client would
-    common: dict[str, Any] = {"network": network, "composition": composition, "entries": entries}
-    site = Site(
-        **common,
-        federation=federation,
-        settings=settings,
-        schedule=_schedule(experiment),
-        keep_optimiser=experiment.train.optimizer_state == "keep",
-        seed=experiment.seed,
-        device=device,
-        metrics=find_metrics(experiment.evaluate.metrics),
-    )
+        site = _site(experiment, federation, federation.hosted(), device, module, method, head)
+    common: dict[str, Any] = {"network": site.network, "composition": site.composition, "entries": site.entries}
     return Assembly(
         experiment=experiment,
         federation=federation,
@@ -248,12 +233,83 @@ def assemble(
                 participation=experiment.train.participation,
                 seed=experiment.seed,
             ),
-            expected=ExpectedUploads(composition, Rehearsal(site)),
+            expected=ExpectedUploads(site.composition, Rehearsal(site)),
             aggregator=experiment.train.aggregator,
             on_client_error=experiment.run.on_client_error,
             personal_travels=module is not None or bool(experiment.model.start),
         ),
         **common,
+    )
+
+
+def assemble_site(
+    experiment: Experiment,
+    facts: Mapping[str, Any],
+    data: HostedData,
+    *,
+    module: nn.Module | None = None,
+    method: Method | None = None,
+) -> Site:
+    """Return a site for the clients whose data are here, without the data of any other client.
+
+    It does the same as the site of a simulation does for these clients, to the bit on a CPU.
+
+    Args:
+        experiment: The experiment that the federation runs.
+        facts: What is recorded of the federation in `partition.json`, as `Assembly.facts` returns it.
+        data: The hosted clients' samples, as `hosted_data` returns them.
+        module: The model, in place of the one that the experiment names.
+        method: The method, in place of the one that the experiment names.
+    """
+    experiment = Experiment.of(experiment)
+    return _site(experiment, without_data(facts), data, find_device(experiment.engine), module, method)
+
+
+def hosted_data(
+    experiment: Experiment, facts: Mapping[str, Any], clients: Mapping[int, tuple[Split | None, Split | None]]
+) -> HostedData:
+    """Return the data of clients in the form in which a site takes them.
+
+    Args:
+        experiment: The experiment, which says how inputs are prepared.
+        facts: What is recorded of the federation in `partition.json`.
+        clients: The training samples and the hold-out of each client, by its id.
+    """
+    shape = without_data(facts)
+    operations = Pipeline.build(shape.data, "none", experiment.data.augment).operations
+    prepare = Pipeline(shape.pipeline.statistics, operations)
+    return HostedData.of(clients, prepare, shape.data.num_classes, shape.seen)
+
+
+def _site(
+    experiment: Experiment,
+    shape: Federation,
+    data: HostedData,
+    device: torch.device,
+    module: nn.Module | None = None,
+    method: Method | None = None,
+    head: str | None = None,
+) -> Site:
+    """Return a site with these data; the network's size follows from the shape of the federation's samples."""
+    table = experiment.method
+    composition = Composition(method or methods.build(table.name, **table.tables), experiment.train.criterion)
+    network = _network(experiment, shape, composition, module, head or experiment.model.head or None, device)
+    entries = classify(network, composition.personal, experiment.model.freeze, experiment.train.buffers)
+    if not any(name in entries.shared or name in entries.personal for name in network.parameter_names):
+        raise InputError("model.freeze: every parameter of the model is frozen, so there is nothing to train")
+    settings = _settings(experiment)
+    decayed(network, settings)  # rejects selectors that name nothing before any client would
+    return Site(
+        network,
+        composition,
+        entries,
+        data,
+        settings,
+        _schedule(experiment),
+        keep_optimiser=experiment.train.optimizer_state == "keep",
+        seed=experiment.seed,
+        device=device,
+        metrics=find_metrics(experiment.evaluate.metrics),
     )
 
 
@@ -288,7 +344,8 @@ def without_data(facts: Mapping[str, Any]) -> Federation:
     described = facts["data"]
     zeros = torch.zeros(2, *described["input_shape"], dtype=getattr(torch, described["dtype"]))
     train = Split(zeros, torch.zeros(2, dtype=torch.int64))
-    data = DataSet(described["name"], train, None, tuple(described["classes"]))
+    usual = tuple(described.get("augment", ()))
+    data = DataSet(described["name"], train, None, tuple(described["classes"]), augment=usual)
     statistics = (tuple(described["mean"]), tuple(described["std"])) if described["mean"] is not None else None
     nothing = np.empty(0, np.int64)
     parts = [nothing] * facts["clients"]

@@ -1,1 +1,1 @@
-"""Clients on GPUs: local steps captured as CUDA graphs and replayed."""
+"""The engine that trains clients on GPUs, by local steps that are captured as CUDA graphs and replayed."""

@@ -1,4 +1,7 @@
-"""Many at once, or one alone: who records a step must not be disturbed by others who start work on the device."""
+"""A lock that is shared by threads that work on a device, and exclusive for one that records a step there.
+
+Work that other threads start on the device would end up in the recording, or spoil it.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,17 @@ from contextlib import contextmanager
 
 
 class CaptureLock:
-    """Threads work together; one that asks for it works alone, as soon as the others have stepped aside."""
+    """Shared by many threads, or held by one exclusively as soon as the others have released it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._working = 0
         self._asking = 0
-        self._alone = False
+        self._held = False
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """Work beside others."""
+    def shared(self) -> Iterator[None]:
+        """Hold the lock together with other threads."""
         self._enter()
         try:
             yield
@@ -26,8 +29,8 @@ class CaptureLock:
             self._leave()
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """For one who works together: let others be alone meanwhile."""
+    def released(self) -> Iterator[None]:
+        """Release a shared lock inside, and take it again afterwards."""
         self._leave()
         try:
             yield
@@ -35,26 +38,26 @@ class CaptureLock:
             self._enter()
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
-        """For one who works together: go on alone, then together again."""
+    def exclusive(self) -> Iterator[None]:
+        """Hold a shared lock exclusively inside."""
         with self._changed:
             self._working -= 1
             self._asking += 1
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._working and not self._alone)
+            self._changed.wait_for(lambda: not self._working and not self._held)
             self._asking -= 1
-            self._alone = True
+            self._held = True
         try:
             yield
         finally:
             with self._changed:
-                self._alone = False
+                self._held = False
                 self._working += 1
                 self._changed.notify_all()
 
     def _enter(self) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: not self._alone and not self._asking)
+            self._changed.wait_for(lambda: not self._held and not self._asking)
             self._working += 1
 
     def _leave(self) -> None:

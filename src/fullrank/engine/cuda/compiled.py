@@ -1,6 +1,6 @@
 """A network's training forward, compiled once for all slots.
 
-Only the network is compiled: the terms of a method run beside it, in the same recorded step. Its entries are arguments,
+Only the network is compiled: the terms of a method run uncompiled in the same recorded step. Its entries are arguments,
 so that one compilation serves every slot.
 """
 
@@ -19,7 +19,7 @@ from fullrank.trees import Tensors
 
 
 class Forward:
-    """The compiled function: entries and inputs in, an output out, the buffers among the entries moved in place."""
+    """A compiled function from entries and inputs to an output; the buffers among the entries change in place."""
 
     def __init__(self, network: Network, stats: str, backend: str = "inductor"):
         self.template = copy.deepcopy(network)
@@ -34,7 +34,7 @@ class Forward:
         return out.logits, out.z, out.extras
 
     def __call__(self, entries: Tensors, x: Tensor) -> Output:
-        """Forward; what batches are counted in moves like the other buffers."""
+        """Run the network; counters of batches change like the other buffers."""
         counted = set(self.counters)
         out = self.function({name: value for name, value in entries.items() if name not in counted}, x)
         if counted:
@@ -43,21 +43,21 @@ class Forward:
 
 
 class Compiled(HalfWeights):
-    """Steps whose forward is the compiled one."""
+    """Makes steps by the compiled forward."""
 
     def __init__(self, network: Network, trained: Tensors, forward: Forward):
         super().__init__(network, trained)
         self.forward = forward
 
     def run(self, entries: Tensors, x: Tensor) -> Output:
-        """By the compiled function."""
+        """Run the compiled function."""
         return self.forward(entries, x)
 
 
 def _without_counters_(network: Network) -> list[str]:
-    """Take BatchNorm's counters of batches out of a network, where nothing depends on them; their names.
+    """Remove BatchNorm's counters of batches from a network, where nothing depends on them, and return their names.
 
-    One kernel for each layer, to count to the same number, is a tenth of a step's.
+    A kernel per layer that counts to the same number would be a tenth of a step's kernels.
     """
     found = []
     for name, part in network.module.named_modules():

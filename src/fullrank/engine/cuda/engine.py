@@ -1,8 +1,8 @@
-"""Clients on CUDA devices: several at a time, each on a stream of its own, their local steps replayed from graphs.
+"""The cuda engine trains several clients at a time, each on a stream of its own, by steps replayed from graphs.
 
 A step of a deep network is a thousand short kernels. Launching them from Python takes longer than running them, so a
 whole step (gather, augmentation, forward, criterion, method terms, backward, corrections, optimiser) is captured once
-for each kind of fit and replayed; and none of them fills the device, so several clients train side by side.
+for each kind of fit and replayed. No kernel fills the device, so several clients train side by side.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from fullrank.metrics.evaluate import at_once
 from fullrank.models.net import Net, Output
 from fullrank.models.network import Network
 from fullrank.randomness import leave_generators_alone, seeded
-from fullrank.trees import Flat, Tree, clone, copy_, in_vectors, moved, pointwise, vectors
+from fullrank.trees import Tree, clone, copy_, moved, pointwise, vectors
 
 WARM_UP = 3
 """Eager steps before a capture, in which libraries choose their kernels and allocate their memory."""
 SLOTS = 6
-"""Clients at a time on one device, unless engine.slots says otherwise: more do not make an H200 faster."""
+"""Clients at a time on one device, unless `engine.slots` sets another number: more do not make an H200 faster."""
 Record: TypeAlias = Callable[[Callable[[], None], Any], Callable[[], None]]
-"""Turns a step, and the pool of memory it may use, into its replay; whoever asks undoes what trying it out changed."""
+"""Turns a step, and the pool of memory that it may use, into its replay; the caller undoes what a trial changed."""
 
 
 class Cuda:
@@ -63,13 +63,13 @@ class Cuda:
         self._noted = 0.0
         self._flags = _Flags(exact=site.network.half is None)
         number = slots or (1 if draws_numbers(site) else SLOTS * len(devices))
-        self.places = [Place(site, device, record) for device in devices]
+        self.places = [DeviceContext(site, device, record) for device in devices]
         self.hands = [
             StreamWorker(self.places[index % len(devices)], compile, beside_others=number > 1)
             for index in range(min(number, clients))
         ]
         self.slots = Slots([hand.do for hand in self.hands])
-        site.forward = RecordedForward(site.network, self.places[0].record_aside)
+        site.forward = RecordedForward(site.network, self.places[0].record_apart)
 
     @property
     def reasons(self) -> list[str]:
@@ -82,14 +82,14 @@ class Cuda:
         return sum(place.seconds for place in self.places)
 
     def notes(self) -> dict[str, Any]:
-        """How much of the round was set-up, and what could not be recorded."""
+        """Return the seconds of set-up in the round, and what could not be recorded."""
         new, self._noted = self.setup_seconds - self._noted, self.setup_seconds
         return {"setup_seconds": new, **({"not_recorded": self.reasons} if self.reasons else {})}
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Results in the jobs' order, on the server's device."""
+        """Yield the results in the order of the jobs, on the server's device."""
         before = _generators()
-        for result in self.slots.run(self._laid_out(jobs)):
+        for result in self.slots.run(jobs):
             yield _handed_over(result, self.site.device)
         if len(self.hands) > 1 and not all(map(torch.equal, before, _generators())):
             raise InputError(
@@ -97,27 +97,8 @@ class Cuda:
                 "side cannot do repeatably; set engine.slots = 1"
             )
 
-    def _laid_out(self, jobs: Iterable[Job]) -> Iterator[Job]:
-        """The same jobs, with trees like the shared entries in one vector each, as the networks have them.
-
-        What all clients are sent is laid out once, and then one copy brings it to a client.
-        """
-        site = self.hands[0].site
-        shared = site.network.some(site.entries.shared)
-        if not isinstance(shared, Flat):
-            yield from jobs
-            return
-        sent: Tree | None = None
-        laid_out: Tree = {}
-        for job in jobs:
-            if job.broadcast is not sent:
-                sent = job.broadcast
-                laid_out = in_vectors(sent, shared.layout)
-            state = None if job.state is None else in_vectors(job.state, shared.layout)
-            yield dataclasses.replace(job, broadcast=laid_out, state=state)
-
     def close(self) -> None:
-        """End the threads, and leave torch as it was."""
+        """End the threads, and restore torch's settings."""
         self.slots.close()
         for hand in self.hands:
             hand.close()
@@ -127,10 +108,11 @@ class Cuda:
         self._flags.restore()
 
 
-class Place:
-    """One device: the site whose data its slots share, and the workshop in which their steps are recorded.
+class DeviceContext:
+    """One device: the site whose data its slots share, and the recording of their steps.
 
-    Whatever calls the network anew does so in one thread: libraries remember their plans for a shape by thread.
+    Everything that calls the network outside a replay does so in one thread, because libraries keep their plans for a
+    shape by thread.
     """
 
     def __init__(self, site: Site, device: torch.device, record: Record | None = None):
@@ -138,27 +120,26 @@ class Place:
         self.away = device != site.device
         """Whether the server is on another device."""
         self.device = device
-        self.turns = CaptureLock()
+        self.lock = CaptureLock()
         self.seconds = 0.0
         self.forwards: dict[str, Forward] = {}
         self._record = record or self._captured
         self._builder = ThreadPoolExecutor(1, thread_name_prefix="fullrank-recorder")
-        sizes = [site.federation.size(client) for client in range(site.federation.clients)]
-        self.width = min(site.settings.batch_size, max(sizes, default=1))
-        site.federation.pipeline.place(device, site.network.dtype)
+        self.width = min(site.settings.batch_size, site.data.largest)
+        site.data.pipeline.place(device, site.network.dtype)
 
     def record(self, step: Callable[[], None], changed: list[Tree], pool: Any = None) -> Callable[[], None]:
-        """A step's replay; meanwhile nobody else starts anything on the device."""
-        with self.turns.alone():
+        """Return a step's replay; no other thread starts work on the device meanwhile."""
+        with self.lock.exclusive():
             start = time.monotonic()
             with _unchanged(changed, self.device):
                 replay: Callable[[], None] = self.eagerly(lambda: self._record(step, pool))
             self.seconds += time.monotonic() - start
         return replay
 
-    def record_aside(self, step: Callable[[], None]) -> Callable[[], None]:
-        """The replay of a step that changes nothing, for one who works on the device's default stream."""
-        with self.turns.together():
+    def record_apart(self, step: Callable[[], None]) -> Callable[[], None]:
+        """Return the replay of a step that changes nothing, for use on the device's default stream."""
+        with self.lock.shared():
             if (stream := _stream(self.device)) is None:
                 return self.record(step, [])
             stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -168,7 +149,7 @@ class Place:
             return replay
 
     def eagerly(self, work: Callable[[], Any]) -> Any:
-        """Do something that calls the network, on this thread's stream, in the one thread that may."""
+        """Do something that calls the network, on this thread's stream, in the one thread for it."""
         if self.device.type != "cuda":
             return self._builder.submit(work).result()
         stream = torch.cuda.current_stream(self.device)
@@ -197,7 +178,7 @@ class Place:
         return graph.replay
 
     def forward(self, stats: str) -> Forward:
-        """The compiled forward for a mode of the norm layers."""
+        """Return the compiled forward for a mode of the norm layers."""
         if stats not in self.forwards:
             self.forwards[stats] = Forward(self.site.network, stats)
         return self.forwards[stats]
@@ -208,9 +189,9 @@ class Place:
 
 
 class StreamWorker:
-    """One slot's work: a network of its own, a stream, and the steps recorded on them."""
+    """What one slot works with: a network of its own, a stream, and the steps recorded on them."""
 
-    def __init__(self, place: Place, compile: bool, beside_others: bool):
+    def __init__(self, place: DeviceContext, compile: bool, beside_others: bool):
         self.place = place
         self.site = place.site.twin(place.device)
         self.stream = _stream(place.device)
@@ -230,21 +211,21 @@ class StreamWorker:
         network.flatten_([name for names in classes for name in order_of(network, names)])
 
     def do(self, job: Job) -> Result:
-        """One job, on this slot's stream; complete when it returns."""
+        """Do one job on this slot's stream, and return when it is complete."""
         if self._beside_others:
             leave_generators_alone()
-        with self.place.turns.together():
+        with self.place.lock.shared():
             if self.stream is None:
                 return self._kept_apart(self.site.do(job))
             with torch.cuda.device(self.place.device), torch.cuda.stream(self.stream):
                 self.stream.wait_stream(torch.cuda.default_stream(self.place.device))
                 result = self._kept_apart(self.site.do(_sent_to(self.place.device, job) if self.place.away else job))
-                with self.aside():
+                with self.released():
                     self.wait()
         return result
 
     def _kept_apart(self, result: Result) -> Result:
-        """What a method uploads, as copies where it is the network's own: the next client gets it before it is read."""
+        """Copy what a method uploads if it is the network's own: the next client overwrites it before it is read."""
         further = [parts for space, parts in result.upload.items() if space]
         own = {_storage(tensor) for tensor in self.site.network.tensors().values()} if further else set()
         for parts in further:
@@ -254,7 +235,7 @@ class StreamWorker:
         return result
 
     def record(self, step: Callable[[], None], changed: list[Tree]) -> Callable[[], None]:
-        """A step's replay; the memory that it works in is this slot's."""
+        """Return a step's replay, which works in this slot's memory."""
         if self._pool is None and self.stream is not None:
             self._pool = torch.cuda.graph_pool_handle()
         return self.place.record(step, changed, self._pool)
@@ -263,17 +244,17 @@ class StreamWorker:
         """Do something that calls the network outside a recorded step."""
         return self.place.eagerly(work)
 
-    def aside(self) -> AbstractContextManager[None]:
-        """Inside, this slot starts nothing but replays."""
-        return self.place.turns.aside()
+    def released(self) -> AbstractContextManager[None]:
+        """Let other slots record inside, where this one only replays."""
+        return self.place.lock.released()
 
     def wait(self) -> None:
-        """Until this slot's stream has done all it was asked for."""
+        """Wait until this slot's stream has done all its work."""
         if self.stream is not None:
             self.stream.synchronize()
 
     def close(self) -> None:
-        """Let go of what was recorded, and of its memory on the device."""
+        """Free what was recorded, and its memory on the device."""
         self.recorder.arenas.clear()
         self.site.forward = self.site.network
 
@@ -287,7 +268,7 @@ class StreamWorker:
 
 
 class RecordedForward:
-    """The network in evaluation mode, replayed: batches of any size up to a width."""
+    """Runs the network in evaluation mode by replays, on batches of any size up to a width."""
 
     def __init__(self, network: Network, record: Callable[[Callable[[], None]], Callable[[], None]]):
         self._network, self._record = network, record
@@ -296,7 +277,7 @@ class RecordedForward:
         self._out: Output | None = None
 
     def __call__(self, x: Tensor) -> Output:
-        """Scores and representation of prepared inputs."""
+        """Return scores and representation of prepared inputs."""
         width = at_once(x.device)
         if self._network.module.training or len(x) > width:
             return self._network(x)
@@ -327,13 +308,13 @@ def _stream(device: torch.device) -> Any:
 
 
 def _sent_to(device: torch.device, job: Job) -> Job:
-    """A job with its tensors on the device that does it, which need not be the server's."""
+    """Return a job with its tensors on the device that does it, which need not be the server's."""
     sent, frozen, personal = (moved(tree, device) for tree in (job.broadcast, job.frozen, job.personal))
     return dataclasses.replace(job, broadcast=sent, frozen=frozen, personal=personal)
 
 
 def _handed_over(result: Result, device: torch.device) -> Result:
-    """A result's tensors for use on the server's stream; their memory is not given away while it reads them."""
+    """Return a result for use on the server's stream; its memory is not reused while that stream reads it."""
 
     def mine(tensor: Tensor) -> Tensor:
         if tensor.is_cuda:
@@ -352,11 +333,11 @@ def _handed_over(result: Result, device: torch.device) -> Result:
 
 @torch.no_grad()
 def draws_numbers(site: Site) -> bool:
-    """Whether a training forward draws random numbers: of the library's networks the layers tell, of others a try."""
+    """Return whether a training forward draws random numbers: by the layers, or by a trial for a user's network."""
     network = site.network
     if isinstance(network.module, Net) or network.has_dropout:
         return network.has_dropout
-    client = max(range(site.federation.clients), key=site.federation.size)
+    client = max(site.data.clients, key=site.data.size)
     samples = site.samples(client)
     x, _ = samples.batch(torch.arange(min(2, len(samples)), device=samples.index.device), None, network.dtype)
     if network.has_batch_norm and len(x) < 2:
@@ -375,7 +356,7 @@ def _generators() -> list[Tensor]:
 
 @contextmanager
 def _unchanged(trees: list[Tree], device: torch.device) -> Iterator[None]:
-    """Whatever happens inside to these trees and to the device's generator is undone."""
+    """Undo afterwards what happens inside to these trees and to the device's generator."""
     saved = [clone(tree) for tree in trees]
     generator = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     try:
@@ -388,12 +369,12 @@ def _unchanged(trees: list[Tree], device: torch.device) -> Iterator[None]:
 
 
 _COLLECTOR = threading.Lock()
-"""Held by who has stopped it."""
+"""Held by the thread that has stopped the garbage collector."""
 
 
 @contextmanager
 def nothing_collected() -> Iterator[None]:
-    """No garbage is collected inside: it may hold a former engine's graphs, and to free one spoils a capture."""
+    """Collect no garbage inside: it may hold a former engine's graphs, and freeing one spoils a capture."""
     with _COLLECTOR:
         collects = gc.isenabled()
         gc.disable()
@@ -405,7 +386,7 @@ def nothing_collected() -> Iterator[None]:
 
 
 class _Flags:
-    """torch's switches for shorter products in float32: off in the exact modes, as they were afterwards."""
+    """torch's switches for shorter products in float32: off in the exact modes, restored afterwards."""
 
     def __init__(self, exact: bool):
         self._before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
@@ -413,5 +394,5 @@ class _Flags:
             torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
 
     def restore(self) -> None:
-        """As before."""
+        """Restore the switches."""
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = self._before

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullrank.local.step import Bound, Objective, depending, multiplied
+from fullrank.local.step import Bound, Objective, depending
 from fullrank.models.net import Output
 from fullrank.models.network import Network
 from fullrank.trees import Flat, Layout, Tensors
@@ -18,7 +18,7 @@ SHORTENED = (nn.modules.conv._ConvNd, nn.Linear)
 
 
 def order_of(network: Network, names: Sequence[str]) -> list[str]:
-    """Names with those side by side that go into the shorter dtype; matrices first, as they may be all that decays.
+    """Return names with those side by side that are shortened; matrices first, as they may be all that decays.
 
     Sizes that would disturb the alignment of others come last.
     """
@@ -31,14 +31,14 @@ def order_of(network: Network, names: Sequence[str]) -> list[str]:
 
 
 def shortened_names(network: Network) -> set[str]:
-    """Parameters that autocast converts in every forward."""
+    """Return the names of the parameters that autocast converts in every forward."""
     return {name for name in network.parameter_names if isinstance(network.owner(name), SHORTENED)}
 
 
 class HalfWeights(Bound):
-    """Steps that hand weights over in the shorter dtype, and gather their gradients straight into one vector.
+    """Makes steps that convert all weights to the shorter dtype at once, and gather their gradients in one vector.
 
-    Autocast converts each weight by itself, and each gradient back: for entries in one vector one conversion does.
+    Autocast converts each weight by itself, and each gradient back; entries in one vector need one conversion.
     """
 
     def __init__(self, network: Network, trained: Tensors):
@@ -47,17 +47,17 @@ class HalfWeights(Bound):
         self._short: Flat | None = None
 
     def run(self, entries: Tensors, x: Tensor) -> Output:
-        """The network's forward with all its entries given; buffers among them move in place."""
+        """Run the network with all its entries given; the buffers among them change in place."""
         return self.at(entries, x)
 
     def call(self, trained: Tensors, rest: Tensors, buffers: Tensors, x: Tensor) -> tuple[Output, Tensors]:
-        """The entries at hand go in; at others than the client's own, copies of its buffers move."""
+        """Run the network with the given entries; at other entries than the client's, copies of its buffers change."""
         moved = buffers if trained is self.bound else {name: value.clone() for name, value in buffers.items()}
         self._short = self._shortened(trained)
         return self.run({**rest, **trained, **(self._short or {}), **moved}, x), moved
 
     def _shortened(self, trained: Tensors) -> Flat | None:
-        """The weights that the network wants in the shorter dtype: leaves of their own, by one conversion."""
+        """Return the weights that the network takes in the shorter dtype: new leaves, by one conversion."""
         chosen = [name for name in trained if name in self._names]
         block = trained.part(chosen) if isinstance(trained, Flat) and chosen else None
         if not isinstance(block, Flat):
@@ -65,36 +65,27 @@ class HalfWeights(Bound):
         short = Flat(block.base.detach().to(self.network.half), block.layout)
         return Flat(short.base, short.layout, {name: value.requires_grad_() for name, value in short.items()})
 
-    def gradient(self, objective: Objective, trained: Tensors, times: Flat | None) -> tuple[Tensors, Any]:
-        """By `torch.autograd.grad`; the slopes of shortened weights are put where those of the weights belong."""
+    def gradient(self, objective: Objective, trained: Tensors) -> tuple[Tensors, Any]:
+        """Take the gradient by `torch.autograd.grad`; that of shortened weights goes to the place of the weights'."""
         if trained is not self.bound:
             trained = self.leaves(trained)
         value, aux = objective(trained)
         depending(value)
         short = self._short
         if short is None or not isinstance(trained, Flat):
-            return multiplied(self.slopes(value, trained), times), aux
+            return self.slopes(value, trained), aux
         wanted = [*short.values(), *trained.values()]
         slopes = torch.autograd.grad(value, wanted, allow_unused=True)
         passed = dict(zip(short, slopes, strict=False))
         direct = dict(zip(trained, slopes[len(short) :], strict=True))
-        if times is None or all(direct[name] is None for name in short):
-            return _gathered(trained, passed, direct, short.layout, times), aux
-        return multiplied(_gathered(trained, passed, direct, short.layout, None), times), aux
+        return _gathered(trained, passed, direct, short.layout), aux
 
 
 @torch.no_grad()
 def _gathered(
-    trained: Flat,
-    passed: Mapping[str, Tensor | None],
-    direct: Mapping[str, Tensor | None],
-    block: Layout,
-    times: Flat | None,
+    trained: Flat, passed: Mapping[str, Tensor | None], direct: Mapping[str, Tensor | None], block: Layout
 ) -> Flat:
-    """The gradient as one vector: of a block by way of the shorter dtype, of the rest, and of the block directly.
-
-    What multiplies it does so as it is converted.
-    """
+    """Return the gradient as one vector: the block's by way of the shorter dtype, the rest's, the block's own."""
     layout, base = trained.layout, torch.empty_like(trained.base)
     g = Flat(base, layout)
 
@@ -103,11 +94,7 @@ def _gathered(
         return {name: torch.zeros_like(like[name]) if slope is None else slope for name, slope in found.items()}
 
     def put(part: Flat, slopes: Tensors) -> None:
-        joined = Flat.joined(slopes, part.layout).base
-        if times is None:
-            part.base.copy_(joined)
-        else:
-            torch.mul(joined, _part(times, part.layout.names).base, out=part.base)
+        part.base.copy_(Flat.joined(slopes, part.layout).base)
 
     for names, inside in _runs(layout, block):
         if inside:
@@ -117,7 +104,7 @@ def _gathered(
         else:
             put(_part(g, names), filled(direct, names, trained))
     for name in block.names:
-        if (more := direct[name]) is not None:  # a method's term that looks at the weights themselves
+        if (more := direct[name]) is not None:  # a method's term that depends on the weights themselves
             g[name].add_(more)
     return g
 
@@ -129,7 +116,7 @@ def _part(tree: Flat, names: Sequence[str]) -> Flat:
 
 
 def _runs(layout: Layout, block: Layout) -> list[tuple[tuple[str, ...], bool]]:
-    """The names of a layout in order, cut where a block of them begins and ends."""
+    """Return the names of a layout in order, divided where a block of them begins and ends."""
     start = layout.names.index(block.names[0])
     cut = layout.names[:start], block.names, layout.names[start + len(block.names) :]
     return [(names, names is block.names) for names in cut if names]

@@ -1,8 +1,8 @@
 """Odd batches in the shape of full ones, with the arithmetic of their own size.
 
-A library of convolutions plans anew for every shape it meets, for seconds. An odd batch is therefore filled up with
-copies of its last sample: layers that treat samples apart do not notice, BatchNorm takes its statistics over the true
-samples alone, and everything behind the network sees these only. No gradient flows into the copies.
+A library of convolutions plans for seconds for every new shape. An odd batch is therefore filled up with copies of its
+last sample: layers that treat samples separately are unaffected, BatchNorm takes its statistics over the true samples
+only, and everything behind the network sees only these. No gradient flows into the copies.
 """
 
 from __future__ import annotations
@@ -43,29 +43,29 @@ SAMPLEWISE = (
     nn.Dropout,
     nn.Dropout2d,
 )
-"""Layers in which no sample of a batch knows of another."""
+"""Layers in which no sample of a batch affects another."""
 
 
 class Counted:
     """BatchNorm that can take its statistics over the first samples of a batch only."""
 
     live = 0
-    """How many samples count; 0: all."""
+    """How many samples count; 0 means all."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise the samples that count, as the batch that they are."""
         if not self.live or not self.training:  # type: ignore[attr-defined]
             return super().forward(x)  # type: ignore[misc,no-any-return]
         out: Tensor = super().forward(x[: self.live])  # type: ignore[misc]
-        return torch.cat([out, out.new_zeros(len(x) - self.live, *out.shape[1:])])  # nobody looks at the others
+        return torch.cat([out, out.new_zeros(len(x) - self.live, *out.shape[1:])])  # the others are never read
 
 
 class CountedBatchNorm1d(Counted, nn.BatchNorm1d):
-    """Over (N, C) or (N, C, L)."""
+    """`nn.BatchNorm1d` that can count."""
 
 
 class CountedBatchNorm2d(Counted, nn.BatchNorm2d):
-    """Over (N, C, H, W)."""
+    """`nn.BatchNorm2d` that can count."""
 
 
 COUNTED: dict[type[nn.Module], type[nn.Module]] = {
@@ -75,27 +75,27 @@ COUNTED: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def can_be_filled(network: Network) -> bool:
-    """Whether every layer is known to treat samples apart, or is a BatchNorm that can count."""
+    """Return whether every layer is known to treat samples separately, or is a BatchNorm that can count."""
     leaves = [part for part in network.module.modules() if not list(part.children())]
     return all(type(leaf) in (*SAMPLEWISE, *COUNTED, *COUNTED.values()) for leaf in leaves)
 
 
 def count_samples_(network: Network) -> None:
-    """Let a network's BatchNorm layers count: the same layers, with the same entries."""
+    """Make a network's BatchNorm layers able to count; layers and entries stay the same."""
     for part in network.module.modules():
         if type(part) in COUNTED:
             part.__class__ = COUNTED[type(part)]
 
 
 class Filled(HalfWeights):
-    """Forwards of odd batches, filled up to a width."""
+    """Makes steps on odd batches, filled up to a width."""
 
     def __init__(self, network: Network, trained: Tensors, width: int):
         super().__init__(network, trained)
         self.width = width
 
     def at(self, tensors: Tensors, x: Tensor) -> Output:
-        """Forward with other tensors."""
+        """Run the network with other tensors."""
         with self._counting(len(x)):
             return _first(super().at(tensors, self._filled(x)), len(x), self.width)
 

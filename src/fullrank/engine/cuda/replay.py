@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeAlias
 
@@ -20,45 +20,45 @@ from fullrank.local import interrupt
 from fullrank.local.loop import Eager, Samples, Stepper
 from fullrank.local.step import Bound, Context, State, Step
 from fullrank.methods._method import Method
-from fullrank.trees import Flat, Tree, clone, copy_, laid_out, outline, pointwise
+from fullrank.trees import Flat, Layout, Tensors, Tree, clone, copy_, outline, part_of, pointwise
 
 AHEAD = 128
-"""Batches whose rows are put into place at once."""
+"""Batches whose rows are copied at once."""
 WORTH_RECORDING = 4
 """Steps of one size from which on recording them pays."""
 
 BackendOf: TypeAlias = Callable[[Step, State, int], Bound]
-"""How steps on batches of a size reach the network."""
+"""Returns the backend by which steps on batches of a size call the network."""
 
 
 class CaptureBackend(Protocol):
-    """Where steps are recorded, and how others are kept from disturbing it."""
+    """Records steps, and keeps other threads from disturbing the recording."""
 
     def record(self, step: Callable[[], None], changed: list[Tree]) -> Callable[[], None]:
-        """A step's replay; the trees that a step changes are as before."""
+        """Return a step's replay; the trees that the step changes are as before."""
 
     def eagerly(self, work: Callable[[], Any]) -> Any:
-        """Do something that calls the network outside a recorded step; what it returns."""
+        """Do something that calls the network outside a recorded step, and return what it returns."""
 
-    def aside(self) -> AbstractContextManager[None]:
-        """Inside, nothing but replays and waiting."""
+    def released(self) -> AbstractContextManager[None]:
+        """Let other threads record inside, where this one only replays and waits."""
 
     def wait(self) -> None:
-        """Until all that was asked of the device by this thread is done."""
+        """Wait until the device has done all that this thread asked for."""
 
 
 class Recorder:
-    """What one slot has recorded, by kind of fit; what cannot be recorded runs eagerly, and the reason is kept."""
+    """The steps that one slot recorded, by kind of fit; steps that cannot be recorded run eagerly."""
 
-    def __init__(self, workshop: CaptureBackend, backend_of: BackendOf):
-        self.workshop = workshop
+    def __init__(self, backend: CaptureBackend, backend_of: BackendOf):
+        self.backend = backend
         self.backend_of = backend_of
         self.arenas: dict[Hashable, StaticBuffers] = {}
         self.reasons: list[str] = []
-        """Why something ran eagerly."""
+        """Why steps ran eagerly."""
 
     def stepper(self, step: Step, state: State, context: Context, samples: Samples, dtype: torch.dtype) -> Stepper:
-        """For one fit."""
+        """Return what makes the steps of one fit."""
         own = _key_of(step.criterion), _key_of(step.loss)
         if None in own:
             self._say("a term that a method gives for one fit holds values of its own; keep them in the client's state")
@@ -73,9 +73,9 @@ class Recorder:
         return Replayed(arena, state)
 
     def recorded(self, step: Callable[[], None], changed: list[Tree]) -> Callable[[], None] | None:
-        """The replay of a step, or None where it cannot be recorded."""
+        """Return the replay of a step, or None if it cannot be recorded."""
         try:
-            return self.workshop.record(step, changed)
+            return self.backend.record(step, changed)
         except RuntimeError as error:
             self._say(str(error).strip().splitlines()[0])
             return None
@@ -101,11 +101,11 @@ class StaticBuffers:
         self._eager: dict[int, Eager] = {}
 
     def take(self, state: State, context: Context, samples: Samples, lr: float) -> None:
-        """Bring a client's optimiser and context to where the recorded steps look for them."""
+        """Copy a client's optimiser and context to where the recorded steps read them."""
         mine = self.context
         copy_(self.state.memory, state.memory)
-        copy_({name: tensor for name, tensor in mine.received.items() if name not in mine.w0}, context.received)
-        for part in ("own", "sent", "w0", "fixed"):
+        copy_(mine.received, context.received)  # of which w0 is a part
+        for part in ("own", "sent", "fixed"):
             copy_(getattr(mine, part), getattr(context, part))
         mine.counts.copy_(context.counts)
         assert mine.lr is not None
@@ -113,19 +113,19 @@ class StaticBuffers:
         self.samples = samples
 
     def give(self, state: State) -> None:
-        """Bring the optimiser's memory back to the client."""
+        """Copy the optimiser's memory back to the client."""
         copy_(state.memory, self.state.memory)
 
     def recording(self, size: int, steps: int) -> Recording | None:
-        """The recorded step for a batch size of which so many steps are to come; None where it is not worth it."""
+        """Return the recorded step for a batch size, or None if so many steps are not worth recording it."""
         self.seen[size] = self.seen.get(size, 0) + steps
         if size not in self.recordings and self.seen[size] >= WORTH_RECORDING:
-            made = Recording(self.eager(size), size, self.recorder.workshop)
+            made = Recording(self.eager(size), size, self.recorder.backend)
             self.recordings[size] = made if made.prepare(self.recorder) else None
         return self.recordings.get(size)
 
     def eager(self, size: int) -> Eager:
-        """Steps on the same tensors for batches of a size, one by one."""
+        """Return what makes steps on the same tensors one by one, for batches of a size."""
         if size not in self._eager:
             backend = self.recorder.backend_of(self.step, self.state, size)
             step = dataclasses.replace(self.step, backend=backend)
@@ -134,10 +134,10 @@ class StaticBuffers:
 
 
 class Recording:
-    """One step on batches of one size, with the places of its rows and of what it measures."""
+    """One step on batches of one size, with the tensors for its rows and for what it measures."""
 
-    def __init__(self, eager: Eager, size: int, workshop: CaptureBackend):
-        self.eager, self.size, self.workshop = eager, size, workshop
+    def __init__(self, eager: Eager, size: int, backend: CaptureBackend):
+        self.eager, self.size, self.backend = eager, size, backend
         samples = eager.samples
         device = samples.index.device
         self.rows = torch.zeros(AHEAD, size, dtype=torch.int64, device=device)
@@ -148,7 +148,7 @@ class Recording:
         self.replay: Callable[[], None] | None = None
 
     def prepare(self, recorder: Recorder) -> bool:
-        """Record the step; whether that succeeded."""
+        """Record the step and return whether that succeeded."""
         state = self.eager.state
         changed: list[Tree] = [state.trained, state.buffers, state.memory, {"at": self.at}]
         self.replay = recorder.recorded(self.step, changed)
@@ -156,7 +156,7 @@ class Recording:
         return self.replay is not None
 
     def step(self) -> None:
-        """The step on the next rows, measured."""
+        """Make the step on the next rows, and add up what it measures."""
         rows = self.rows.index_select(0, self.at).view(-1)
         draws = None if self.draws is None else self.draws.index_select(0, self.at).view(self.size, -1)
         terms = self.eager.one(rows, draws)
@@ -167,7 +167,7 @@ class Recording:
         self.at.add_(1)
 
     def run(self, rows: Tensor, draws: Tensor | None) -> dict[str, Tensor]:
-        """Replay the step for rows (steps, size); the sum of each term."""
+        """Replay the step for rows (steps, size) and return the sum of each term."""
         assert self.replay is not None
         self.sums.zero_()
         for start in range(0, len(rows), AHEAD):
@@ -176,7 +176,7 @@ class Recording:
             if self.draws is not None and draws is not None:
                 self.draws[: len(some)].copy_(draws[start : start + AHEAD])
             self.at.zero_()
-            with self.workshop.aside():
+            with self.backend.released():
                 for _ in range(len(some)):
                     interrupt.check()
                     self.replay()
@@ -184,13 +184,13 @@ class Recording:
 
 
 class Replayed:
-    """The steps of one fit."""
+    """Makes the steps of one fit from recorded ones."""
 
     def __init__(self, arena: StaticBuffers, state: State):
         self.arena, self.state = arena, state
 
     def __call__(self, rows: Tensor, draws: Tensor | None, sizes: Sequence[int]) -> dict[str, Tensor]:
-        """Runs of equal batches at a time; the mean of each term."""
+        """Replay runs of batches of one size, and return the mean of each term."""
         totals: list[dict[str, Tensor]] = []
         start = 0
         for size, alike in itertools.groupby(sizes):
@@ -205,42 +205,54 @@ class Replayed:
             shaped = draws.view(steps, size, -1) if draws is not None else None
             return recording.run(rows.view(steps, size), shaped)
         eager = self.arena.eager(size)
-        means: dict[str, Tensor] = self.arena.recorder.workshop.eagerly(lambda: eager(rows, draws, [size] * steps))
+        means: dict[str, Tensor] = self.arena.recorder.backend.eagerly(lambda: eager(rows, draws, [size] * steps))
         return {name: mean * steps for name, mean in means.items()}
 
     def take_rate(self, lr: float) -> None:
-        """From now on another learning rate, where the recorded steps look for it."""
+        """Write another learning rate to where the recorded steps read it."""
         assert self.arena.context.lr is not None
         self.arena.context.lr.fill_(lr)
 
     def finish(self) -> None:
-        """The optimiser's memory goes back to the client."""
-        workshop = self.arena.recorder.workshop
-        with workshop.aside():
-            workshop.wait()
+        """Wait for the last step, and copy the optimiser's memory back to the client."""
+        backend = self.arena.recorder.backend
+        with backend.released():
+            backend.wait()
         self.arena.give(self.state)
 
 
 def _static(context: Context, state: State, step: Step) -> Context:
-    """A copy of a context, flat where it can be, whose tensors stay where they are."""
-    trained = state.trained
-    layout = trained.layout if isinstance(trained, Flat) else None
-    shared = context.w0.layout if isinstance(context.w0, Flat) else layout
+    """Return a copy of a context whose tensors stay where they are.
 
-    def copied(tree: Tree) -> Tree:
-        return laid_out(tree, shared) if shared is not None else clone(tree)
-
-    w0 = clone(context.w0)
-    weight = next(iter(trained.values()))
+    Trees like the trained entries, or like the shared ones, become vectors like theirs, so that a correction of the
+    gradient is one operation whatever the number of entries.
+    """
+    near = part_of(state.trained, step.shared)
+    shared = near.layout if isinstance(near, Flat) and len(near) == len(step.shared) else None
+    trained = state.trained.layout if isinstance(state.trained, Flat) else None
+    w0: Tensors = Flat.copied(context.received, shared) if shared is not None else {}
+    weight = next(iter(state.trained.values()))
     return Context(
-        {**clone({name: t for name, t in context.received.items() if name not in w0}), **w0},
-        copied(context.own),
-        copied(context.sent),
+        {**clone({name: tensor for name, tensor in context.received.items() if name not in w0}), **w0},
+        _laid_out(context.own, shared),
+        _laid_out(context.sent, shared),
         context.counts.clone(),
         w0,
         torch.zeros((), dtype=weight.dtype, device=weight.device),
-        laid_out(context.fixed, layout) if layout is not None else clone(context.fixed),
+        _laid_out(context.fixed, trained),
     )
+
+
+def _laid_out(tree: Mapping[str, Any], layout: Layout | None) -> Tree:
+    """Return a copy of a tree in which every subtree with a layout's names and shapes is one vector."""
+    if layout is None:
+        return clone(tree)
+    if tree and layout.fits(tree) and len({tensor.dtype for tensor in tree.values()}) == 1:
+        return Flat.copied(tree, layout)
+    return {
+        name: _laid_out(value, layout) if isinstance(value, Mapping) else value.detach().clone()
+        for name, value in tree.items()
+    }
 
 
 def _shape(context: Context) -> tuple[Any, ...]:
@@ -248,7 +260,7 @@ def _shape(context: Context) -> tuple[Any, ...]:
 
 
 def _key_of(term: Any) -> Hashable:
-    """What tells a term of one fit from others; None where it may hold anything.
+    """Return what distinguishes a term of one fit from others, or None if it may hold anything.
 
     A function is known by its code and by what it closes over, as long as these are methods and plain values.
     """

@@ -19,7 +19,7 @@ Done: TypeAlias = tuple["Slot", int, "Result | BaseException"]
 
 
 class Slot:
-    """A thread that does one job at a time, and remembers which clients it had."""
+    """A thread that does one job at a time, and remembers whose jobs it did."""
 
     def __init__(self, do: Do, done: queue.SimpleQueue[Done], given_up: threading.Event):
         self.job: Job | None = None
@@ -30,13 +30,13 @@ class Slot:
         self._thread.start()
 
     def give(self, number: int, job: Job) -> None:
-        """Hand over a job."""
+        """Start a job."""
         self.job = job
         self.met.add(job.client)
         self._inbox.put((number, job))
 
     def stop(self) -> None:
-        """Let the thread end after what it is doing."""
+        """End the thread after its current job."""
         self._inbox.put(None)
         self._thread.join()
 
@@ -51,7 +51,7 @@ class Slot:
 
 
 class Slots:
-    """Runs jobs on several slots at once; results come in the jobs' order."""
+    """Runs jobs on several slots at once; results come in the order of the jobs."""
 
     def __init__(self, hands: Sequence[Do]):
         self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
@@ -59,7 +59,7 @@ class Slots:
         self.slots = [Slot(do, self._done, self._given_up) for do in hands]
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Results in the jobs' order."""
+        """Yield the results in the order of the jobs."""
         try:
             yield from run_in_order(jobs, lambda: self.slots, self._some)
         finally:
@@ -77,7 +77,7 @@ class Slots:
         return {number: result}
 
     def _empty(self) -> None:
-        """Whoever still works gives up: nobody waits for it."""
+        """Stop the slots that still work, because nobody waits for their results."""
         self._given_up.set()
         while any(slot.job is not None for slot in self.slots):
             slot, _, result = self._done.get()

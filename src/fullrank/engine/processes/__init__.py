@@ -1,1 +1,1 @@
-"""Clients in worker processes."""
+"""The engine that trains clients in worker processes."""

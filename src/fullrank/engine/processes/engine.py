@@ -1,4 +1,4 @@
-"""Clients in several processes at once, equal to `serial` to the bit."""
+"""The processes engine trains clients in several processes at once and gives the same bits as `serial`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from typing import IO, Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from fullrank.data import DataSet, Split
-from fullrank.data.federation import Federation
+from fullrank.data.hosted import HostedData
 from fullrank.engine.dispatch import run_in_order
 from fullrank.engine.processes.wire import Wire, pack
 from fullrank.errors import InputError, RemoteError
@@ -34,7 +33,7 @@ START = (
 )
 
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_TOP_PAD_": str(2**28)}
-"""For glibc: it gives pages back after every step otherwise, which costs a third of a large network's time."""
+"""Settings of glibc, which would return pages after every step; that takes a third of a large network's time."""
 
 WAKE_SECONDS = 0.2
 
@@ -45,7 +44,7 @@ class Processes:
     def __init__(self, site: Site, workers: int, threads: int):
         self.site = site
         self.threads = threads
-        self._data = _SharedFile(site.federation.data)
+        self._data = _SharedFile(site.data)
         self._hello = self._packed_site()
         self._selector = selectors.DefaultSelector()
         self._workers = [_Worker(self._data, self._hello, threads) for _ in range(workers)]
@@ -58,7 +57,7 @@ class Processes:
             raise
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Start the jobs in their order; of results, at most twice as many as workers wait for their turn."""
+        """Start the jobs in order and yield their results in order, of which twice as many as workers wait at most."""
         return run_in_order(jobs, self._alive, self._some)
 
     def _some(self) -> dict[int, Result]:
@@ -69,7 +68,7 @@ class Processes:
         return found
 
     def _result(self, worker: _Worker) -> dict[int, Result]:
-        """What came of a worker's job, by the job's number; nothing where one died that had none."""
+        """Return the result of a worker's job by the job's number; nothing if a worker without a job died."""
         number, job = worker.number, worker.job
         try:
             result: Result = worker.wire.receive()
@@ -77,12 +76,12 @@ class Processes:
             self._replace(worker)
             if job is None:
                 return {}
-            result = Result(job.client, self.site.federation.size(job.client), error=worker.obituary())
+            result = Result(job.client, self.site.data.size(job.client), error=worker.obituary())
         worker.job = None
         return {number: result}
 
     def _alive(self) -> list[_Worker]:
-        """The workers, with another in the place of each that died while it had nothing to do."""
+        """Return the workers, after replacing each that died while it had no job."""
         for worker in list(self._workers):
             if worker.job is None and worker.process.poll() is not None:
                 self._replace(worker)
@@ -102,7 +101,7 @@ class Processes:
         return {}
 
     def close(self) -> None:
-        """End the workers, whatever they are doing."""
+        """End the workers at once."""
         for worker in self._workers:
             worker.stop()
         self._selector.close()
@@ -114,7 +113,7 @@ class Processes:
             site.network,
             site.composition,
             site.entries,
-            replace(site.federation, data=_SharedData.of(site.federation.data)),  # type: ignore[arg-type]
+            replace(site.data, x=torch.empty(0), y=torch.empty(0), file=None),
             (site.settings, site.schedule, site.keep_optimiser),
             site.seed,
             str(site.device),
@@ -136,7 +135,7 @@ class Processes:
 
 
 class _Worker:
-    """One worker process and the job that it has."""
+    """One worker process and the job that it runs."""
 
     def __init__(self, data: _SharedFile, hello: list[Any], threads: int):
         self.job: Job | None = None
@@ -158,7 +157,7 @@ class _Worker:
         self._hello = hello
 
     def wait_until_ready(self) -> None:
-        """Tell the worker what it works on, and wait until it has understood."""
+        """Send the worker its site, and wait until it is ready."""
         try:
             self.wire.send_packed(self._hello)
             answer = self.wire.receive()
@@ -171,7 +170,7 @@ class _Worker:
             )
 
     def give(self, number: int, job: Job) -> None:
-        """Hand over a job; the broadcast goes along once, however many of its clients come here."""
+        """Start a job; the broadcast of a round is sent once per worker."""
         self.number, self.job = number, job
         try:
             if job.broadcast is not self._broadcast:
@@ -182,13 +181,13 @@ class _Worker:
             self.process.wait()  # its end is found, and told, where its result is awaited
 
     def obituary(self) -> RemoteError:
-        """How the worker ended."""
+        """Return an error that says how the worker ended."""
         status = self.process.wait()
         how = f"signal {-status}" if status < 0 else f"status {status}"
         return RemoteError("WorkerDied", f"its worker process died ({how})", "")
 
     def stop(self) -> None:
-        """End the worker now."""
+        """End the worker at once."""
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -197,7 +196,7 @@ class _Worker:
 
 
 def _wait(pipe: IO[bytes], to_write: bool) -> None:
-    """Until a pipe can be read or written again; a worker that does not answer keeps no signal waiting."""
+    """Wait until a pipe can be read or written again; signals are obeyed meanwhile."""
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_WRITE if to_write else selectors.EVENT_READ)
         while not selector.select(WAKE_SECONDS):
@@ -206,56 +205,40 @@ def _wait(pipe: IO[bytes], to_write: bool) -> None:
 
 @dataclass(frozen=True)
 class _Recipe:
-    """What a worker makes its site of."""
+    """What a worker builds its site from."""
 
     network: Network
     composition: Composition
     entries: Entries
-    federation: Federation
+    data: HostedData
+    """The clients' data without samples, which are in the shared file."""
     training: tuple[Settings, Schedule, bool]
     seed: int
     device: str
     metrics: tuple[Metric, ...]
 
     def build(self) -> Site:
-        """The site, with the data mapped into this process."""
-        federation = replace(self.federation, data=self.federation.data.mapped())  # type: ignore[attr-defined]
+        """Return the site, with the samples mapped into this process."""
+        tensors = load_file(os.environ[_SharedFile.VARIABLE])
+        data = replace(self.data, x=tensors["train.x"], y=tensors["train.y"])
         device = torch.device(self.device)
-        shared = (self.network, self.composition, self.entries, federation)
+        shared = (self.network, self.composition, self.entries, data)
         return Site(*shared, *self.training, self.seed, device, self.metrics)
 
 
-@dataclass(frozen=True)
-class _SharedData:
-    """Stands for a data set whose training split lies in the shared file."""
-
-    name: str
-    classes: tuple[str, ...]
-
-    @classmethod
-    def of(cls, data: DataSet) -> _SharedData:
-        return cls(data.name, data.classes)
-
-    def mapped(self) -> DataSet:
-        """The data set, as a map of the file: pages that several workers read are in memory once."""
-        tensors = load_file(os.environ[_SharedFile.VARIABLE])
-        return DataSet(self.name, Split(tensors["train.x"], tensors["train.y"]), None, self.classes)
-
-
 class _SharedFile:
-    """The training split in a file that workers map: the data set's own, or one that exists while they run."""
+    """A file with the samples, which workers map: the data set's own, or one that exists while they run."""
 
     VARIABLE = "FULLRANK_WORKER_DATA"
 
-    def __init__(self, data: DataSet):
+    def __init__(self, data: HostedData):
         self.descriptors: tuple[int, ...] = ()
         if data.file is not None:
             self.name = str(data.file)
             return
-        train = data.train
         with tempfile.NamedTemporaryFile(prefix="fullrank-", suffix=".safetensors", delete=False) as file:
             self._path: Path | None = Path(file.name)
-        save_file({"train.x": train.x.contiguous(), "train.y": train.y.contiguous()}, self._path)
+        save_file({"train.x": data.x.contiguous(), "train.y": data.y.contiguous()}, self._path)
         self.name = str(self._path)
         if Path("/dev/fd").is_dir():
             # Without a name the file vanishes with its last reader, also when everything is killed.
@@ -265,7 +248,7 @@ class _SharedFile:
             self._path = None
 
     def close(self) -> None:
-        """Let the file go."""
+        """Close the file."""
         for descriptor in self.descriptors:
             os.close(descriptor)
         if getattr(self, "_path", None) is not None:

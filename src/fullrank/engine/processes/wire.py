@@ -1,4 +1,7 @@
-"""Messages between this process and its own workers: pickles whose tensors travel as plain bytes beside them."""
+"""Messages between this process and its own workers: pickles whose tensors travel as separate plain bytes.
+
+They carry live objects such as the network and the method. Between machines, `federated/codec.py` is used instead.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +23,8 @@ Wait: TypeAlias = Callable[[IO[bytes], bool], None]
 class Wire:
     """One end of a pair of pipes.
 
-    With `wait` the pipes do not block: it is called with a pipe, and whether that is to be written to, where the other
-    end is not ready, and returns when it may be, or raises what ends the waiting.
+    With `wait` the pipes do not block. Where the other end is not ready, `wait` is called with the pipe and whether it
+    is to be written to; it returns when the pipe may be ready, or raises an exception that ends the waiting.
     """
 
     def __init__(self, reader: IO[bytes], writer: IO[bytes], wait: Wait | None = None):
@@ -45,7 +48,7 @@ class Wire:
         self.writer.flush()
 
     def _write(self, data: Any) -> None:
-        """All of it: a pipe may take a part only, or nothing yet."""
+        """Write all of the data, although a pipe may take only a part of it, or nothing yet."""
         left = memoryview(data)
         while left:
             count: Any = self.writer.write(left)
@@ -55,11 +58,11 @@ class Wire:
                 left = left[count:]
 
     def receive(self) -> Any:
-        """The next object; EOFError when the other end is gone."""
+        """Return the next object; raise EOFError when the other end is gone."""
         return unpack(self.receive_packed())
 
     def receive_packed(self) -> list[bytearray]:
-        """The next object as it came, for `unpack`."""
+        """Return the frames of the next object, for `unpack`."""
         return [self._read(self._length()) for _ in range(self._length())]
 
     def _length(self) -> int:
@@ -84,7 +87,7 @@ class Wire:
 
 
 def pack(message: Any) -> list[Any]:
-    """An object as frames of bytes. Classes of a script or notebook go along by value."""
+    """Return an object as frames of bytes. Classes of a script or notebook are included by value."""
     buffers: list[pickle.PickleBuffer] = []
     body = io.BytesIO()
     _Pickler(body, protocol=5, buffer_callback=buffers.append).dump(message)
@@ -92,7 +95,7 @@ def pack(message: Any) -> list[Any]:
 
 
 def unpack(frames: list[bytearray]) -> Any:
-    """The object of which `pack` made the frames."""
+    """Return the object of which `pack` made the frames."""
     return pickle.loads(frames[0], buffers=frames[1:])
 
 
@@ -108,7 +111,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _dense(tensor: Tensor) -> bool:
-    """Whether strides only reorder the axes, as channels-last does."""
+    """Return whether strides only reorder the axes, as channels-last does."""
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     return reach == tensor.numel()
 

@@ -1,4 +1,4 @@
-"""A worker process: does clients' jobs at a site of its own, and ends with the process that started it.
+"""A worker process does clients' jobs at a site of its own, and ends with the process that started it.
 
 It starts here and never imports the user's main module, so a script needs no `__main__` guard.
 """
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def _pipes() -> Wire:
-    """The pipes to the parent, on descriptors that nobody else prints to or reads from."""
+    """Return the pipes to the parent, on descriptors that no other code prints to or reads from."""
     reader, writer = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -51,7 +51,7 @@ def _pipes() -> Wire:
 
 
 def _listen(wire: Wire, messages: queue.Queue[list[bytearray]]) -> None:
-    """Take messages as they come; when the parent is gone, end at once, whatever is being computed."""
+    """Receive messages as they come; when the parent is gone, end the process at once."""
     while True:
         try:
             messages.put(wire.receive_packed())

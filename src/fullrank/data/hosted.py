@@ -1,0 +1,133 @@
+"""The data of the clients that a site hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fullrank.data.augment.pipeline import Pipeline
+from fullrank.data.dataset import Split
+from fullrank.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class HostedData:
+    """Samples of some clients of a federation, and the plain facts of the federation that local training needs.
+
+    In a simulation one site hosts all clients and shares the tensors of the data set. In a deployment each site hosts
+    its own client, and nothing of any other is there.
+
+    >>> split = Split(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
+    >>> data = HostedData.of({7: (split, None)}, Pipeline(), num_classes=2, peers=np.arange(10))
+    >>> data.clients, data.size(7)
+    ((7,), 3)
+    """
+
+    x: Tensor
+    """The inputs of all samples that are hosted."""
+    y: Tensor
+    """Their labels."""
+    training: dict[int, np.ndarray]
+    """Positions of each hosted client's training samples."""
+    holdouts: dict[int, np.ndarray]
+    """Positions of the samples on which each hosted client's own model is evaluated."""
+    pipeline: Pipeline
+    """How inputs are prepared."""
+    num_classes: int
+    peers: np.ndarray
+    """The ids of all clients of the federation that may train."""
+    file: Path | None = None
+    """The safetensors file that `x` and `y` are a map of (as `train.x` and `train.y`), if they are."""
+
+    @classmethod
+    def of(
+        cls,
+        clients: Mapping[int, tuple[Split | None, Split | None]],
+        pipeline: Pipeline,
+        num_classes: int,
+        peers: np.ndarray,
+    ) -> HostedData:
+        """Put together the data of clients, each with its training samples and its hold-out, where it has any.
+
+        Args:
+            clients: The training samples and the hold-out of each client, by its id.
+            pipeline: How inputs are prepared.
+            num_classes: The number of classes of the federation, which these clients need not all have.
+            peers: The ids of all clients of the federation that may train.
+        """
+        sizes = {
+            client: tuple(0 if split is None else len(split) for split in pair) for client, pair in clients.items()
+        }
+        splits = [split for pair in clients.values() for split in pair if split is not None]
+        if not splits:
+            raise InputError("a site needs at least one client with samples")
+        x, y = torch.cat([split.x for split in splits]), torch.cat([split.y for split in splits])
+        return cls(x, y, *positions(sizes), pipeline, num_classes, peers)
+
+    @property
+    def clients(self) -> tuple[int, ...]:
+        """The ids of the hosted clients."""
+        return tuple(self.training)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return tuple(self.x.shape[1:])
+
+    @property
+    def largest(self) -> int:
+        """The number of training samples of the client that has most."""
+        return max(map(len, self.training.values()), default=0)
+
+    def size(self, client: int) -> int:
+        """Return a client's number of training samples."""
+        return len(self.of_client(client)[0])
+
+    def of_client(self, client: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the positions of a client's training samples and of its hold-out.
+
+        Raises:
+            InputError: if the client is not hosted here.
+        """
+        if client not in self.training:
+            hosted = ", ".join(map(str, self.clients[:5])) + (", …" if len(self.training) > 5 else "")
+            raise InputError(f"this site has no data of client {client}; it hosts the clients {hosted}")
+        return self.training[client], self.holdouts[client]
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Two arrays in place of one per client, of which there may be very many.
+        lists = {name: _joined(getattr(self, name)) for name in ("training", "holdouts")}
+        return {**self.__dict__, **lists}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, training=_divided(*state["training"]), holdouts=_divided(*state["holdouts"]))
+
+
+def positions(sizes: Mapping[int, Sequence[int]]) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
+    """Return where training samples and hold-outs lie, if they follow each other client by client.
+
+    >>> positions({5: (2, 1)})
+    ({5: array([0, 1])}, {5: array([2])})
+    """
+    training, holdouts = {}, {}
+    used = 0
+    for client, (own, held) in sizes.items():
+        training[client] = np.arange(used, used + own, dtype=np.int64)
+        holdouts[client] = np.arange(used + own, used + own + held, dtype=np.int64)
+        used += own + held
+    return training, holdouts
+
+
+def _joined(arrays: Mapping[int, np.ndarray]) -> tuple[list[int], np.ndarray, np.ndarray]:
+    sizes = np.array([len(array) for array in arrays.values()], dtype=np.int64)
+    return list(arrays), np.concatenate([*arrays.values(), np.empty(0, np.int64)]).astype(np.int64), sizes
+
+
+def _divided(clients: list[int], joined: np.ndarray, sizes: np.ndarray) -> dict[int, np.ndarray]:
+    return dict(zip(clients, np.split(joined, np.cumsum(sizes)[:-1]) if clients else [], strict=True))

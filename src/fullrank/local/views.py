@@ -1,0 +1,165 @@
+"""A client as a method's hooks see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+
+from fullrank.methods._batch import Batch
+from fullrank.models.entries import Entries
+from fullrank.models.network import Network
+from fullrank.trees import Tensors, Tree, clone
+
+if TYPE_CHECKING:
+    from fullrank.local.client import Client
+    from fullrank.local.loop import Samples
+
+
+class ClientView:
+    """A client as the hooks of one method see it: its numbers, its model, its state, and the fits it can be asked for.
+
+    All views of a client show the same client; `own` and `sent` are those of the method whose hook is running.
+    """
+
+    def __init__(self, client: Client, space: str):
+        self._client = client
+        self._space = space
+
+    @property
+    def id(self) -> int:
+        """The client's number."""
+        return self._client.id
+
+    @property
+    def round(self) -> int:
+        """The round, counted from 0."""
+        return self._client.round
+
+    @property
+    def n(self) -> int:
+        """The number of training samples."""
+        return self._client.n
+
+    @property
+    def counts(self) -> Tensor:
+        """The number of training samples of each class (C,)."""
+        return self._client.counts
+
+    @property
+    def samples(self) -> Samples:
+        """The training samples. A method that uploads something computed from them answers for what that reveals."""
+        return self._client.samples
+
+    @property
+    def own(self) -> Tree:
+        """This method's state at this client; assign a new tree to change it."""
+        state: Tree = self._client.state.get(self._space, {})
+        return state
+
+    @own.setter
+    def own(self, tree: Mapping[str, Any]) -> None:
+        self._client.state[self._space] = clone(tree)  # a copy, because the client's model continues to change
+
+    @property
+    def sent(self) -> Tree:
+        """What this method's server half broadcast."""
+        return self._client.sent.get(self._space, {})
+
+    @property
+    def network(self) -> Network:
+        """The network, with the client's entries."""
+        return self._client.network
+
+    @property
+    def entries(self) -> Entries:
+        """The names of the entries by class: shared, buffers, personal, frozen."""
+        return self._client.entries
+
+    @property
+    def trainable(self) -> tuple[str, ...]:
+        """Names of the parameters that a fit trains unless it says otherwise."""
+        return self._client.trainable
+
+    @property
+    def model(self) -> Tensors:
+        """All entries of the client's model, current."""
+        return self._client.model
+
+    @property
+    def w(self) -> Tensors:
+        """The shared entries, current."""
+        return self._client.w
+
+    @property
+    def w0(self) -> Tensors:
+        """The shared entries as received."""
+        return self._client.w0
+
+    @property
+    def travel(self) -> float:
+        """How far a constant unit gradient would have moved a shared weight in this round's fits."""
+        return self._client.travel
+
+    def one_of(self, share: float, purpose: str) -> bool:
+        """Return whether this client is in a fixed share of those that may take part, drawn from the seed."""
+        return self._client.one_of(share, purpose, self._space)
+
+    def fit(
+        self,
+        only: str | tuple[str, ...] | None = None,
+        *,
+        epochs: int | None = None,
+        steps: int | None = None,
+        model: Mapping[str, Tensor] | None = None,
+        loss: Callable[[Batch], Tensor] | None = None,
+        criterion: Callable[[Batch], Tensor] | None = None,
+        stats: Literal["move", "freeze"] = "move",
+        **optimiser: Any,
+    ) -> Tensors:
+        """Train on this client's data and return the trained model's entries.
+
+        Args:
+            only: Selectors of what to train; a frozen entry trains only if it is named in full.
+            epochs: Passes over the samples, in place of `train.epochs`.
+            steps: Batches, in place of passes.
+            model: The tree that a side fit starts from. A side fit leaves the client's model as it is, draws its own
+                batches, and applies no drift corrections.
+            loss: A further term of this fit.
+            criterion: A criterion in place of the method's.
+            stats: "freeze" keeps norm layers in evaluation mode.
+            optimiser: Settings such as `lr` and `momentum`. With any of them the fit has an optimiser of its own;
+                without, the round's fits share one.
+        """
+        return self._client.fit(
+            only,
+            epochs=epochs,
+            steps=steps,
+            model=model,
+            loss=loss,
+            criterion=criterion,
+            stats=stats,
+            space=self._space,
+            **optimiser,
+        )
+
+    def train(self) -> None:
+        """Run the fit of a round that has no other: `fit()` without its result."""
+        self._client.train()
+
+    def mark(self) -> None:
+        """Note how good the current model is on the client's hold-out: the course of a personalisation."""
+        self._client.mark()
+
+    def features(self, batch_size: int = 0) -> tuple[Tensor, Tensor]:
+        """Return z and y of all training samples under the current model: evaluation mode, no augmentation."""
+        return self._client.features(batch_size)
+
+    def prototypes(self, normalise: bool = False) -> tuple[Tensor, Tensor]:
+        """Return class sums (C, d) of z and class counts (C,); zeros for the classes that the client lacks."""
+        return self._client.prototypes(normalise)
+
+    def batch(self, x: Tensor, y: Tensor) -> Batch:
+        """Return a batch under the current model in its current mode, as `predict` sees it."""
+        return self._client.batch(x, y, self._space)
