@@ -1,8 +1,8 @@
-"""Who has which data: training samples and hold-out of each client, the validation share, the test set, all apart."""
+"""A data set divided among clients: training samples and hold-out of each client, validation share, test set."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -41,7 +41,7 @@ class Federation:
 
     @property
     def clients(self) -> int:
-        """How many clients there are."""
+        """The number of clients."""
         return len(self.parts)
 
     @cached_property
@@ -148,41 +148,39 @@ class Federation:
 
 
 def divide(
-    data: DataSet,
-    pipeline: Pipeline,
-    *,
-    how: str = "dirichlet",
-    clients: int = 10,
-    seed: int = 0,
-    alpha: float = 0.1,
-    variant: str = "balanced",
-    classes: int = 2,
-    passes: int = 1,
-    equal: float = 0.0,
-    holdout: float = 0.0,
-    validation: float = 0.0,
+    data: DataSet, pipeline: Pipeline, how: str, keys: Mapping[str, Any], options: Mapping[str, Any] | None = None
 ) -> Federation:
-    """Divide a data set: first the validation share, then the clients' parts, then each client's hold-out."""
-    labels = data.train.y.numpy()
+    """Divide a data set: first the validation share, then the clients' parts, then each client's hold-out.
+
+    Args:
+        data: The data set.
+        pipeline: How its batches are prepared.
+        how: The name of a partition, `package.module:function`, or the path of a saved partition.
+        keys: The values of the keys of [data], with the seed of the partition.
+        options: Further arguments of the partition.
+
+    Raises:
+        InputError: If the data cannot be divided so.
+    """
+    clients, seed, holdout, validation = (keys[name] for name in ("clients", "seed", "holdout", "validation"))
     if how.endswith(".safetensors"):
         if holdout or validation:
             raise InputError("data.holdout and data.validation: a saved partition brings its own; leave both at 0")
-        return _saved(data, pipeline, Path(how), clients, repeats=passes > 1)
+        return _saved(data, pipeline, Path(how), clients, repeats=keys["passes"] > 1)
+    itself = partition.takes(how, "validation")
     if data.train.group is not None:
         _reject_to_tear_groups(data, how, holdout, validation)
-    if how == "domain":
-        if data.train.domain is None:
-            raise InputError(f'data.partition = "domain": the data set "{data.name}" has no domains')
-        found = partition.by_domain(data.train.domain.numpy(), equal or False, validation, seed)
-        if len(found) != clients:
-            raise InputError(f"data.clients = {clients}: the data come in {len(found)} domains, and each is one client")
-        parts = list(found)
+    keep, kept_back = split_by_class(data.train.y.numpy(), 0.0 if itself else validation, seed)
+    samples = {"labels": data.train.y, "domains": data.train.domain, "groups": data.train.group}
+    columns = {name: column.numpy()[keep] for name, column in samples.items() if column is not None}
+    found = partition.call(how, columns, keys, options or {})
+    parts = [keep[part] for part in found]
+    if itself:
         kept_back = np.sort(np.concatenate(found.validation))
-    else:
-        keep, kept_back = split_by_class(labels, validation, seed)
-        parts = [keep[part] for part in _parts(labels[keep], how, clients, seed, alpha, variant, classes, passes)]
     if not any(map(len, parts)):
         raise InputError("no client has any sample")
+    if partition.takes(how, "groups"):
+        _reject_torn_groups(data, how, parts)
     return _held_out(data, parts, kept_back, pipeline, holdout, seed)
 
 
@@ -215,17 +213,32 @@ def keep_unseen(federation: Federation, share: float, seed: int) -> Federation:
 
 
 def _reject_to_tear_groups(data: DataSet, how: str, holdout: float, validation: float) -> None:
-    """Reject every division that is drawn sample by sample, because it would separate samples of one group."""
+    """Reject a division that is drawn sample by sample, because it would separate samples of one group."""
     drawn = [f"data.{name} = {share}" for name, share in (("holdout", holdout), ("validation", validation)) if share]
-    if how != "domain":
+    if how != "domain" and not partition.takes(how, "groups"):
         drawn.append(f'data.partition = "{how}"')
     if drawn:
         raise InputError(
             f'the data set "{data.name}" has groups (samples that belong together, such as those of one patient), and '
             f"{' and '.join(drawn)} would put samples of one group on both sides; give a partition that keeps groups "
-            'together (data.partition = "mine.safetensors"), or data.partition = "domain" without hold-out and '
-            "validation, or leave the groups out of the data"
+            'together (data.partition = "mine.safetensors", or a function of your own that takes groups), or '
+            'data.partition = "domain" without hold-out and validation, or leave the groups out of the data'
         )
+
+
+def _reject_torn_groups(data: DataSet, how: str, parts: Sequence[np.ndarray]) -> None:
+    """Reject a partition that was given the groups and still puts samples of one group at two clients."""
+    if data.train.group is None:
+        return
+    groups = data.train.group.numpy()
+    owner: dict[int, int] = {}
+    for client, part in enumerate(parts):
+        for group in np.unique(groups[part]).tolist():
+            if owner.setdefault(group, client) != client:
+                raise InputError(
+                    f'data.partition = "{how}": samples of group {group} are at client {owner[group]} and at client '
+                    f"{client}; all samples of a group must be at one client"
+                )
 
 
 def _held_out(
@@ -235,27 +248,6 @@ def _held_out(
     if holdout:
         parts, held = map(list, partition.hold_out(parts, holdout, key(seed, "holdout") % 2**32))
     return Federation(data, parts, held, kept_back, pipeline)
-
-
-def _parts(
-    labels: np.ndarray,
-    how: str,
-    clients: int,
-    seed: int,
-    alpha: float,
-    variant: str,
-    classes: int,
-    passes: int,
-) -> list[np.ndarray]:
-    if how == "iid":
-        return partition.iid(labels, clients, seed)
-    if how == "dirichlet":
-        return partition.dirichlet(labels, clients, alpha, seed, variant)
-    if how == "pathological":
-        return partition.pathological(labels, clients, classes, seed, variant)
-    if how == "class-disjoint":
-        return partition.class_disjoint(labels, clients, classes, seed, passes)
-    raise InputError(f'data.partition = "{how}" stands for data that a program hands over with fullrank.fit')
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:

@@ -1,15 +1,16 @@
-"""Who gets which training samples: the federated splits of the papers, each a list of index arrays.
+"""Partitions: functions that divide training samples among clients, and the registry of their names.
 
-Every split draws from generators of its own, seeded by ``seed`` alone, so that equal arguments give equal
-arrays. The legacy NumPy generator is used because the released code of the papers uses it: their splits
-come out sample count by sample count.
+A partition returns one array of sample indices per client. Its random numbers depend on ``seed`` only, so equal
+arguments give equal arrays. The partitions of the papers use NumPy's legacy generator, as the released code does:
+their splits have the same number of samples of each class at each client.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import islice
 from numbers import Integral
 from typing import Any, TypeAlias, TypeVar
@@ -19,6 +20,7 @@ import numpy.typing as npt
 import torch
 
 from fullrank.errors import InputError, nearest
+from fullrank.plugins import Registry, called
 
 IndexArray: TypeAlias = npt.NDArray[np.int64]
 Labels: TypeAlias = torch.Tensor | npt.NDArray[Any] | Sequence[Any]
@@ -32,7 +34,10 @@ _Named = TypeVar("_Named")
 
 
 class Partition(list[IndexArray]):
-    """One array of sample indices per client; ``validation`` has as many where samples are kept back."""
+    """A list with one array of sample indices per client.
+
+    A partition that keeps back the validation share itself has it in ``validation``, one array per client.
+    """
 
     def __init__(self, parts: Iterable[IndexArray] = (), validation: Iterable[IndexArray] = ()):
         super().__init__(np.asarray(part, dtype=np.int64) for part in parts)
@@ -40,7 +45,7 @@ class Partition(list[IndexArray]):
 
 
 def iid(labels: Labels, clients: int, seed: int) -> Partition:
-    """A random permutation cut into equal parts, whose sizes differ by one at most (Shi et al. 2023).
+    """Cut a random permutation into equal parts, whose sizes differ by at most one (Shi et al. 2023).
 
     Only the number of labels matters, so they may be of any kind, multi-label rows included.
     """
@@ -50,7 +55,7 @@ def iid(labels: Labels, clients: int, seed: int) -> Partition:
 
 
 def dirichlet(labels: Labels, clients: int, alpha: float, seed: int, variant: str = "balanced") -> Partition:
-    """Each class is divided over the clients in proportions drawn from a symmetric Dirichlet(alpha).
+    """Divide each class among the clients in proportions drawn from a symmetric Dirichlet(alpha).
 
     The smaller ``alpha``, the fewer classes a client sees; ``alpha=inf`` is :func:`iid`. Variants:
 
@@ -77,7 +82,7 @@ def dirichlet(labels: Labels, clients: int, alpha: float, seed: int, variant: st
 
 
 def pathological(labels: Labels, clients: int, classes: int, seed: int, variant: str = "balanced") -> Partition:
-    """Each client gets samples of ``classes`` classes only, after McMahan et al. 2017.
+    """Give each client samples of ``classes`` classes only, after McMahan et al. 2017.
 
     - ``balanced``: exactly that many distinct classes, every class with as many owners as any other, give
       or take one, and divided evenly among them. Complete. Our reading of the setting of Shi et al. 2023,
@@ -95,7 +100,7 @@ def pathological(labels: Labels, clients: int, classes: int, seed: int, variant:
 
 
 def class_disjoint(labels: Labels, clients: int, classes: int, seed: int, passes: int = 1) -> Partition:
-    """Partially class-disjoint data, PϱCς of Fan et al. 2023 (FedMR), as their released code assigns classes.
+    """Make partially class-disjoint data, PϱCς of Fan et al. 2023 (FedMR), with classes assigned as in their code.
 
     Clients take the classes in order until all are owned, then draw at random among those they lack; each
     class is divided evenly among its owners. Where clients·classes is below the number of classes the rest
@@ -117,7 +122,7 @@ def class_disjoint(labels: Labels, clients: int, classes: int, seed: int, passes
 
 
 def by_domain(domains: Labels, equal: bool | float = False, validation: float = 0.0, seed: int = 0) -> Partition:
-    """One client per domain, in sorted order, each domain shuffled first (Li et al. 2021, FedBN).
+    """Make each domain a client, in sorted order, with its samples shuffled (Li et al. 2021, FedBN).
 
     ``equal=f`` gives every client ⌊f·L⌋ samples, L the smallest domain's size (True is 1; False: all that
     the domain has). ``validation=v`` keeps ⌊v·L⌋ others back, or ⌊v·n⌋ of the domain's own n without
@@ -166,8 +171,105 @@ def hold_out(parts: Sequence[IndexArray], share: float, seed: int) -> tuple[Part
     return training, held_out
 
 
+def call(name: str, data: Mapping[str, Any], keys: Mapping[str, Any], options: Mapping[str, Any]) -> Partition:
+    """Call the partition of this name with the arguments that its signature names, and check what it returns.
+
+    Args:
+        name: A name of the registry, or `package.module:function`.
+        data: `labels`, and `domains` and `groups` where the data have them, one number per sample.
+        keys: The keys of [data], which partitions take as arguments of the same names.
+        options: Further arguments, `data.partition_options`.
+
+    Returns:
+        One array per client, and `validation` if the partition keeps back the validation share itself.
+
+    Raises:
+        InputError: If an argument is missing or an option unknown, or if the arrays are not a partition.
+    """
+    function = PARTITIONS.find(name)
+    known = {**keys, **{column: data.get(column) for column in COLUMNS}}
+    check_options(name, known, options)
+    arguments = {**options}
+    for parameter in _parameters(function):
+        if known.get(parameter.name) is not None:
+            arguments[parameter.name] = known[parameter.name]
+        elif parameter.name not in options and parameter.default is parameter.empty:
+            if parameter.name in COLUMNS:
+                raise InputError(f'data.partition = "{name}": the data set has no {parameter.name}')
+            raise InputError(
+                f'data.partition_options.{parameter.name} must be given: the function "{name}" has no default for it; '
+                f"without options it may take {', '.join(COLUMNS)} and the keys of [data]"
+            )
+    found = called(function, name, "data.partition", **arguments)
+    if "validation" in arguments and not isinstance(found, Partition):
+        raise InputError(
+            f'data.partition = "{name}": it takes validation, so it must return a fullrank.data.partition.Partition'
+        )
+    return _checked(name, found, len(data["labels"]), keys, "clients" in arguments)
+
+
+def takes(name: str, argument: str) -> bool:
+    """Whether the signature of the partition of this name has an argument."""
+    return argument in [parameter.name for parameter in _parameters(PARTITIONS.find(name))]
+
+
+def check_options(name: str, known: Container[str], options: Iterable[str]) -> None:
+    """Reject options that the partition of this name does not take; `known` has the names that are no options."""
+    function = PARTITIONS.find(name)
+    own = [parameter.name for parameter in _parameters(function) if parameter.name not in known]
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
+    for key in options:
+        if key in known:
+            raise InputError(f"data.partition_options.{key}: this is no option; set data.{key} instead")
+        if key not in own and not open_ended:
+            raise InputError(f'data.partition_options.{key}: "{name}" has no such option; {nearest(key, own)}')
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [parameter for parameter in inspect.signature(function).parameters.values() if parameter.kind in kinds]
+
+
+def _checked(name: str, found: Any, samples: int, keys: Mapping[str, Any], told: bool) -> Partition:
+    """Check that a result has one array of whole numbers in range per client, and no sample twice."""
+    where, clients = f'data.partition = "{name}"', keys["clients"]
+    if isinstance(found, np.ndarray) and found.ndim:
+        found = list(found)
+    if not isinstance(found, (list, tuple)):
+        raise InputError(f"{where}: its result is of type {type(found).__name__}; it must be a list of index arrays")
+    if len(found) != clients:
+        advice = "it must return one array per client" if told else f"set data.clients = {len(found)}"
+        raise InputError(f"data.clients = {clients}: {name} divides the data among {len(found)} clients; {advice}")
+    parts = [_indices(f"{where}: of client {client}", part, samples) for client, part in enumerate(found)]
+    kept_back = [_indices(f"{where}: in validation", part, samples) for part in getattr(found, "validation", ())]
+    arrays = [*parts, *kept_back]
+    times = np.bincount(np.concatenate(arrays), minlength=samples) if arrays else np.zeros(0)
+    if (times > 1).any() and not keys.get("passes", 1) > 1:
+        twice = int(np.flatnonzero(times > 1)[0])
+        raise InputError(
+            f"{where}: sample {twice} is there {times[twice]} times; each sample may belong to one client only, or to "
+            "the validation share"
+        )
+    return Partition(parts, kept_back)
+
+
+def _indices(where: str, part: Any, samples: int) -> IndexArray:
+    try:
+        array = part.detach().cpu().numpy() if isinstance(part, torch.Tensor) else np.asarray(part)
+    except ValueError:
+        array = np.empty((), object)
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+        raise InputError(
+            f"{where} it returned {array.dtype} of shape {array.shape}; it must return whole numbers, one per sample"
+        )
+    if len(array) and not (array.min() >= 0 and array.max() < samples):
+        wrong = array[(array < 0) | (array >= samples)][0]
+        raise InputError(f"{where} it returned the index {wrong}; the data have {samples} samples, numbered from 0")
+    return array.astype(np.int64)
+
+
 def whole_labels(labels: Labels) -> IndexArray:
-    """Class labels as an array of whole numbers, or a error."""
+    """Return class labels as an array of whole numbers."""
     y = _as_array(labels, "labels")
     if y.dtype.kind not in "biu":
         raise InputError(f"labels are of type {y.dtype}; one whole number per sample is needed")
@@ -421,3 +523,36 @@ _PATHOLOGICAL_VARIANTS: dict[str, _Deal] = {
     "niid-bench": _niid_bench,
     "shards": _shards,
 }
+
+COLUMNS = ("labels", "domains", "groups")
+"""What a partition may take of the samples: an array each."""
+
+VARIANTS = {"dirichlet": tuple(_DIRICHLET_VARIANTS), "pathological": tuple(_PATHOLOGICAL_VARIANTS)}
+"""The values of `data.variant` that each partition knows."""
+
+PARTITIONS: Registry[Callable[..., Sequence[IndexArray]]] = Registry(
+    "partitions",
+    "data.partition",
+    {
+        "iid": iid,
+        "dirichlet": dirichlet,
+        "pathological": pathological,
+        "class-disjoint": class_disjoint,
+        "domain": by_domain,
+    },
+    or_else="the path of a saved partition.safetensors",
+)
+"""The functions that `data.partition` can name.
+
+A function is called with those of these arguments that its signature names: `labels`, `domains` and `groups`, arrays
+with one number per sample; the keys of [data], of which `clients`, `seed` and `alpha` are some; and the user's own
+options, `data.partition_options`. It returns a list with one array of sample indices per client. A function that takes
+`validation` keeps back the validation share itself and returns it in a :class:`Partition`; for others the share is
+drawn beforehand, and they see the rest of the samples, numbered from 0.
+
+>>> def halves(labels, clients, seed, stop=1.0):
+...     order = np.random.default_rng(seed).permutation(len(labels))
+...     return np.array_split(order[: int(stop * len(labels))], clients)
+>>> [part.tolist() for part in halves([0, 0, 1, 1], clients=2, seed=0, stop=0.5)]
+[[2], [0]]
+"""

@@ -116,8 +116,12 @@ class Stored(ABC):
         where = " or ".join([*ways, f"from {self.page}"])
         return f"get it {where}, and say by data.root (--root) or $FULLRANK_DATA where it lies if that is elsewhere"
 
+    def __call__(self, root: str | Path = "", seed: int = 0) -> DataSet:
+        """Load the data set, as an entry of the registry does; the seed does not change it."""
+        return self.load(root)
+
     def load(self, root: str | Path = "") -> DataSet:
-        """The data set from the first place where it lies whole."""
+        """Load the data set from the first place that has all its files."""
         place = self.find(root)
         return cached(self.name, place.sources, lambda: self._decode(place), self._complete)
 
