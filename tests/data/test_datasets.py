@@ -253,7 +253,9 @@ def test_fashion_mnist_is_not_taken_for_mnist(tmp_path, monkeypatch):
     """The files have the same names; the official ones are known by their labels."""
     arrays = idx_arrays()
     monkeypatch.setitem(
-        known.DATA_SETS.own, "mnist", replace(MNIST, mistakable=("Fashion-MNIST", hashlib.md5(idx(arrays[1])).hexdigest()))
+        known.DATA_SETS.own,
+        "mnist",
+        replace(MNIST, mistakable=("Fashion-MNIST", hashlib.md5(idx(arrays[1])).hexdigest())),
     )
     write_idx(tmp_path, arrays)
     rejected(lambda: known.DATA_SETS.own["mnist"].load(tmp_path), IDX[1], "is of Fashion-MNIST, not of MNIST")

@@ -15,7 +15,7 @@ from fullrank.data.split import split_by_class
 from fullrank.errors import InputError
 from fullrank.runs.assemble import federate
 
-MODULE = '''
+MODULE = """
 import numpy as np
 
 CALLS = []
@@ -99,7 +99,7 @@ def nothing(labels, clients):
 
 def wrong(labels, clients):
     raise KeyError("no such label")
-'''
+"""
 SMALL = {"model.name": "mlp", "model.width": 4, "train.rounds": 1, "data.clients": 4}
 
 
@@ -184,7 +184,11 @@ def test_domains_and_groups(mine, tmp_path):
         ("sorted_by_label", {"partition_options": {"alpha": 1}}, "partition_options.alpha: .* set data.alpha instead"),
         ("needs", {}, "data.partition_options.weight must be given"),
         ("number", {}, "its result is of type int; it must be a list of index arrays"),
-        ("too_few", {}, "data.clients = 4: ownsplit:too_few divides the data among 2 clients; it must return one array"),
+        (
+            "too_few",
+            {},
+            "data.clients = 4: ownsplit:too_few divides the data among 2 clients; it must return one array",
+        ),
         ("set_by_itself", {}, "data.clients = 4: ownsplit:set_by_itself .* set data.clients = 2"),
         ("floats", {}, r"of client 0 it returned float64 of shape \(1,\)"),
         ("matrix", {}, r"of client 0 it returned int64 of shape \(1, 2\)"),

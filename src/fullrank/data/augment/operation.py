@@ -23,7 +23,7 @@ class Operation(ABC):
 
     A subclass is a frozen dataclass, since equal operations must be equal values, and has two members:
 
-    - `draws`, the number of uniform numbers that it needs per sample;
+    - `draws`, the number of uniform numbers that it needs per sample, at least 1;
     - `apply(x, u)`, which returns the changed images.
 
     It must not draw random numbers itself: those in `u` come from the plan of the local training, so a run can be

@@ -297,8 +297,8 @@ def _made_and_tried(
     operation = _made(entry, arguments, dataset)
     if not isinstance(operation, Operation):
         raise InputError(f"it gave a {type(operation).__name__}; it must be or return a fullrank.data.Operation")
-    if isinstance(operation.draws, bool) or not isinstance(operation.draws, int) or operation.draws < 0:
-        raise InputError(f"its draws are {operation.draws!r}; they must be a whole number, 0 or more")
+    if isinstance(operation.draws, bool) or not isinstance(operation.draws, int) or operation.draws < 1:
+        raise InputError(f"its draws are {operation.draws!r}; they must be a whole number of at least 1")
     x = dataset.train.x[:TRIED]
     uniform = torch.rand(len(x), operation.draws, generator=torch.Generator().manual_seed(0))
     before = x.clone()
