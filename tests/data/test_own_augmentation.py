@@ -81,6 +81,11 @@ class Many(Cutout):
     draws: ClassVar[float] = 1.5
 
 
+@dataclass(frozen=True)
+class Fixed(Cutout):
+    draws: ClassVar[int] = 0
+
+
 class Abstract(Operation):
     pass
 
@@ -128,6 +133,7 @@ def test_arguments_are_the_fields_of_the_class_or_what_the_function_makes_of_the
         ("InPlace", "apply wrote into the batch"),
         ("Mixed", "samples must not depend on each other"),
         ("Many", "its draws are 1.5; they must be a whole number"),
+        ("Fixed", "its draws are 0; they must be a whole number of at least 1"),
         ("nothing:5", "it gave a str; it must be or return a fullrank.data.Operation"),
     ],
 )
@@ -177,7 +183,7 @@ def test_every_engine_gives_the_same_result(tmp_path):
 
 def test_a_name_in_the_registry_is_known_everywhere(monkeypatch, tmp_path, capsys):
     class Inverse(Operation):
-        draws = 0
+        draws = 1
 
         def apply(self, x, u):
             return 255 - x

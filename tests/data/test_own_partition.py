@@ -149,7 +149,7 @@ def test_the_validation_share_is_drawn_beforehand_or_kept_back_by_the_function(m
     federation = divided("keeps_back", validation=0.2)
     assert federation.validation.tolist() == list(range(287))
     assert federation.parts[0][0] == 287
-    with pytest.raises(InputError, match="takes validation, so it must return a fullrank.data.partition.Partition"):
+    with pytest.raises(InputError, match=r"takes validation, so it must return a fullrank.data.partition.Partition"):
         divided("forgets", validation=0.2)
 
 
@@ -166,9 +166,9 @@ def test_domains_and_groups(mine, tmp_path):
     federation = divided("by_group", name="patients.npz")
     assert federation.parts[1].tolist() == [i for i in range(60) if i // 3 % 4 == 1]
     assert federation.shared_groups() == 0
-    with pytest.raises(InputError, match='"ownsplit:torn": samples of group 2 .* client 0 .* client 1'):
+    with pytest.raises(InputError, match=r'"ownsplit:torn": samples of group 2 .* client 0 .* client 1'):
         divided("torn", name="patients.npz", clients=8)
-    with pytest.raises(InputError, match='data.partition = "ownsplit:sorted_by_label" would put samples of one group'):
+    with pytest.raises(InputError, match=r'data.partition = "ownsplit:sorted_by_label" would put samples of one group'):
         divided("sorted_by_label", name="patients.npz")
     with pytest.raises(InputError, match=r"data.holdout = 0.2 would put samples of one group"):
         divided("by_group", name="patients.npz", holdout=0.2)
@@ -207,7 +207,7 @@ def test_what_is_wrong_is_one_sentence(name, table, words, mine):
 
 
 def test_what_it_raises_names_the_key(mine):
-    with pytest.raises(fr.FullrankError, match='data.partition = "ownsplit:wrong": it raised KeyError') as caught:
+    with pytest.raises(fr.FullrankError, match=r'data.partition = "ownsplit:wrong": it raised KeyError') as caught:
         divided("wrong")
     assert "ownsplit.py" in caught.value.traceback
 
@@ -229,7 +229,7 @@ def test_a_name_in_the_registry_is_known_everywhere(monkeypatch, tmp_path, capsy
         assert alpha == 0.5
         return [np.arange(k, len(labels), clients) for k in range(clients)]
 
-    with pytest.raises(InputError, match='data.partition = "stripes" is not known; known: class-disjoint, '):
+    with pytest.raises(InputError, match=r'data.partition = "stripes" is not known; known: class-disjoint, '):
         Experiment.of({"data.partition": "stripes"})
     monkeypatch.setitem(PARTITIONS.own, "stripes", stripes)
     status, out, _ = fullrank("keys", "data.partition", "--json", capsys=capsys)
