@@ -242,15 +242,20 @@ def _checked(name: str, found: Any, samples: int, keys: Mapping[str, Any], told:
         raise InputError(f"data.clients = {clients}: {name} divides the data among {len(found)} clients; {advice}")
     parts = [_indices(f"{where}: of client {client}", part, samples) for client, part in enumerate(found)]
     kept_back = [_indices(f"{where}: in validation", part, samples) for part in getattr(found, "validation", ())]
-    arrays = [*parts, *kept_back]
-    times = np.bincount(np.concatenate(arrays), minlength=samples) if arrays else np.zeros(0)
-    if (times > 1).any() and not keys.get("passes", 1) > 1:
-        twice = int(np.flatnonzero(times > 1)[0])
+    trained, evaluated = _times(parts, samples), _times(kept_back, samples)
+    repeated = (trained if keys.get("passes", 1) == 1 else np.minimum(trained, 1)) + evaluated > 1
+    if repeated.any():
+        sample = int(np.flatnonzero(repeated)[0])
         raise InputError(
-            f"{where}: sample {twice} is there {times[twice]} times; each sample may belong to one client only, or to "
-            "the validation share"
+            f"{where}: sample {sample} is there {trained[sample] + evaluated[sample]} times; each sample may belong to "
+            "one client only, or to the validation share"
         )
     return Partition(parts, kept_back)
+
+
+def _times(arrays: Sequence[IndexArray], samples: int) -> IndexArray:
+    """Count how often each sample is in the arrays."""
+    return np.bincount(np.concatenate([np.empty(0, np.int64), *arrays]), minlength=samples)
 
 
 def _indices(where: str, part: Any, samples: int) -> IndexArray:

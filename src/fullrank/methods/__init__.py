@@ -132,7 +132,7 @@ def build(name: str, **tables: Mapping[str, Any]) -> Method:
     for table in tables:
         if table in {part.name for part in parts}:
             continue  # checked as that part's, which may be a user's class under a name of the library
-        if table not in METHODS.names():
+        if table not in METHODS.own and table not in METHODS.names():
             raise InputError(f"method.{table}: there is no such method; {nearest(table, METHODS.names())}")
         check_fields(find(table), tables[table])
     return parts[0] if len(parts) == 1 else Composed(tuple(parts))

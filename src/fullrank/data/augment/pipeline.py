@@ -277,7 +277,8 @@ def is_import_path(text: str) -> bool:
     (False, True, True)
     """
     first, _, rest = text.partition(":")
-    return first not in AUGMENTATIONS.names() and rest.partition(":")[0].isidentifier()
+    named = first in AUGMENTATIONS.own or not rest.partition(":")[0].isidentifier()
+    return not named and first not in AUGMENTATIONS.names()
 
 
 def _made(entry: Callable[[str, DataSet], Operation] | type[Operation], arguments: str, dataset: DataSet) -> Operation:
