@@ -83,7 +83,7 @@ def _known(name: str) -> Stored:
 
 def _facts(stored: Stored | None, root: str) -> dict[str, Any]:
     place = stored.find(root) if stored else None
-    files = stored.look(place) if stored and place else []
+    files = stored.inspect(place) if stored and place else []
     data = stored.load(root) if stored else load_dataset(EMBEDDED)
     return {
         "name": data.name,

@@ -32,12 +32,12 @@ class Federation:
     parts: list[np.ndarray]
     """Training samples of each client."""
     holdouts: list[np.ndarray]
-    """Samples of each client kept for its personal test."""
+    """Held-out samples of each client, on which its own model is evaluated."""
     validation: np.ndarray
-    """Samples kept back from everybody, to choose settings and rounds by."""
+    """The validation share, which belongs to no client and serves to choose settings and rounds."""
     pipeline: Pipeline
     unseen: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    """Clients that never train: how a model serves newcomers is evaluated on them."""
+    """Clients that never train, on which a model is evaluated for newcomers."""
 
     @property
     def clients(self) -> int:
@@ -50,7 +50,7 @@ class Federation:
         return np.setdiff1d(np.arange(self.clients), self.unseen)
 
     def size(self, client: int) -> int:
-        """A client's number of training samples."""
+        """Return the number of training samples of a client."""
         return len(self.parts[client])
 
     def hosted(self, clients: Collection[int] | None = None) -> HostedData:
@@ -73,22 +73,22 @@ class Federation:
 
     @cached_property
     def has_holdouts(self) -> bool:
-        """Whether any client has samples for its personal test."""
+        """Whether any client has held-out samples."""
         return any(map(len, self.holdouts))
 
     @cached_property
     def hash(self) -> str:
-        """The hash of the whole division: equal hashes mean equal training samples, hold-outs and validation."""
+        """The hash of the partition: equal hashes mean equal training samples, hold-outs and validation share."""
         return partition_hash([*self.parts, *self.holdouts, self.validation])
 
     @cached_property
     def class_counts(self) -> np.ndarray:
-        """Training samples by client and class (K, C)."""
+        """The number of training samples by client and class (K, C)."""
         return counts(self.data.train.y.numpy(), self.parts, self.data.num_classes)
 
     @cached_property
     def unassigned(self) -> int:
-        """How many training samples belong to nobody: to no client, and not to the validation share."""
+        """The number of training samples that belong to no client and not to the validation share."""
         used = np.unique(np.concatenate([*self.parts, *self.holdouts, self.validation]))
         return len(self.data.train) - len(used)
 
@@ -99,7 +99,7 @@ class Federation:
         return [self.data.classes[c] for c in np.flatnonzero((there > 0) & (self.class_counts.sum(0) == 0))]
 
     def shared_groups(self) -> int:
-        """The number of groups that have training samples at several clients."""
+        """Return the number of groups that have training samples at several clients."""
         if self.data.train.group is None:
             return 0
         groups = self.data.train.group.numpy()
@@ -108,14 +108,14 @@ class Federation:
         return int((clients > 1).sum())
 
     def left_out(self) -> str:
-        """What of the training set nobody has, in words; empty where somebody has everything."""
+        """Describe the samples and classes of the training set that belong to nobody; empty if there are none."""
         samples = f"{self.unassigned} of {len(self.data.train)} training samples belong to nobody"
         named = ", ".join(self.orphaned[:CLASSES_NAMED]) + (", …" if len(self.orphaned) > CLASSES_NAMED else "")
         classes = f"{len(self.orphaned)} of {self.data.num_classes} classes have no client ({named})"
         return ", ".join([samples] * bool(self.unassigned) + [classes] * bool(self.orphaned))
 
     def describe(self) -> dict[str, Any]:
-        """Sizes, entropy and distances of the division, for `partition.json`."""
+        """Return sizes, entropy and distances of the partition, for `partition.json`."""
         facts = describe(self.data.train.y.numpy(), self.parts, self.data.num_classes)
         return {
             **facts,
@@ -128,7 +128,7 @@ class Federation:
         }
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The division as it is saved."""
+        """Return the partition as it is saved."""
         return {
             "train": torch.from_numpy(_joined(self.parts)),
             "train_sizes": torch.from_numpy(_sizes(self.parts)),
@@ -187,7 +187,7 @@ def divide(
 def given(
     data: DataSet, pipeline: Pipeline, sizes: list[int], holdout: float = 0.0, validation: float = 0.0, seed: int = 0
 ) -> Federation:
-    """A federation whose clients came with their own data: consecutive pieces of the training split."""
+    """Make a federation of clients that came with their own data: consecutive pieces of the training split."""
     ends = np.cumsum(sizes)
     parts = [np.arange(end - size, end, dtype=np.int64) for size, end in zip(sizes, ends, strict=True)]
     _, kept_back = split_by_class(data.train.y.numpy(), validation, seed)
@@ -199,7 +199,7 @@ def given(
 
 
 def keep_unseen(federation: Federation, share: float, seed: int) -> Federation:
-    """The same federation with a share of its clients, drawn from the seed, that never train."""
+    """Return a copy of a federation in which a share of the clients, drawn from the seed, never trains."""
     number = round(share * federation.clients)
     if not share:
         return federation
@@ -259,7 +259,7 @@ def _sizes(parts: list[np.ndarray]) -> np.ndarray:
 
 
 def _saved(data: DataSet, pipeline: Pipeline, path: Path, clients: int, repeats: bool) -> Federation:
-    """A division in a file; it must be of these data and keep training, hold-outs and validation apart.
+    """Read a partition from a file; it must divide these data, and training, hold-outs and validation must not overlap.
 
     `repeats` allows training samples that several clients have, or one client twice.
     """
@@ -285,7 +285,7 @@ def _saved(data: DataSet, pipeline: Pipeline, path: Path, clients: int, repeats:
 def _problem_of(
     data: DataSet, parts: list[np.ndarray], holdouts: list[np.ndarray], validation: np.ndarray, repeats: bool
 ) -> str:
-    """Say what is wrong with a saved division; an empty text means nothing is."""
+    """Return what is wrong with a saved partition, or an empty text."""
     if len(holdouts) != len(parts):
         return f"{len(parts)} clients have training samples, but there are hold-outs of {len(holdouts)}"
     trained, apart = np.concatenate(parts), np.concatenate([*holdouts, validation])

@@ -88,7 +88,7 @@ def pathological(labels: Labels, clients: int, classes: int, seed: int, variant:
       or take one, and divided evenly among them. Complete. Our reading of the setting of Shi et al. 2023,
       who released no code for it.
     - ``niid-bench``: Li et al. 2022: client k gets class k modulo the number of classes and others at
-      random. Exactly that many classes; a class that nobody drew is dropped.
+      random. Exactly that many classes; a class that no client drew is dropped.
     - ``shards``: McMahan et al. 2017: the samples sorted by label are cut into equal shards, ``classes`` a
       client. Complete and equal in size; a client may hold fewer classes, or more where a shard straddles.
     """
@@ -104,7 +104,7 @@ def class_disjoint(labels: Labels, clients: int, classes: int, seed: int, passes
 
     Clients take the classes in order until all are owned, then draw at random among those they lack; each
     class is divided evenly among its owners. Where clients·classes is below the number of classes the rest
-    is owned by nobody; with ``classes`` equal to all of them the split is :func:`iid`.
+    is owned by no client; with ``classes`` equal to all of them the split is :func:`iid`.
 
     The released code divides twice over, so that clients hold samples twice and share them: ``passes=2``
     does the same, ``passes=1`` gives the disjoint clients that the paper describes.
@@ -150,7 +150,7 @@ def by_domain(domains: Labels, equal: bool | float = False, validation: float = 
 
 
 def hold_out(parts: Sequence[IndexArray], share: float, seed: int) -> tuple[Partition, Partition]:
-    """Split every client's samples at random into training and a personal test set of ⌊share·n⌋ samples.
+    """Split the samples of each client at random into training and a personal test set of ⌊share·n⌋ samples.
 
     Li et al. 2023 (FedETF) hold out 30 % so. Classes may be missing on either side.
     """
@@ -303,7 +303,7 @@ def _try_passes(
     cap: float,
     minimum: int,
 ) -> list[IndexArray]:
-    """The first pass that leaves every client ``minimum`` samples; the generator runs on between passes."""
+    """Return the first pass that gives each client ``minimum`` samples; the generator continues between passes."""
     largest_minimum = 0
     for _ in range(MAX_TRIES):
         parts = _dirichlet_pass(by_class, clients, alpha, rng, cap)
@@ -319,7 +319,7 @@ def _try_passes(
 def _dirichlet_pass(
     by_class: _ByClass, clients: int, alpha: float, rng: np.random.RandomState, cap: float
 ) -> list[IndexArray] | None:
-    """Deal class after class; None where the draws of all clients below the cap vanish in floating point."""
+    """Deal one class after the other; return None if the draws of all clients below the cap vanish in rounding."""
     sizes = np.zeros(clients, dtype=np.int64)
     dealt = []
     for indices in by_class:
@@ -357,14 +357,14 @@ def _floored(by_class: _ByClass, clients: int, alpha: float, rng: np.random.Rand
 
 
 def _consecutive(indices: IndexArray, counts: npt.NDArray[np.float64]) -> list[IndexArray]:
-    """A slice for each count and one for what is left; slices beyond the end are empty."""
+    """Return a slice for each count and one for the rest; slices beyond the end are empty."""
     return np.split(indices, np.cumsum(counts).astype(np.int64))
 
 
 def _dirichlet_rows(
     by_class: _ByClass, clients: int, alpha: float, rng: np.random.RandomState
 ) -> npt.NDArray[np.float64]:
-    """One row of proportions per class, all drawn at once; drawn again where a row vanishes."""
+    """Draw a row of proportions for each class, all at once, and again if a row vanishes."""
     for _ in range(MAX_TRIES):
         shares = rng.dirichlet(np.full(clients, alpha), len(by_class))
         if (shares.sum(axis=1) > 0).all():
@@ -448,7 +448,7 @@ def _divide_evenly(by_class: _ByClass, owned: Sequence[set[int]], rng: np.random
 
 
 def _collect(dealt: Iterable[Sequence[IndexArray]]) -> list[IndexArray]:
-    """From one list of clients' pieces per deal to all the pieces of each client."""
+    """Join the pieces of each client, of which every deal has one."""
     return [np.concatenate(pieces) for pieces in zip(*dealt, strict=True)]
 
 
@@ -457,7 +457,7 @@ def _indices_by_class(labels: Labels) -> _ByClass:
 
 
 def _indices_by_value(values: npt.NDArray[Any]) -> list[IndexArray]:
-    """The ascending indices of each value, in the sorted order of the values that occur."""
+    """Return the ascending indices of each value, in the sorted order of the values that occur."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     return np.split(order, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1)
@@ -471,7 +471,7 @@ def _as_array(values: Labels, what: str) -> npt.NDArray[Any]:
 
 
 def _floor_share(share: float, of: int) -> int:
-    """⌊share·of⌋ of the decimal number as written: 0.29 of 100 is 29, though the nearest binary is below."""
+    """Return ⌊share·of⌋ of the decimal number as written: 0.29 of 100 is 29, though the nearest binary is below."""
     return math.floor(share * of + 1e-9)
 
 
@@ -530,7 +530,7 @@ _PATHOLOGICAL_VARIANTS: dict[str, _Deal] = {
 }
 
 COLUMNS = ("labels", "domains", "groups")
-"""What a partition may take of the samples: an array each."""
+"""The arrays with one number per sample that a partition may take."""
 
 VARIANTS = {"dirichlet": tuple(_DIRICHLET_VARIANTS), "pathological": tuple(_PATHOLOGICAL_VARIANTS)}
 """The values of `data.variant` that each partition knows."""

@@ -149,7 +149,7 @@ class Pipeline:
         return sum(operation.draws for operation in self.operations)
 
     def place(self, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
-        """Put the constants on a device ahead of time, as must be done before a CUDA graph is captured."""
+        """Put the constants on a device, which must be done before a CUDA graph is captured."""
         for numbers in self.statistics or ():
             _per_channel(numbers, device, _exact(dtype))
         for operation in self.operations:
@@ -186,12 +186,12 @@ class Pipeline:
 
 
 def _exact(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to compute in: half precision has too few digits to subtract in, and is only handed over."""
+    """Return the dtype of the computation, since half precision has too few digits for a subtraction."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def _per_channel(numbers: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Numbers as a (C, 1, 1) tensor."""
+    """Return numbers as a (C, 1, 1) tensor."""
     return constant(numbers, lambda: np.array(numbers)[:, None, None], device, dtype)
 
 

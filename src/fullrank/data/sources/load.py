@@ -76,7 +76,7 @@ def load_dataset(
 
 
 def _npz_file(name: str, root: str | Path) -> Path:
-    """The file of that name in `root` if it is given, else in $FULLRANK_DATA or, failing that, from where one works."""
+    """Return the path of a file in `root` if that is given, otherwise in $FULLRANK_DATA or the current directory."""
     named = os.environ.get("FULLRANK_DATA")
     here = Path(root) / name
     if str(root) or not named:
