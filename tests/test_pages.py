@@ -6,6 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from fullrank.data.augment.pipeline import AUGMENTATIONS
+from fullrank.data.partition import PARTITIONS
+from fullrank.data.sources.registry import DATA_SETS
+from fullrank.methods import METHODS
+from fullrank.models import MODELS
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "fullrank"
 PAGES = ("CONTRIBUTING.md", "docs/architecture.md")
@@ -71,3 +77,22 @@ def test_the_picture_shows_every_package():
     for part in PACKAGE.iterdir():
         if part.is_dir() and (part / "__init__.py").exists():
             assert re.search(rf"\b{part.name}\b", picture), part.name
+
+
+def comment_of(key: str, value: str) -> list[str]:
+    """The words of the comment that the README has after a key of its example."""
+    (comment,) = re.findall(rf'^{key} = "{value}" +# (.*)$', (ROOT / "README.md").read_text(), re.MULTILINE)
+    return re.findall(r"[\w.-]+(?::[\w,]+)?", comment)
+
+
+def test_the_readme_lists_what_the_registries_have():
+    data_sets, partitions = comment_of("name", "digits"), comment_of("partition", "dirichlet")
+    assert data_sets[: len(DATA_SETS.own)] == list(DATA_SETS.own)
+    assert partitions[: len(PARTITIONS.own)] == list(PARTITIONS.own)
+    words = [word.partition(":")[0] for word in comment_of("augment", "auto")]
+    start = words.index("of") + 1
+    assert words[start : start + len(AUGMENTATIONS.own)] == list(AUGMENTATIONS.own)
+    models = comment_of("name", "cnn")
+    assert models[:5] == [name for name in models[:5] if name in MODELS.own]
+    text = (ROOT / "README.md").read_text().lower().replace("-", "_")
+    assert [name for name in METHODS.own if not re.search(rf"\b{name}\b", text)] == []

@@ -26,7 +26,8 @@ GIVEN = "given"
 """Stands for data, a partition or a model that a program handed over instead of naming it."""
 LIBRARY = {
     "data.name": "data",
-    "data.partition": "data",
+    "data.partition": "",
+    "data.augment": "",
     "model.name": "models",
     "method.name": "methods",
     "train.criterion": "objectives",
@@ -35,7 +36,11 @@ LIBRARY = {
     "evaluate.metrics": "metrics",
     "run.track": "runs",
 }
-"""The keys of an experiment that may name an import path, and the package of fullrank's own objects of that kind."""
+"""The keys of an experiment that may name an import path, and the package of fullrank's own objects of that kind.
+
+Where the package is empty, every import path counts as foreign: the objects get options from the experiment, with which
+a function of fullrank that was never meant for that key could import anything.
+"""
 FILES = {"data.name": ".npz", "data.partition": ".safetensors"}
 """The suffix by which a key takes a name for the path of a file, even with a colon in it, and imports nothing."""
 
@@ -103,7 +108,7 @@ def _is_foreign(key: str, name: str) -> bool:
     module, colon, _ = name.partition(":")
     if not colon or module == GIVEN or (key in FILES and name.endswith(FILES[key])):
         return False
-    return not f"{module}.".startswith(f"{__package__}.{LIBRARY[key]}.")
+    return not LIBRARY[key] or not f"{module}.".startswith(f"{__package__}.{LIBRARY[key]}.")
 
 
 def reject_untrusted(source: object, names: Mapping[str, str]) -> None:

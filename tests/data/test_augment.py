@@ -434,7 +434,7 @@ def test_normalise_rejects(normalise, words):
     ("augment", "words"),
     [
         ("crop", r'it must be "auto", "none" or a list'),
-        (["crp"], 'unknown augmentation "crp": did you mean "crop"'),
+        (["crp"], 'data.augment = "crp" is not known; did you mean "crop"'),
         (["crop:x"], 'the border "x" of a crop must be a whole number'),
         (["crop:0"], "must be a whole number"),
         (["crop:-1"], "must be a whole number"),

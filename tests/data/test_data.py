@@ -616,8 +616,8 @@ def test_functions(tmp_path):
         (":scans", {}, "not of the form"),
         ("mine.hospital:", {}, "not of the form"),
         (".hospital:scans", {}, "not of the form"),
-        ("digts", {}, 'unknown data set "digts": did you mean "digits"'),
-        ("holiday-photos", {}, "known: .*digits, .*npz .or the path of an .npz file"),
+        ("digts", {}, 'data.name = "digts" is not known; did you mean "digits"'),
+        ("holiday-photos", {}, "known: .*digits, .*mnist, the path of an .npz file"),
         ("digits", {"shuffle": True}, 'unknown option "shuffle"'),
     ],
 )

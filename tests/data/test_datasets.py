@@ -40,7 +40,7 @@ def _nothing_of_this_machine(tmp_path, monkeypatch):
     for name in ("FULLRANK_DATA", "FULLRANK_CACHE"):
         monkeypatch.delenv(name, raising=False)
     nowhere = replace(FASHION_MNIST, elsewhere=(tmp_path / "debian",))
-    monkeypatch.setitem(known.KNOWN, "fashion-mnist", nowhere)
+    monkeypatch.setitem(known.DATA_SETS.own, "fashion-mnist", nowhere)
 
 
 def rejected(action, *words):
@@ -253,10 +253,12 @@ def test_fashion_mnist_is_not_taken_for_mnist(tmp_path, monkeypatch):
     """The files have the same names; the official ones are known by their labels."""
     arrays = idx_arrays()
     monkeypatch.setitem(
-        known.KNOWN, "mnist", replace(MNIST, mistakable=("Fashion-MNIST", hashlib.md5(idx(arrays[1])).hexdigest()))
+        known.DATA_SETS.own,
+        "mnist",
+        replace(MNIST, mistakable=("Fashion-MNIST", hashlib.md5(idx(arrays[1])).hexdigest())),
     )
     write_idx(tmp_path, arrays)
-    rejected(lambda: known.KNOWN["mnist"].load(tmp_path), IDX[1], "is of Fashion-MNIST, not of MNIST")
+    rejected(lambda: known.DATA_SETS.own["mnist"].load(tmp_path), IDX[1], "is of Fashion-MNIST, not of MNIST")
     assert MNIST.mistakable[1] == FASHION_MNIST.official[1].md5
     assert FASHION_MNIST.mistakable[1] == MNIST.official[1].md5
 
@@ -446,7 +448,7 @@ def test_a_missing_data_set_says_where_it_looked_and_where_one_gets_it(tmp_path,
         "https://www.cs.toronto.edu/~kriz/cifar.html",
         "$FULLRANK_DATA",
     )
-    rejected(lambda: known.KNOWN["fashion-mnist"].load(), tmp_path / "debian", "dataset-fashion-mnist", *IDX)
+    rejected(lambda: known.DATA_SETS.own["fashion-mnist"].load(), tmp_path / "debian", "dataset-fashion-mnist", *IDX)
     (tmp_path / "given").mkdir()
     sentence = rejected(
         lambda: load_dataset("mnist", tmp_path / "given"), tmp_path / "given", "train-images-idx3-ubyte"
@@ -464,7 +466,7 @@ def test_places_in_their_order(tmp_path, monkeypatch):
     monkeypatch.setenv("FULLRANK_DATA", "mine")
     for number, folder in reversed(list(enumerate(folders))):
         write_idx(folder / "fashion-mnist", idx_arrays(number, train=number + 1))
-        assert len(known.KNOWN["fashion-mnist"].load().train) == number + 1
+        assert len(known.DATA_SETS.own["fashion-mnist"].load().train) == number + 1
     write_idx(tmp_path / "mine", idx_arrays(9, train=9))
     assert len(load_dataset("fashion-mnist").train) == 1  # its own folder goes first
     assert len(load_dataset("mnist").train) == 9
@@ -491,7 +493,7 @@ def test_a_missing_file_is_named_unless_another_place_is_whole(tmp_path, monkeyp
 
 def test_names_and_classes(tmp_path):
     rejected(lambda: load_dataset("cifar11"), 'did you mean "cifar10"?')
-    rejected(lambda: load_dataset("zzz"), "cifar10, cifar100, digits, fashion-mnist, mnist, npz")
+    rejected(lambda: load_dataset("zzz"), "cifar10, cifar100, digits, fashion-mnist, mnist, the path of an .npz file")
     write_cifar("cifar10", tmp_path)
     rejected(lambda: load_dataset("cifar10", tmp_path, num_classes=7), "num_classes is 7")
     assert load_dataset("cifar10", tmp_path, num_classes=10).num_classes == 10
@@ -885,7 +887,7 @@ def small_official(server, tmp_path, monkeypatch):
     names = ("cifar-10-batches-bin/batches.meta.txt", "\n".join(cifar.CIFAR10.classes).encode())
     archive = tar([*zip(members, contents, strict=True), names])
     monkeypatch.setitem(
-        known.KNOWN,
+        known.DATA_SETS.own,
         "cifar10",
         replace(
             cifar.CIFAR10,
@@ -898,10 +900,10 @@ def small_official(server, tmp_path, monkeypatch):
     )
     arrays = idx_arrays()
     monkeypatch.setitem(
-        known.KNOWN,
+        known.DATA_SETS.own,
         "fashion-mnist",
         replace(
-            known.KNOWN["fashion-mnist"],
+            known.DATA_SETS.own["fashion-mnist"],
             official=tuple(
                 replace(official, records=len(array), md5=md5(idx(array)))
                 for official, array in zip(FASHION_MNIST.official, arrays, strict=True)
@@ -936,7 +938,7 @@ def test_get_and_check(name, small_official, tmp_path, capsys):
     assert "official" in out
     status, out, _ = fullrank("data", "check", name, "--root", root, "--json", capsys=capsys)
     facts = json.loads(out)
-    data = known.KNOWN[name].load(root)
+    data = known.DATA_SETS.own[name].load(root)
     assert status == 0
     assert facts["official"] is True
     assert {file["state"] for file in facts["files"]} == {"official"}
@@ -991,7 +993,7 @@ def test_get_without_a_source_or_a_folder_says_what_to_do(small_official, tmp_pa
     status, _, err = fullrank("data", "get", "cifar10", "--root", tmp_path / "file", capsys=capsys)
     assert status == 2
     assert "cannot be written: " in err
-    monkeypatch.setitem(known.KNOWN, "mnist", replace(MNIST, downloads=()))
+    monkeypatch.setitem(known.DATA_SETS.own, "mnist", replace(MNIST, downloads=()))
     status, _, err = fullrank("data", "get", "mnist", capsys=capsys)
     assert status == 2
     assert MNIST.page in err
@@ -1031,7 +1033,7 @@ def test_a_run_on_a_named_data_set(tmp_path, capsys):
 
 
 def test_official_addresses_and_sums():
-    for stored in known.KNOWN.values():
+    for stored in known.stored().values():
         for layout in stored.layouts:
             assert len(layout.files) == len(stored.official)
         for fetched in (fetched for way in stored.downloads for fetched in way):
@@ -1059,11 +1061,11 @@ REAL = {
 @pytest.mark.parametrize("name", REAL)
 def test_the_real_data_set(name, monkeypatch, tmp_path):
     monkeypatch.setenv("FULLRANK_DATA", os.environ.get("FULLRANK_TEST_DATA", str(tmp_path / "none")))
-    stored = FASHION_MNIST if name == "fashion-mnist" else known.KNOWN[name]
+    stored = FASHION_MNIST if name == "fashion-mnist" else known.DATA_SETS.own[name]
     place = stored.search()
     if place is None:
         pytest.skip(f"{name} is not here")
-    assert {fact.state for fact in stored.look(place)} == {"official"}
+    assert {fact.state for fact in stored.inspect(place)} == {"official"}
     data = stored.load()
     first, fingerprint = REAL[name]
     assert data.train.y[:5].tolist() == first

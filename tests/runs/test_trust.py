@@ -28,6 +28,17 @@ def data(root="", seed=0):
 def net(num_classes, in_channels, width=8):
     return fullrank.models.build("mlp", num_classes, in_channels, width=width)
 
+def split(labels, clients, seed):
+    return fullrank.data.partition.dirichlet(labels, clients, 0.1, seed)
+
+@dataclass(frozen=True)
+class Nothing(fullrank.data.Operation):
+    number: int = 0
+    draws = 1
+
+    def apply(self, x, u):
+        return x
+
 @dataclass(frozen=True)
 class Hostile(fullrank.Method):
     pass
@@ -42,8 +53,11 @@ class Aggregator(RunningMean):
     pass
 """
 SETTINGS = {"model.name": "mlp", "model.width": 8, "train.rounds": 1, "data.clients": 2, "data.holdout": 0.2}
+OF_THE_DATA = ("data", "partition", "augmentation")
 NAMES = {
     "data": ('name = "digits"', 'name = "{}"', "folder.payload:data", "data.name"),
+    "partition": ('partition = "dirichlet"', 'partition = "{}"', "folder.payload:split", "data.partition"),
+    "augmentation": ('augment = "auto"', 'augment = ["crop:1", "{}"]', "folder.payload:Nothing:8", "data.augment"),
     "model": ('name = "mlp"', 'name = "{}"', "folder.payload:net", "model.name"),
     "method": ('name = "fedavg"', 'name = "{}"', "folder.payload:Hostile", "method.name"),
     "composed": ('name = "fedavg"', 'name = "{}"', "fedprox+folder.payload:Hostile", "method.name"),
@@ -93,7 +107,7 @@ def test_commands_import_nothing_that_only_the_directory_names(arguments, hostil
     status, out, err = command(*arguments, capsys=capsys)
     assert not ran(tmp_path)
     assert f'{key} = "{name}"' in out + err  # said in any case
-    if kind == "data" and arguments == COMMANDS["export"]:
+    if kind in OF_THE_DATA and arguments == COMMANDS["export"]:
         assert status == 0  # the global model needs no data
         assert "random inputs" in out
         return
@@ -114,6 +128,17 @@ ROUNDABOUT = {
         "model": {"name": "fullrank.data.sources.load:load_dataset", "source": "folder.payload:data"}
     },
     "a loader as a method": {"method": {"name": "fullrank.plugins:import_object"}},
+    "a loader as a partition": {
+        "data": {
+            "partition": "fullrank.data.sources.load:load_dataset",
+            "partition_options": {"source": "folder.payload:data"},
+        }
+    },
+    "a loader as an augmentation": {
+        "data": {"augment": ["fullrank.data.sources.load:load_dataset:folder.payload:data"]}
+    },
+    "an augmentation with a file's ending": {"data": {"augment": ["folder.payload:Nothing:8.npz"]}},
+    "a partition with another file's ending": {"data": {"partition": "folder.payload:split.npz"}},
 }
 
 
@@ -127,15 +152,16 @@ def test_no_roundabout_name_imports_what_only_a_file_names(case, honest, tmp_pat
     facts = read_json(done.path / "model.json")
     for key, table in ROUNDABOUT[case].items():
         values[key] = table
-        facts[key].update(name=table["name"])
-        facts["model"]["options"] = {k: v for k, v in table.items() if k != "name"}
+        if key != "data":
+            facts[key].update(name=table["name"])
+            facts["model"]["options"] = {k: v for k, v in table.items() if k != "name"}
     (tmp_path / "folder" / "run" / "experiment.toml").write_text(tomli_w.dumps(values))
     write_json(done.path / "model.json", facts)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend("")
+    need_no_data = (lambda: fullrank.load_export(done.path), lambda: fullrank.load_run("folder/run").model())
     for way in (
-        lambda: fullrank.load_export(done.path),
-        lambda: fullrank.load_run("folder/run").model(),
+        *(() if "data" in ROUNDABOUT[case] else need_no_data),
         lambda: fullrank.load_run("folder/run").client_model(0),
         lambda: fullrank.run(fullrank.load_run("folder/run").experiment, "again"),
     ):
@@ -159,7 +185,7 @@ READERS = {
 def test_programs_import_nothing_that_only_the_directory_names(reader, hostile, tmp_path):
     kind, _, name = hostile
     needs_no_data = reader in ("model", "export", "hash")
-    if kind == "data" and needs_no_data:
+    if kind in OF_THE_DATA and needs_no_data:
         READERS[reader](fullrank.load_run("folder/run"))
     else:
         with pytest.raises(InputError, match=f'{re.escape(name)}".*trust=True'):

@@ -17,16 +17,17 @@ from fullrank.cli.options import AsJson, Command, command_group
 from fullrank.data import load_dataset
 from fullrank.data.sources.download import Watch
 from fullrank.data.sources.download import get as get_data
-from fullrank.data.sources.registry import KNOWN
+from fullrank.data.sources.registry import stored as stored_sets
 from fullrank.data.sources.stored import FileFacts, Stored
 from fullrank.errors import InputError, nearest
 from fullrank.runs import display
 
 EMBEDDED = "digits"
+NAMES = (EMBEDDED, *stored_sets())
 
 app = command_group("Download data sets and check them.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help=f"Data set: {', '.join((EMBEDDED, *KNOWN))}.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help=f"Data set: {', '.join(NAMES)}.")]
 Root = Annotated[
     str,
     typer.Option("--root", metavar="DIR", help="Folder of data sets. By default $FULLRANK_DATA, ./data or the cache."),
@@ -75,14 +76,14 @@ def check(
 
 
 def _known(name: str) -> Stored:
-    if name not in KNOWN:
-        raise InputError(f'unknown data set "{name}": {nearest(name, (EMBEDDED, *KNOWN))}')
-    return KNOWN[name]
+    if name not in stored_sets():
+        raise InputError(f'unknown data set "{name}": {nearest(name, NAMES)}')
+    return stored_sets()[name]
 
 
 def _facts(stored: Stored | None, root: str) -> dict[str, Any]:
     place = stored.find(root) if stored else None
-    files = stored.look(place) if stored and place else []
+    files = stored.inspect(place) if stored and place else []
     data = stored.load(root) if stored else load_dataset(EMBEDDED)
     return {
         "name": data.name,

@@ -6,7 +6,7 @@ import inspect
 import json
 import textwrap
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
@@ -17,6 +17,7 @@ from rich.markup import escape
 from fullrank.cli.options import AsJson
 from fullrank.config.experiment import Experiment
 from fullrank.config.schema import NameIn, Table
+from fullrank.data.partition import VARIANTS
 from fullrank.errors import InputError, nearest
 
 TYPES = {bool: "true or false", int: "integer", float: "float", str: "string"}
@@ -99,8 +100,9 @@ def _fields(table: type[Table], before: str = "") -> Iterator[tuple[str, FieldIn
 
 
 def _facts(field: FieldInfo) -> dict[str, Any]:
+    variants = "; ".join(f"{_listed(known)} for {name}" for name, known in VARIANTS.items())
     return {
-        "what": " ".join((field.description or "").split()),
+        "what": " ".join((field.description or "").replace("{variants}", variants).split()),
         "default": field.default,
         "values": [*_choices(field.annotation), *(name for mark in field.metadata for name in _choices(mark))],
         "type": ", ".join([_type(field.annotation, field.metadata), *_bounds(field)]),
@@ -142,7 +144,7 @@ def _type(annotation: Any, metadata: Iterable[Any] = ()) -> str:
     return TYPES.get(annotation, "table")
 
 
-def _listed(words: list[str]) -> str:
+def _listed(words: Sequence[str]) -> str:
     return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
 
 

@@ -31,9 +31,11 @@ def list_models(as_json: AsJson = False) -> None:
         return
     console = Console(highlight=False)
     for name, known in found.items():
-        shape = "×".join(str(size) for size in known["input"])
-        size = f"{known['parameters']:,} parameters at {shape}, {known['features']} features"
-        console.print(f"[bold]{name}[/bold]  {size}")
+        size = ""
+        if "parameters" in known:
+            shape = "×".join(str(size) for size in known["input"])
+            size = f"  {known['parameters']:,} parameters at {shape}, {known['features']} features"
+        console.print(f"[bold]{name}[/bold]{size}")
         options = ", ".join(f"{key} = {json.dumps(value)}" for key, value in known["options"].items())
         for label, text in {"": known["what"], "options: ": options}.items():
             if text:
@@ -43,24 +45,24 @@ def list_models(as_json: AsJson = False) -> None:
 
 
 def _facts(name: str) -> dict[str, Any]:
-    builder = models.available()[name]
-    shape = _COUNTED_AT.get(name, _CIFAR)
-    with torch.device("meta"):  # shapes only, no memory and no computation
-        net = models.build(name, num_classes=10, in_channels=shape[0]).eval()
-        net(torch.empty(2, *shape))
+    """Describe a network; only those of the library are known to have an input for which sizes can be counted."""
+    builder = models.builder(name)
     options = {
         key: parameter.default
         for key, parameter in inspect.signature(builder).parameters.items()
         if key not in ("num_classes", "in_channels")
     }
-    size = sum(parameter.numel() for parameter in net.parameters())
-    return {
-        "what": _first_sentence(builder),
-        "input": shape,
-        "parameters": size,
-        "features": net.feature_dim,
-        "options": options,
-    }
+    size = _size(name) if name in models.MODELS.own else {}
+    return {"what": _first_sentence(builder), **size, "options": options}
+
+
+def _size(name: str) -> dict[str, Any]:
+    shape = _COUNTED_AT.get(name, _CIFAR)
+    with torch.device("meta"):  # shapes only, no memory and no computation
+        net = models.build(name, num_classes=10, in_channels=shape[0]).eval()
+        net(torch.empty(2, *shape))
+    parameters = sum(parameter.numel() for parameter in net.parameters())
+    return {"input": shape, "parameters": parameters, "features": net.feature_dim}
 
 
 def _first_sentence(thing: Any) -> str:

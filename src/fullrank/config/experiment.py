@@ -28,6 +28,7 @@ from fullrank.config.schema import (
     Table,
     Train,
 )
+from fullrank.data.augment.pipeline import is_import_path
 from fullrank.errors import Conflict, InputError, nearest, not_a_table, sentence
 from fullrank.federated.aggregation import find_aggregator
 from fullrank.files import Damaged, check_text
@@ -138,6 +139,8 @@ class Experiment(Table):
             table, _, field = key.partition(".")
             value = getattr(getattr(self, table), field, "")
             names = [value] if isinstance(value, str) else [name for name in value if is_foreign(key, name)]
+            if key == "data.augment":  # what follows a name of the library's own is an argument
+                names = [name for name in names if is_import_path(name)]
             if is_foreign(key, name := "+".join(names)):
                 found[key] = name
         return found
@@ -227,15 +230,16 @@ class Recorded(Experiment):
         """Return the experiment that was run.
 
         Args:
-            data: Whether the data will be loaded too, so that the module of `data.name` is imported.
+            data: Whether the data will be loaded too, so that the modules that [data] names are imported.
             track: Whether it will be run, so that the modules of `run.track` are imported.
 
         Raises:
             InputError: If the experiment names code outside the library and the directory is not trusted.
         """
         if not self._trusted:
-            spared = {"data.name": not data, "run.track": not track}
-            reject_untrusted(self._path, {k: v for k, v in self.import_paths().items() if not spared.get(k)})
+            named = self.import_paths().items()
+            spared = ("data.",) * (not data) + ("run.track",) * (not track)
+            reject_untrusted(self._path, {key: name for key, name in named if not key.startswith(spared)})
         return Experiment(**self.model_dump())
 
     def named_by(self, experiment: Experiment) -> Experiment:

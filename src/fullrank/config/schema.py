@@ -8,6 +8,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from fullrank.data.augment.pipeline import AUGMENTATIONS
+from fullrank.data.partition import COLUMNS, PARTITIONS, VARIANTS, check_options
+from fullrank.data.sources.registry import DATA_SETS
 from fullrank.errors import nearest
 from fullrank.metrics.measures import METRICS
 from fullrank.objectives.criteria import CRITERIA, CROSS_ENTROPY
@@ -16,11 +19,6 @@ from fullrank.plugins import GIVEN, Registry
 Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 NotNegative: TypeAlias = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
 
-PARTITIONS = ("iid", "dirichlet", "pathological", "class-disjoint", "domain")
-VARIANTS = {
-    "dirichlet": ("balanced", "plain", "fedetf", "fedrepopt"),
-    "pathological": ("balanced", "shards", "niid-bench"),
-}
 LARGEST = 2**53
 """Integers up to this one are exact as floating-point numbers as well."""
 
@@ -59,19 +57,20 @@ class Statistics(Table):
 class Data(Table):
     """The data set, and how its samples are divided among clients."""
 
-    name: str = "digits"
-    """Data set: digits, mnist, fashion-mnist, cifar10, cifar100, the path of an .npz file, or
-    "package.module:function"."""
+    name: Annotated[str, NameIn(DATA_SETS)] = "digits"
+    """Data set, or the path of an .npz file. A function takes root and seed and returns arrays or a data set."""
     root: str = ""
     """Folder of the data set. If empty, fullrank searches $FULLRANK_DATA, ./data and its own cache."""
-    partition: str = "dirichlet"
-    """How samples are divided among clients: iid, dirichlet, pathological, class-disjoint, domain, or the path of a
-    saved partition.safetensors."""
+    partition: Annotated[str, NameIn(PARTITIONS)] = "dirichlet"
+    """How samples are divided among clients, or the path of a saved partition.safetensors. A function gets those of
+    labels, domains, groups and the keys of this table that its arguments name, and returns one list of samples per
+    client."""
+    partition_options: dict[str, Any] = {}
+    """Further arguments of a partition function of your own."""
     alpha: Annotated[float, Field(gt=0)] = 0.1
     """Concentration of the Dirichlet partition. Smaller values make clients differ more; inf gives an IID split."""
     variant: str = "balanced"
-    """Variant of the partition: balanced, plain, fedetf or fedrepopt for dirichlet; balanced, shards or niid-bench for
-    pathological."""
+    """Variant of the partition: {variants}."""  # `fullrank keys` puts those of partition.py in its place
     classes: Annotated[int, Field(ge=1)] = 2
     """Classes per client in the pathological and class-disjoint partitions."""
     passes: Literal[1, 2] = 1
@@ -94,16 +93,22 @@ class Data(Table):
     normalise: Literal["auto", "none", "half"] | Statistics = "auto"
     """Normalisation of inputs: with the statistics of the data set (auto), none, to the range -1 to 1 (half), or with
     { mean = [...], std = [...] }, one number per channel."""
-    augment: Literal["auto", "none"] | list[str] = "auto"
-    """Augmentation of training images: the usual one for the data set (auto), none, or a list of crop:4,
-    crop-reflect:4, flip, rotate:15, resized-crop, autoaugment, autoaugment:bins (as in the code of FedDecorr),
-    randaugment:2,9 and raug:15 (as in the code of FedRepOpt)."""
+    augment: Literal["auto", "none"] | list[Annotated[str, NameIn(AUGMENTATIONS)]] = "auto"
+    """Augmentation of training images: the usual one for the data set (auto), none, or a list. Arguments follow a
+    colon, as in crop:4 (pixels), rotate:15 (degrees), randaugment:2,9, autoaugment:bins (as in the code of FedDecorr),
+    raug:15 (as in the code of FedRepOpt) or mine:Cutout:8."""
 
     @model_validator(mode="after")
     def _names(self) -> Data:
-        if self.partition not in (*PARTITIONS, GIVEN) and not self.partition.endswith(".safetensors"):
-            hint = nearest(self.partition, PARTITIONS)
-            raise ValueError(f'data.partition = "{self.partition}" is not known; {hint}, or a saved .safetensors file')
+        """Check the names and the options of the library's own partitions; nothing outside it is imported for that."""
+        own = self.partition in PARTITIONS.own
+        if not own and (self.partition == GIVEN or self.partition.endswith(".safetensors")):
+            if self.partition_options:
+                raise ValueError(f'data.partition_options: data.partition = "{self.partition}" takes no options')
+        elif not own and ":" not in self.partition:
+            PARTITIONS.find(self.partition)
+        elif own:
+            check_options(self.partition, (*COLUMNS, *type(self).model_fields), self.partition_options)
         known = VARIANTS.get(self.partition)
         if known and self.variant not in known:
             raise ValueError(

@@ -1,12 +1,13 @@
-"""Data sets, the ways to divide them among clients, and what happens to a batch before a model sees it."""
+"""Data sets, their partition among clients, and the preparation of batches."""
 
 from __future__ import annotations
 
 from fullrank.data import partition
+from fullrank.data.augment.operation import Operation
 from fullrank.data.augment.pipeline import Pipeline
 from fullrank.data.augment.resize import resized
 from fullrank.data.dataset import DataSet, Split
 from fullrank.data.sources.load import load_dataset
 from fullrank.data.sources.memory import as_split
 
-__all__ = ["DataSet", "Pipeline", "Split", "as_split", "load_dataset", "partition", "resized"]
+__all__ = ["DataSet", "Operation", "Pipeline", "Split", "as_split", "load_dataset", "partition", "resized"]

@@ -1,8 +1,8 @@
-"""Who has which data: training samples and hold-out of each client, the validation share, the test set, all apart."""
+"""A data set divided among clients: training samples and hold-out of each client, validation share, test set."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,16 +32,16 @@ class Federation:
     parts: list[np.ndarray]
     """Training samples of each client."""
     holdouts: list[np.ndarray]
-    """Samples of each client kept for its personal test."""
+    """Held-out samples of each client, on which its own model is evaluated."""
     validation: np.ndarray
-    """Samples kept back from everybody, to choose settings and rounds by."""
+    """The validation share, which belongs to no client and serves to choose settings and rounds."""
     pipeline: Pipeline
     unseen: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    """Clients that never train: how a model serves newcomers is evaluated on them."""
+    """Clients that never train, on which a model is evaluated for newcomers."""
 
     @property
     def clients(self) -> int:
-        """How many clients there are."""
+        """The number of clients."""
         return len(self.parts)
 
     @cached_property
@@ -50,7 +50,7 @@ class Federation:
         return np.setdiff1d(np.arange(self.clients), self.unseen)
 
     def size(self, client: int) -> int:
-        """A client's number of training samples."""
+        """Return the number of training samples of a client."""
         return len(self.parts[client])
 
     def hosted(self, clients: Collection[int] | None = None) -> HostedData:
@@ -73,22 +73,22 @@ class Federation:
 
     @cached_property
     def has_holdouts(self) -> bool:
-        """Whether any client has samples for its personal test."""
+        """Whether any client has held-out samples."""
         return any(map(len, self.holdouts))
 
     @cached_property
     def hash(self) -> str:
-        """The hash of the whole division: equal hashes mean equal training samples, hold-outs and validation."""
+        """The hash of the partition: equal hashes mean equal training samples, hold-outs and validation share."""
         return partition_hash([*self.parts, *self.holdouts, self.validation])
 
     @cached_property
     def class_counts(self) -> np.ndarray:
-        """Training samples by client and class (K, C)."""
+        """The number of training samples by client and class (K, C)."""
         return counts(self.data.train.y.numpy(), self.parts, self.data.num_classes)
 
     @cached_property
     def unassigned(self) -> int:
-        """How many training samples belong to nobody: to no client, and not to the validation share."""
+        """The number of training samples that belong to no client and not to the validation share."""
         used = np.unique(np.concatenate([*self.parts, *self.holdouts, self.validation]))
         return len(self.data.train) - len(used)
 
@@ -99,7 +99,7 @@ class Federation:
         return [self.data.classes[c] for c in np.flatnonzero((there > 0) & (self.class_counts.sum(0) == 0))]
 
     def shared_groups(self) -> int:
-        """The number of groups that have training samples at several clients."""
+        """Return the number of groups that have training samples at several clients."""
         if self.data.train.group is None:
             return 0
         groups = self.data.train.group.numpy()
@@ -108,14 +108,14 @@ class Federation:
         return int((clients > 1).sum())
 
     def left_out(self) -> str:
-        """What of the training set nobody has, in words; empty where somebody has everything."""
+        """Describe the samples and classes of the training set that belong to nobody; empty if there are none."""
         samples = f"{self.unassigned} of {len(self.data.train)} training samples belong to nobody"
         named = ", ".join(self.orphaned[:CLASSES_NAMED]) + (", …" if len(self.orphaned) > CLASSES_NAMED else "")
         classes = f"{len(self.orphaned)} of {self.data.num_classes} classes have no client ({named})"
         return ", ".join([samples] * bool(self.unassigned) + [classes] * bool(self.orphaned))
 
     def describe(self) -> dict[str, Any]:
-        """Sizes, entropy and distances of the division, for `partition.json`."""
+        """Return sizes, entropy and distances of the partition, for `partition.json`."""
         facts = describe(self.data.train.y.numpy(), self.parts, self.data.num_classes)
         return {
             **facts,
@@ -128,7 +128,7 @@ class Federation:
         }
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The division as it is saved."""
+        """Return the partition as it is saved."""
         return {
             "train": torch.from_numpy(_joined(self.parts)),
             "train_sizes": torch.from_numpy(_sizes(self.parts)),
@@ -148,48 +148,46 @@ class Federation:
 
 
 def divide(
-    data: DataSet,
-    pipeline: Pipeline,
-    *,
-    how: str = "dirichlet",
-    clients: int = 10,
-    seed: int = 0,
-    alpha: float = 0.1,
-    variant: str = "balanced",
-    classes: int = 2,
-    passes: int = 1,
-    equal: float = 0.0,
-    holdout: float = 0.0,
-    validation: float = 0.0,
+    data: DataSet, pipeline: Pipeline, how: str, keys: Mapping[str, Any], options: Mapping[str, Any] | None = None
 ) -> Federation:
-    """Divide a data set: first the validation share, then the clients' parts, then each client's hold-out."""
-    labels = data.train.y.numpy()
+    """Divide a data set: first the validation share, then the clients' parts, then each client's hold-out.
+
+    Args:
+        data: The data set.
+        pipeline: How its batches are prepared.
+        how: The name of a partition, `package.module:function`, or the path of a saved partition.
+        keys: The values of the keys of [data], with the seed of the partition.
+        options: Further arguments of the partition.
+
+    Raises:
+        InputError: If the data cannot be divided so.
+    """
+    clients, seed, holdout, validation = (keys[name] for name in ("clients", "seed", "holdout", "validation"))
     if how.endswith(".safetensors"):
         if holdout or validation:
             raise InputError("data.holdout and data.validation: a saved partition brings its own; leave both at 0")
-        return _saved(data, pipeline, Path(how), clients, repeats=passes > 1)
+        return _saved(data, pipeline, Path(how), clients, repeats=keys["passes"] > 1)
+    itself = partition.takes(how, "validation")
     if data.train.group is not None:
         _reject_to_tear_groups(data, how, holdout, validation)
-    if how == "domain":
-        if data.train.domain is None:
-            raise InputError(f'data.partition = "domain": the data set "{data.name}" has no domains')
-        found = partition.by_domain(data.train.domain.numpy(), equal or False, validation, seed)
-        if len(found) != clients:
-            raise InputError(f"data.clients = {clients}: the data come in {len(found)} domains, and each is one client")
-        parts = list(found)
+    keep, kept_back = split_by_class(data.train.y.numpy(), 0.0 if itself else validation, seed)
+    samples = {"labels": data.train.y, "domains": data.train.domain, "groups": data.train.group}
+    columns = {name: column.numpy()[keep] for name, column in samples.items() if column is not None}
+    found = partition.call(how, columns, keys, options or {})
+    parts = [keep[part] for part in found]
+    if itself:
         kept_back = np.sort(np.concatenate(found.validation))
-    else:
-        keep, kept_back = split_by_class(labels, validation, seed)
-        parts = [keep[part] for part in _parts(labels[keep], how, clients, seed, alpha, variant, classes, passes)]
     if not any(map(len, parts)):
         raise InputError("no client has any sample")
+    if partition.takes(how, "groups"):
+        _reject_torn_groups(data, how, parts)
     return _held_out(data, parts, kept_back, pipeline, holdout, seed)
 
 
 def given(
     data: DataSet, pipeline: Pipeline, sizes: list[int], holdout: float = 0.0, validation: float = 0.0, seed: int = 0
 ) -> Federation:
-    """A federation whose clients came with their own data: consecutive pieces of the training split."""
+    """Make a federation of clients that came with their own data: consecutive pieces of the training split."""
     ends = np.cumsum(sizes)
     parts = [np.arange(end - size, end, dtype=np.int64) for size, end in zip(sizes, ends, strict=True)]
     _, kept_back = split_by_class(data.train.y.numpy(), validation, seed)
@@ -201,7 +199,7 @@ def given(
 
 
 def keep_unseen(federation: Federation, share: float, seed: int) -> Federation:
-    """The same federation with a share of its clients, drawn from the seed, that never train."""
+    """Return a copy of a federation in which a share of the clients, drawn from the seed, never trains."""
     number = round(share * federation.clients)
     if not share:
         return federation
@@ -215,17 +213,32 @@ def keep_unseen(federation: Federation, share: float, seed: int) -> Federation:
 
 
 def _reject_to_tear_groups(data: DataSet, how: str, holdout: float, validation: float) -> None:
-    """Reject every division that is drawn sample by sample, because it would separate samples of one group."""
+    """Reject a division that is drawn sample by sample, because it would separate samples of one group."""
     drawn = [f"data.{name} = {share}" for name, share in (("holdout", holdout), ("validation", validation)) if share]
-    if how != "domain":
+    if how != "domain" and not partition.takes(how, "groups"):
         drawn.append(f'data.partition = "{how}"')
     if drawn:
         raise InputError(
             f'the data set "{data.name}" has groups (samples that belong together, such as those of one patient), and '
             f"{' and '.join(drawn)} would put samples of one group on both sides; give a partition that keeps groups "
-            'together (data.partition = "mine.safetensors"), or data.partition = "domain" without hold-out and '
-            "validation, or leave the groups out of the data"
+            'together (data.partition = "mine.safetensors", or a function of your own that takes groups), or '
+            'data.partition = "domain" without hold-out and validation, or leave the groups out of the data'
         )
+
+
+def _reject_torn_groups(data: DataSet, how: str, parts: Sequence[np.ndarray]) -> None:
+    """Reject a partition that was given the groups and still puts samples of one group at two clients."""
+    if data.train.group is None:
+        return
+    groups = data.train.group.numpy()
+    owner: dict[int, int] = {}
+    for client, part in enumerate(parts):
+        for group in np.unique(groups[part]).tolist():
+            if owner.setdefault(group, client) != client:
+                raise InputError(
+                    f'data.partition = "{how}": samples of group {group} are at client {owner[group]} and at client '
+                    f"{client}; all samples of a group must be at one client"
+                )
 
 
 def _held_out(
@@ -237,27 +250,6 @@ def _held_out(
     return Federation(data, parts, held, kept_back, pipeline)
 
 
-def _parts(
-    labels: np.ndarray,
-    how: str,
-    clients: int,
-    seed: int,
-    alpha: float,
-    variant: str,
-    classes: int,
-    passes: int,
-) -> list[np.ndarray]:
-    if how == "iid":
-        return partition.iid(labels, clients, seed)
-    if how == "dirichlet":
-        return partition.dirichlet(labels, clients, alpha, seed, variant)
-    if how == "pathological":
-        return partition.pathological(labels, clients, classes, seed, variant)
-    if how == "class-disjoint":
-        return partition.class_disjoint(labels, clients, classes, seed, passes)
-    raise InputError(f'data.partition = "{how}" stands for data that a program hands over with fullrank.fit')
-
-
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(parts).astype(np.int64)
 
@@ -267,7 +259,7 @@ def _sizes(parts: list[np.ndarray]) -> np.ndarray:
 
 
 def _saved(data: DataSet, pipeline: Pipeline, path: Path, clients: int, repeats: bool) -> Federation:
-    """A division in a file; it must be of these data and keep training, hold-outs and validation apart.
+    """Read a partition from a file; it must divide these data, and training, hold-outs and validation must not overlap.
 
     `repeats` allows training samples that several clients have, or one client twice.
     """
@@ -293,7 +285,7 @@ def _saved(data: DataSet, pipeline: Pipeline, path: Path, clients: int, repeats:
 def _problem_of(
     data: DataSet, parts: list[np.ndarray], holdouts: list[np.ndarray], validation: np.ndarray, repeats: bool
 ) -> str:
-    """Say what is wrong with a saved division; an empty text means nothing is."""
+    """Return what is wrong with a saved partition, or an empty text."""
     if len(holdouts) != len(parts):
         return f"{len(parts)} clients have training samples, but there are hold-outs of {len(holdouts)}"
     trained, apart = np.concatenate(parts), np.concatenate([*holdouts, validation])

@@ -1,15 +1,16 @@
-"""Who gets which training samples: the federated splits of the papers, each a list of index arrays.
+"""Partitions: functions that divide training samples among clients, and the registry of their names.
 
-Every split draws from generators of its own, seeded by ``seed`` alone, so that equal arguments give equal
-arrays. The legacy NumPy generator is used because the released code of the papers uses it: their splits
-come out sample count by sample count.
+A partition returns one array of sample indices per client. Its random numbers depend on ``seed`` only, so equal
+arguments give equal arrays. The partitions of the papers use NumPy's legacy generator, as the released code does:
+their splits have the same number of samples of each class at each client.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import islice
 from numbers import Integral
 from typing import Any, TypeAlias, TypeVar
@@ -19,6 +20,7 @@ import numpy.typing as npt
 import torch
 
 from fullrank.errors import InputError, nearest
+from fullrank.plugins import Registry, called
 
 IndexArray: TypeAlias = npt.NDArray[np.int64]
 Labels: TypeAlias = torch.Tensor | npt.NDArray[Any] | Sequence[Any]
@@ -32,7 +34,10 @@ _Named = TypeVar("_Named")
 
 
 class Partition(list[IndexArray]):
-    """One array of sample indices per client; ``validation`` has as many where samples are kept back."""
+    """A list with one array of sample indices per client.
+
+    A partition that keeps back the validation share itself has it in ``validation``, one array per client.
+    """
 
     def __init__(self, parts: Iterable[IndexArray] = (), validation: Iterable[IndexArray] = ()):
         super().__init__(np.asarray(part, dtype=np.int64) for part in parts)
@@ -40,7 +45,7 @@ class Partition(list[IndexArray]):
 
 
 def iid(labels: Labels, clients: int, seed: int) -> Partition:
-    """A random permutation cut into equal parts, whose sizes differ by one at most (Shi et al. 2023).
+    """Cut a random permutation into equal parts, whose sizes differ by at most one (Shi et al. 2023).
 
     Only the number of labels matters, so they may be of any kind, multi-label rows included.
     """
@@ -50,7 +55,7 @@ def iid(labels: Labels, clients: int, seed: int) -> Partition:
 
 
 def dirichlet(labels: Labels, clients: int, alpha: float, seed: int, variant: str = "balanced") -> Partition:
-    """Each class is divided over the clients in proportions drawn from a symmetric Dirichlet(alpha).
+    """Divide each class among the clients in proportions drawn from a symmetric Dirichlet(alpha).
 
     The smaller ``alpha``, the fewer classes a client sees; ``alpha=inf`` is :func:`iid`. Variants:
 
@@ -77,13 +82,13 @@ def dirichlet(labels: Labels, clients: int, alpha: float, seed: int, variant: st
 
 
 def pathological(labels: Labels, clients: int, classes: int, seed: int, variant: str = "balanced") -> Partition:
-    """Each client gets samples of ``classes`` classes only, after McMahan et al. 2017.
+    """Give each client samples of ``classes`` classes only, after McMahan et al. 2017.
 
     - ``balanced``: exactly that many distinct classes, every class with as many owners as any other, give
       or take one, and divided evenly among them. Complete. Our reading of the setting of Shi et al. 2023,
       who released no code for it.
     - ``niid-bench``: Li et al. 2022: client k gets class k modulo the number of classes and others at
-      random. Exactly that many classes; a class that nobody drew is dropped.
+      random. Exactly that many classes; a class that no client drew is dropped.
     - ``shards``: McMahan et al. 2017: the samples sorted by label are cut into equal shards, ``classes`` a
       client. Complete and equal in size; a client may hold fewer classes, or more where a shard straddles.
     """
@@ -95,11 +100,11 @@ def pathological(labels: Labels, clients: int, classes: int, seed: int, variant:
 
 
 def class_disjoint(labels: Labels, clients: int, classes: int, seed: int, passes: int = 1) -> Partition:
-    """Partially class-disjoint data, PϱCς of Fan et al. 2023 (FedMR), as their released code assigns classes.
+    """Make partially class-disjoint data, PϱCς of Fan et al. 2023 (FedMR), with classes assigned as in their code.
 
     Clients take the classes in order until all are owned, then draw at random among those they lack; each
     class is divided evenly among its owners. Where clients·classes is below the number of classes the rest
-    is owned by nobody; with ``classes`` equal to all of them the split is :func:`iid`.
+    is owned by no client; with ``classes`` equal to all of them the split is :func:`iid`.
 
     The released code divides twice over, so that clients hold samples twice and share them: ``passes=2``
     does the same, ``passes=1`` gives the disjoint clients that the paper describes.
@@ -117,7 +122,7 @@ def class_disjoint(labels: Labels, clients: int, classes: int, seed: int, passes
 
 
 def by_domain(domains: Labels, equal: bool | float = False, validation: float = 0.0, seed: int = 0) -> Partition:
-    """One client per domain, in sorted order, each domain shuffled first (Li et al. 2021, FedBN).
+    """Make each domain a client, in sorted order, with its samples shuffled (Li et al. 2021, FedBN).
 
     ``equal=f`` gives every client ⌊f·L⌋ samples, L the smallest domain's size (True is 1; False: all that
     the domain has). ``validation=v`` keeps ⌊v·L⌋ others back, or ⌊v·n⌋ of the domain's own n without
@@ -145,7 +150,7 @@ def by_domain(domains: Labels, equal: bool | float = False, validation: float = 
 
 
 def hold_out(parts: Sequence[IndexArray], share: float, seed: int) -> tuple[Partition, Partition]:
-    """Split every client's samples at random into training and a personal test set of ⌊share·n⌋ samples.
+    """Split the samples of each client at random into training and a personal test set of ⌊share·n⌋ samples.
 
     Li et al. 2023 (FedETF) hold out 30 % so. Classes may be missing on either side.
     """
@@ -166,8 +171,110 @@ def hold_out(parts: Sequence[IndexArray], share: float, seed: int) -> tuple[Part
     return training, held_out
 
 
+def call(name: str, data: Mapping[str, Any], keys: Mapping[str, Any], options: Mapping[str, Any]) -> Partition:
+    """Call the partition of this name with the arguments that its signature names, and check what it returns.
+
+    Args:
+        name: A name of the registry, or `package.module:function`.
+        data: `labels`, and `domains` and `groups` where the data have them, one number per sample.
+        keys: The keys of [data], which partitions take as arguments of the same names.
+        options: Further arguments, `data.partition_options`.
+
+    Returns:
+        One array per client, and `validation` if the partition keeps back the validation share itself.
+
+    Raises:
+        InputError: If an argument is missing or an option unknown, or if the arrays are not a partition.
+    """
+    function = PARTITIONS.find(name)
+    known = {**keys, **{column: data.get(column) for column in COLUMNS}}
+    check_options(name, known, options)
+    arguments = {**options}
+    for parameter in _parameters(function):
+        if known.get(parameter.name) is not None:
+            arguments[parameter.name] = known[parameter.name]
+        elif parameter.name not in options and parameter.default is parameter.empty:
+            if parameter.name in COLUMNS:
+                raise InputError(f'data.partition = "{name}": the data set has no {parameter.name}')
+            raise InputError(
+                f'data.partition_options.{parameter.name} must be given: the function "{name}" has no default for it; '
+                f"without options it may take {', '.join(COLUMNS)} and the keys of [data]"
+            )
+    found = called(function, name, "data.partition", **arguments)
+    if "validation" in arguments and not isinstance(found, Partition):
+        raise InputError(
+            f'data.partition = "{name}": it takes validation, so it must return a fullrank.data.partition.Partition'
+        )
+    return _checked(name, found, len(data["labels"]), keys, "clients" in arguments)
+
+
+def takes(name: str, argument: str) -> bool:
+    """Whether the signature of the partition of this name has an argument."""
+    return argument in [parameter.name for parameter in _parameters(PARTITIONS.find(name))]
+
+
+def check_options(name: str, known: Container[str], options: Iterable[str]) -> None:
+    """Reject options that the partition of this name does not take; `known` has the names that are no options."""
+    function = PARTITIONS.find(name)
+    own = [parameter.name for parameter in _parameters(function) if parameter.name not in known]
+    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
+    for key in options:
+        if key in known:
+            raise InputError(f"data.partition_options.{key}: this is no option; set data.{key} instead")
+        if key not in own and not open_ended:
+            raise InputError(f'data.partition_options.{key}: "{name}" has no such option; {nearest(key, own)}')
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [parameter for parameter in inspect.signature(function).parameters.values() if parameter.kind in kinds]
+
+
+def _checked(name: str, found: Any, samples: int, keys: Mapping[str, Any], told: bool) -> Partition:
+    """Check that a result has one array of whole numbers in range per client, and no sample twice."""
+    where, clients = f'data.partition = "{name}"', keys["clients"]
+    if isinstance(found, np.ndarray) and found.ndim:
+        found = list(found)
+    if not isinstance(found, (list, tuple)):
+        raise InputError(f"{where}: its result is of type {type(found).__name__}; it must be a list of index arrays")
+    if len(found) != clients:
+        advice = "it must return one array per client" if told else f"set data.clients = {len(found)}"
+        raise InputError(f"data.clients = {clients}: {name} divides the data among {len(found)} clients; {advice}")
+    parts = [_indices(f"{where}: of client {client}", part, samples) for client, part in enumerate(found)]
+    kept_back = [_indices(f"{where}: in validation", part, samples) for part in getattr(found, "validation", ())]
+    trained, evaluated = _times(parts, samples), _times(kept_back, samples)
+    repeated = (trained if keys.get("passes", 1) == 1 else np.minimum(trained, 1)) + evaluated > 1
+    if repeated.any():
+        sample = int(np.flatnonzero(repeated)[0])
+        raise InputError(
+            f"{where}: sample {sample} is there {trained[sample] + evaluated[sample]} times; each sample may belong to "
+            "one client only, or to the validation share"
+        )
+    return Partition(parts, kept_back)
+
+
+def _times(arrays: Sequence[IndexArray], samples: int) -> IndexArray:
+    """Count how often each sample is in the arrays."""
+    return np.bincount(np.concatenate([np.empty(0, np.int64), *arrays]), minlength=samples)
+
+
+def _indices(where: str, part: Any, samples: int) -> IndexArray:
+    try:
+        array = part.detach().cpu().numpy() if isinstance(part, torch.Tensor) else np.asarray(part)
+    except ValueError:
+        array = np.empty((), object)
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+        raise InputError(
+            f"{where} it returned {array.dtype} of shape {array.shape}; it must return whole numbers, one per sample"
+        )
+    if len(array) and not (array.min() >= 0 and array.max() < samples):
+        wrong = array[(array < 0) | (array >= samples)][0]
+        raise InputError(f"{where} it returned the index {wrong}; the data have {samples} samples, numbered from 0")
+    return array.astype(np.int64)
+
+
 def whole_labels(labels: Labels) -> IndexArray:
-    """Class labels as an array of whole numbers, or a error."""
+    """Return class labels as an array of whole numbers."""
     y = _as_array(labels, "labels")
     if y.dtype.kind not in "biu":
         raise InputError(f"labels are of type {y.dtype}; one whole number per sample is needed")
@@ -196,7 +303,7 @@ def _try_passes(
     cap: float,
     minimum: int,
 ) -> list[IndexArray]:
-    """The first pass that leaves every client ``minimum`` samples; the generator runs on between passes."""
+    """Return the first pass that gives each client ``minimum`` samples; the generator continues between passes."""
     largest_minimum = 0
     for _ in range(MAX_TRIES):
         parts = _dirichlet_pass(by_class, clients, alpha, rng, cap)
@@ -212,7 +319,7 @@ def _try_passes(
 def _dirichlet_pass(
     by_class: _ByClass, clients: int, alpha: float, rng: np.random.RandomState, cap: float
 ) -> list[IndexArray] | None:
-    """Deal class after class; None where the draws of all clients below the cap vanish in floating point."""
+    """Deal one class after the other; return None if the draws of all clients below the cap vanish in rounding."""
     sizes = np.zeros(clients, dtype=np.int64)
     dealt = []
     for indices in by_class:
@@ -250,14 +357,14 @@ def _floored(by_class: _ByClass, clients: int, alpha: float, rng: np.random.Rand
 
 
 def _consecutive(indices: IndexArray, counts: npt.NDArray[np.float64]) -> list[IndexArray]:
-    """A slice for each count and one for what is left; slices beyond the end are empty."""
+    """Return a slice for each count and one for the rest; slices beyond the end are empty."""
     return np.split(indices, np.cumsum(counts).astype(np.int64))
 
 
 def _dirichlet_rows(
     by_class: _ByClass, clients: int, alpha: float, rng: np.random.RandomState
 ) -> npt.NDArray[np.float64]:
-    """One row of proportions per class, all drawn at once; drawn again where a row vanishes."""
+    """Draw a row of proportions for each class, all at once, and again if a row vanishes."""
     for _ in range(MAX_TRIES):
         shares = rng.dirichlet(np.full(clients, alpha), len(by_class))
         if (shares.sum(axis=1) > 0).all():
@@ -341,7 +448,7 @@ def _divide_evenly(by_class: _ByClass, owned: Sequence[set[int]], rng: np.random
 
 
 def _collect(dealt: Iterable[Sequence[IndexArray]]) -> list[IndexArray]:
-    """From one list of clients' pieces per deal to all the pieces of each client."""
+    """Join the pieces of each client, of which every deal has one."""
     return [np.concatenate(pieces) for pieces in zip(*dealt, strict=True)]
 
 
@@ -350,7 +457,7 @@ def _indices_by_class(labels: Labels) -> _ByClass:
 
 
 def _indices_by_value(values: npt.NDArray[Any]) -> list[IndexArray]:
-    """The ascending indices of each value, in the sorted order of the values that occur."""
+    """Return the ascending indices of each value, in the sorted order of the values that occur."""
     order = np.argsort(values, kind="stable")
     ordered = values[order]
     return np.split(order, np.flatnonzero(ordered[1:] != ordered[:-1]) + 1)
@@ -364,7 +471,7 @@ def _as_array(values: Labels, what: str) -> npt.NDArray[Any]:
 
 
 def _floor_share(share: float, of: int) -> int:
-    """⌊share·of⌋ of the decimal number as written: 0.29 of 100 is 29, though the nearest binary is below."""
+    """Return ⌊share·of⌋ of the decimal number as written: 0.29 of 100 is 29, though the nearest binary is below."""
     return math.floor(share * of + 1e-9)
 
 
@@ -421,3 +528,36 @@ _PATHOLOGICAL_VARIANTS: dict[str, _Deal] = {
     "niid-bench": _niid_bench,
     "shards": _shards,
 }
+
+COLUMNS = ("labels", "domains", "groups")
+"""The arrays with one number per sample that a partition may take."""
+
+VARIANTS = {"dirichlet": tuple(_DIRICHLET_VARIANTS), "pathological": tuple(_PATHOLOGICAL_VARIANTS)}
+"""The values of `data.variant` that each partition knows."""
+
+PARTITIONS: Registry[Callable[..., Sequence[IndexArray]]] = Registry(
+    "partitions",
+    "data.partition",
+    {
+        "iid": iid,
+        "dirichlet": dirichlet,
+        "pathological": pathological,
+        "class-disjoint": class_disjoint,
+        "domain": by_domain,
+    },
+    or_else="the path of a saved partition.safetensors",
+)
+"""The functions that `data.partition` can name.
+
+A function is called with those of these arguments that its signature names: `labels`, `domains` and `groups`, arrays
+with one number per sample; the keys of [data], of which `clients`, `seed` and `alpha` are some; and the user's own
+options, `data.partition_options`. It returns a list with one array of sample indices per client. A function that takes
+`validation` keeps back the validation share itself and returns it in a :class:`Partition`; for others the share is
+drawn beforehand, and they see the rest of the samples, numbered from 0.
+
+>>> def halves(labels, clients, seed, stop=1.0):
+...     order = np.random.default_rng(seed).permutation(len(labels))
+...     return np.array_split(order[: int(stop * len(labels))], clients)
+>>> [part.tolist() for part in halves([0, 0, 1, 1], clients=2, seed=0, stop=0.5)]
+[[2], [0]]
+"""

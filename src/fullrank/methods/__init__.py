@@ -7,7 +7,6 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, get_type_hints
 
 from fullrank.errors import InputError, checked, nearest, not_a_table
@@ -15,11 +14,11 @@ from fullrank.methods._compose import Composed, Composition, defines
 from fullrank.methods._method import Method
 from fullrank.plugins import Registry
 
-__all__ = ["Composed", "Composition", "Method", "available", "build", "defines", "find"]
+__all__ = ["METHODS", "Composed", "Composition", "Method", "available", "build", "defines", "find"]
 
 
-@cache
 def _library() -> dict[str, type[Method]]:
+    """Return the methods in the files of this folder, in the order of their names."""
     found: dict[str, type[Method]] = {}
     for module in pkgutil.iter_modules(__path__):
         if module.name.startswith("_"):
@@ -28,28 +27,27 @@ def _library() -> dict[str, type[Method]]:
         for value in namespace.values():
             if isinstance(value, type) and issubclass(value, Method) and value.__module__ == namespace["__name__"]:
                 found[value.name] = value
-    return found
+    return dict(sorted(found.items()))
 
 
-@cache
-def _registry() -> Registry[type[Method]]:
-    return Registry("methods", "method.name", _library(), "Class")
+METHODS = Registry("methods", "method.name", _library(), "Class")
+"""The methods that `method.name` can name; those of the library are the classes in the files of this folder."""
 
 
 def available() -> dict[str, type[Method]]:
-    """The library's methods by name.
+    """Return the methods that need no import path, by name: the library's own and those of installed packages.
 
     >>> "feddecorr" in available()
     True
     """
-    return dict(sorted(_library().items()))
+    return {name: find(name) for name in METHODS.names()}
 
 
 def find(name: str) -> type[Method]:
-    """The class behind one method's name, or behind `package.module:Class`."""
-    if name in _library():
-        return _library()[name]
-    found = _registry().find(name)
+    """Return the class behind the name of one method, or behind `package.module:Class`."""
+    found = METHODS.find(name)
+    if name in METHODS.own:
+        return found
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise InputError(f'method.name: "{name}" is not a subclass of fullrank.Method')
     _reject_undeclared_fields(found, name)
@@ -119,7 +117,7 @@ def _default(cls: type[Method], field: dataclasses.Field[Any]) -> Any:
 
 
 def build(name: str, **tables: Mapping[str, Any]) -> Method:
-    """A method by name, with its hyper-parameters; several joined by "+" are composed.
+    """Build a method by name, with its hyper-parameters; several joined by "+" are composed.
 
     >>> build("fedprox+feddecorr", feddecorr={"beta": 0.2}).parts[1].beta
     0.2
@@ -134,7 +132,7 @@ def build(name: str, **tables: Mapping[str, Any]) -> Method:
     for table in tables:
         if table in {part.name for part in parts}:
             continue  # checked as that part's, which may be a user's class under a name of the library
-        if table not in _library():
-            raise InputError(f"method.{table}: there is no such method; {nearest(table, _library())}")
-        check_fields(_library()[table], tables[table])
+        if table not in METHODS.own and table not in METHODS.names():
+            raise InputError(f"method.{table}: there is no such method; {nearest(table, METHODS.names())}")
+        check_fields(find(table), tables[table])
     return parts[0] if len(parts) == 1 else Composed(tuple(parts))

@@ -24,39 +24,43 @@ from fullrank.models.resnet import resnet18, resnet20, resnet20_conv, resnet32
 from fullrank.models.wrn import wrn_28_10
 from fullrank.plugins import Registry, called
 
-__all__ = ["Net", "Network", "Output", "available", "build", "builder"]
+__all__ = ["MODELS", "Net", "Network", "Output", "available", "build", "builder"]
 
-_BUILDERS: dict[str, Callable[..., nn.Module]] = {
-    "alexnet-bn": alexnet_bn,
-    "cnn": cnn,
-    "efficientnet-b0": efficientnet_b0,
-    "lenet": lenet,
-    "mlp": mlp,
-    "mobilenetv2": mobilenetv2,
-    "repghost-0.5": repghost_half,
-    "repvgg-a0": repvgg_a0,
-    "repvgg-b0": repvgg_b0,
-    "repvgg-b1": repvgg_b1,
-    "resnet18": resnet18,
-    "resnet20": resnet20,
-    "resnet20-conv": resnet20_conv,
-    "resnet32": resnet32,
-    "wrn-28-10": wrn_28_10,
-}
-MODELS = Registry("models", "model.name", _BUILDERS)
+MODELS: Registry[Callable[..., nn.Module]] = Registry(
+    "models",
+    "model.name",
+    {
+        "alexnet-bn": alexnet_bn,
+        "cnn": cnn,
+        "efficientnet-b0": efficientnet_b0,
+        "lenet": lenet,
+        "mlp": mlp,
+        "mobilenetv2": mobilenetv2,
+        "repghost-0.5": repghost_half,
+        "repvgg-a0": repvgg_a0,
+        "repvgg-b0": repvgg_b0,
+        "repvgg-b1": repvgg_b1,
+        "resnet18": resnet18,
+        "resnet20": resnet20,
+        "resnet20-conv": resnet20_conv,
+        "resnet32": resnet32,
+        "wrn-28-10": wrn_28_10,
+    },
+)
+"""The networks that `model.name` can name: functions of `num_classes`, `in_channels` and the network's own options."""
 
 
 def available() -> dict[str, Callable[..., nn.Module]]:
-    """The library's networks by name.
+    """Return the networks that need no import path, by name: the library's own and those of installed packages.
 
     >>> sorted(available())[:2]
     ['alexnet-bn', 'cnn']
     """
-    return dict(_BUILDERS)
+    return {name: MODELS.find(name) for name in MODELS.names()}
 
 
 def builder(name: str) -> Callable[..., nn.Module]:
-    """The function behind a model's name, or behind `package.module:function`."""
+    """Return the function behind the name of a network, or behind `package.module:function`."""
     return MODELS.find(name)
 
 

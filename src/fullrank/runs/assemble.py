@@ -314,7 +314,7 @@ def _site(
 
 
 def federate(experiment: Experiment, data: DataSet | None = None) -> Federation:
-    """The data set of an experiment, or the one given, divided among its clients."""
+    """Divide the data set of an experiment, or the one given, among its clients."""
     experiment = Experiment.of(experiment)
     table = experiment.data
     if GIVEN in (table.name, table.partition):
@@ -322,21 +322,10 @@ def federate(experiment: Experiment, data: DataSet | None = None) -> Federation:
             f'data.name and data.partition = "{GIVEN}" stand for data that a program hands over to fullrank.fit'
         )
     data = data or resized(load_dataset(table.name, table.root, seed=experiment.seed), table.size)
-    divided = divide(
-        data,
-        pipeline(experiment, data),
-        how=table.partition,
-        clients=table.clients,
-        seed=experiment.seed if table.seed < 0 else table.seed,
-        alpha=table.alpha,
-        variant=table.variant,
-        classes=table.classes,
-        passes=table.passes,
-        equal=table.equal,
-        holdout=table.holdout,
-        validation=table.validation,
-    )
-    return keep_unseen(divided, table.unseen, experiment.seed if table.seed < 0 else table.seed)
+    seed = experiment.seed if table.seed < 0 else table.seed
+    keys = {**table.model_dump(exclude={"partition_options"}), "seed": seed}
+    divided = divide(data, pipeline(experiment, data), table.partition, keys, table.partition_options)
+    return keep_unseen(divided, table.unseen, seed)
 
 
 def without_data(facts: Mapping[str, Any]) -> Federation:

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from fullrank.data.augment.constants import constant
 from fullrank.data.augment.image_operations import Catalogue, Change, both_ways
-from fullrank.data.augment.operation import Operation, pick
+from fullrank.data.augment.operation import Operation, pick, size_of_pictures
+from fullrank.data.dataset import DataSet
 from fullrank.errors import InputError
 
 Rule = tuple[str, float, int]
@@ -181,11 +182,12 @@ class AutoAugment(Operation):
         self._catalogue().place(device)
 
     @classmethod
-    def parse(cls, argument: str, height: int, width: int) -> AutoAugment:
-        """From what follows the colon."""
-        if argument not in ("", "bins"):
-            raise InputError(f'"autoaugment:{argument}" is not known; there are "autoaugment" and "autoaugment:bins"')
-        return cls(height, width, argument == "bins")
+    def parse(cls, arguments: str, dataset: DataSet) -> AutoAugment:
+        """Make the operation with the usual magnitudes, or with those of FedDecorr's code ("bins")."""
+        height, width = size_of_pictures("autoaugment", dataset)
+        if arguments not in ("", "bins"):
+            raise InputError(f'"autoaugment:{arguments}" is not known; there are "autoaugment" and "autoaugment:bins"')
+        return cls(height, width, arguments == "bins")
 
     def _catalogue(self) -> Catalogue:
         return (_cifar10_in_bins if self.bins else _cifar10)(self.height, self.width)
@@ -230,18 +232,19 @@ class RandAugment(Operation):
         return _random(self.level, self.levels, self.height, self.width)
 
     @classmethod
-    def parse(cls, argument: str, height: int, width: int) -> RandAugment:
-        """From what follows the colon."""
-        if not argument:
+    def parse(cls, arguments: str, dataset: DataSet) -> RandAugment:
+        """Make the operation from the number of operations in a row and their level."""
+        height, width = size_of_pictures("randaugment", dataset)
+        if not arguments:
             return cls(height, width)
-        numbers = argument.split(",")
+        numbers = arguments.split(",")
         if len(numbers) != 2 or not all(number.strip().isdecimal() for number in numbers):
             raise InputError(
-                f'"randaugment:{argument}" must say how many operations and which level, as in "randaugment:2,9"'
+                f'"randaugment:{arguments}" must say how many operations and which level, as in "randaugment:2,9"'
             )
         number, level = map(int, numbers)
         if number < 1 or level >= cls.levels:
             raise InputError(
-                f'"randaugment:{argument}": there must be one operation at least, at a level of 0 to {cls.levels - 1}'
+                f'"randaugment:{arguments}": there must be one operation at least, at a level of 0 to {cls.levels - 1}'
             )
         return cls(height, width, number, level)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fullrank.data.augment.operation import Operation
+from fullrank.data.dataset import DataSet
 from fullrank.errors import InputError
 
 Number = TypeVar("Number", float, Tensor)
@@ -125,12 +126,12 @@ class Rotate(Operation):
         return sample(x, (maps * _ONE + 0.5).floor().long())
 
     @classmethod
-    def parse(cls, argument: str) -> Rotate:
-        """From what follows the colon."""
+    def parse(cls, arguments: str, dataset: DataSet) -> Rotate:
+        """Make the operation from the largest angle in degrees."""
         try:
-            degrees = float(argument)
+            degrees = float(arguments)
         except ValueError:
             degrees = math.nan
         if not 0 < degrees <= 180:
-            raise InputError(f'"rotate:{argument}" must say up to how many degrees, above 0 to 180, as in "rotate:15"')
+            raise InputError(f'"rotate:{arguments}" must say up to how many degrees, above 0 to 180, as in "rotate:15"')
         return cls(degrees)

@@ -1,7 +1,7 @@
-"""From stored samples to what a model sees: augmentation and normalisation of whole batches.
+"""Preparation of batches: the registry of augmentations, and the pipeline that applies them and normalises.
 
-Everything here is a function of tensors on any device: no loop over samples, no branch on their values, and
-the random numbers come in as an argument. So it gives the same result eagerly, under `vmap` and when traced.
+Everything here is a function of tensors on any device, without loops over samples or branches on their values, and
+with its random numbers as an argument. So the result is the same eagerly, under `vmap` and when traced.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -19,18 +20,19 @@ from torch.nn import functional
 from fullrank.data.augment.autoaugment import AutoAugment, RandAugment
 from fullrank.data.augment.constants import constant
 from fullrank.data.augment.geometry import Rotate
-from fullrank.data.augment.operation import Operation, pick
+from fullrank.data.augment.operation import Operation, describe, pick, reject_arguments
 from fullrank.data.augment.raug import Raug
 from fullrank.data.augment.resize import ResizedCrop
 from fullrank.data.dataset import DataSet, is_integer
 from fullrank.errors import InputError, nearest
+from fullrank.plugins import Registry, called
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 @dataclass(frozen=True)
 class Crop(Operation):
-    """A window of the original size out of the image with a border, of zeros or of its own reflection."""
+    """Cut a window of the original size out of the image with a border, of zeros or of its own reflection."""
 
     pad: int
     reflect: bool = False
@@ -42,6 +44,24 @@ class Crop(Operation):
         windows = self._bordered(x).unfold(2, height, 1).unfold(3, width, 1)
         sample = torch.arange(x.shape[0], device=x.device)
         return windows[sample, :, self._offset(u[:, 0]), self._offset(u[:, 1])]
+
+    @classmethod
+    def parse(cls, arguments: str, dataset: DataSet, *, reflect: bool = False) -> Crop:
+        """Make the operation from the width of the border, by default an eighth of the image, and 4 pixels at most."""
+        height, width = dataset.input_shape[1:]
+        side = min(height, width)
+        if arguments and not (arguments.isdecimal() and int(arguments) > 0):
+            raise InputError(f'the border "{arguments}" of a crop must be a whole number of pixels, as in "crop:2"')
+        pad = int(arguments) if arguments else min(4, side // 8)
+        if pad == 0:
+            raise InputError(
+                f'images of {height}×{width} are too small to crop unless you say by how much, as in "crop:1"'
+            )
+        if reflect and pad >= side:
+            raise InputError(
+                f"images of {height}×{width} cannot be reflected over a border of {pad}; at most {side - 1}"
+            )
+        return cls(pad, reflect)
 
     def _offset(self, u: Tensor) -> Tensor:
         return pick(u, 2 * self.pad + 1)
@@ -60,7 +80,7 @@ class Crop(Operation):
 
 @dataclass(frozen=True)
 class Flip(Operation):
-    """Left and right exchanged, for half of the samples."""
+    """Exchange left and right, for half of the samples."""
 
     draws: ClassVar[int] = 1
 
@@ -68,79 +88,39 @@ class Flip(Operation):
         """Mirror the samples whose number is below one half."""
         return torch.where(u[:, 0, None, None, None] < 0.5, x.flip(-1), x)
 
-
-def _crop(argument: str, dataset: DataSet, *, reflect: bool = False) -> Crop:
-    height, width = dataset.input_shape[1:]
-    side = min(height, width)
-    if argument and not (argument.isdecimal() and int(argument) > 0):
-        raise InputError(f'the border "{argument}" of a crop must be a whole number of pixels, as in "crop:2"')
-    pad = int(argument) if argument else min(4, side // 8)
-    if pad == 0:
-        raise InputError(f'images of {height}×{width} are too small to crop unless you say by how much, as in "crop:1"')
-    if reflect and pad >= side:
-        raise InputError(f"images of {height}×{width} cannot be reflected over a border of {pad}; at most {side - 1}")
-    return Crop(pad, reflect)
+    @classmethod
+    def parse(cls, arguments: str, dataset: DataSet) -> Flip:
+        """Make the operation, which takes no arguments."""
+        reject_arguments("flip", arguments)
+        return cls()
 
 
-def _crop_reflect(argument: str, dataset: DataSet) -> Crop:
-    return _crop(argument, dataset, reflect=True)
+AUGMENTATIONS: Registry[Callable[[str, DataSet], Operation] | type[Operation]] = Registry(
+    "augmentations",
+    "data.augment",
+    {
+        "crop": Crop,
+        "crop-reflect": partial(Crop.parse, reflect=True),
+        "flip": Flip,
+        "rotate": Rotate,
+        "resized-crop": ResizedCrop,
+        "autoaugment": AutoAugment,
+        "randaugment": RandAugment,
+        "raug": Raug,
+    },
+    "Class",
+    or_else='"none" in place of the list',
+)
+"""The augmentations that `data.augment` can name.
 
-
-def _flip(argument: str, dataset: DataSet) -> Flip:
-    _reject_argument("flip", argument)
-    return Flip()
-
-
-def _rotate(argument: str, dataset: DataSet) -> Rotate:
-    return Rotate.parse(argument)
-
-
-def _resized_crop(argument: str, dataset: DataSet) -> ResizedCrop:
-    _reject_argument("resized-crop", argument)
-    return ResizedCrop()
-
-
-def _autoaugment(argument: str, dataset: DataSet) -> AutoAugment:
-    return AutoAugment.parse(argument, *_size_of_pictures("autoaugment", dataset))
-
-
-def _randaugment(argument: str, dataset: DataSet) -> RandAugment:
-    return RandAugment.parse(argument, *_size_of_pictures("randaugment", dataset))
-
-
-def _raug(argument: str, dataset: DataSet) -> Raug:
-    return Raug.parse(argument, *_size_of_pictures("raug", dataset))
-
-
-def _reject_argument(name: str, argument: str) -> None:
-    if argument:
-        raise InputError(f'"{name}" takes no number, but "{name}:{argument}" was given')
-
-
-def _size_of_pictures(name: str, dataset: DataSet) -> tuple[int, int]:
-    """Height and width of images that have levels of grey or of red, green and blue."""
-    if not dataset.images or dataset.in_channels not in (1, 3):
-        raise InputError(f'"{name}" is for 8-bit images of 1 or 3 channels, and {_describe(dataset)}')
-    _, height, width = dataset.input_shape
-    return height, width
-
-
-# name -> (what follows the colon, data set) -> operation
-OPERATIONS: dict[str, Callable[[str, DataSet], Operation]] = {
-    "crop": _crop,
-    "crop-reflect": _crop_reflect,
-    "flip": _flip,
-    "rotate": _rotate,
-    "resized-crop": _resized_crop,
-    "autoaugment": _autoaugment,
-    "randaugment": _randaugment,
-    "raug": _raug,
-}
+An entry is a subclass of :class:`Operation`, or a function of the arguments, the text after the colon, and the data set
+that returns an operation.
+"""
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What happens to a batch before the model: augmentation, division by 255 (uint8 only), normalisation.
+    """Prepare a batch for the model: augmentation, division by 255 (uint8 only), normalisation.
 
     >>> import fullrank.data
     >>> digits = fullrank.data.load_dataset("digits")
@@ -160,23 +140,23 @@ class Pipeline:
         normalise: str | Mapping[str, Sequence[float]] = "auto",
         augment: str | Sequence[str] = "auto",
     ) -> Pipeline:
-        """The pipeline that the `[data]` keys `normalise` and `augment` ask for."""
+        """Build the pipeline that the keys `normalise` and `augment` of [data] describe."""
         return cls(_statistics(dataset, normalise), _operations(dataset, augment))
 
     @property
     def draws(self) -> int:
-        """How many uniform numbers of [0, 1) a training sample needs."""
+        """The number of uniform numbers of [0, 1) that a training sample needs."""
         return sum(operation.draws for operation in self.operations)
 
     def place(self, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
-        """Put the constants on a device ahead of time, as must be done before a CUDA graph is captured."""
+        """Put the constants on a device, which must be done before a CUDA graph is captured."""
         for numbers in self.statistics or ():
             _per_channel(numbers, device, _exact(dtype))
         for operation in self.operations:
             operation.place(device)
 
     def __call__(self, x: Tensor, uniform: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The batch for training, given (N, draws) uniform numbers, or for evaluation, without."""
+        """Return the batch for training, given (N, draws) uniform numbers, or for evaluation, without."""
         if is_integer(x.dtype) and x.dtype != torch.uint8:
             return x
         if uniform is not None:
@@ -206,21 +186,17 @@ class Pipeline:
 
 
 def _exact(dtype: torch.dtype) -> torch.dtype:
-    """The dtype to compute in: half precision has too few digits to subtract in, and is only handed over."""
+    """Return the dtype of the computation, since half precision has too few digits for a subtraction."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def _per_channel(numbers: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Numbers as a (C, 1, 1) tensor."""
+    """Return numbers as a (C, 1, 1) tensor."""
     return constant(numbers, lambda: np.array(numbers)[:, None, None], device, dtype)
 
 
 def _are_images(dataset: DataSet) -> bool:
     return dataset.images or (dataset.train.x.dim() == 4 and dataset.train.x.is_floating_point())
-
-
-def _describe(dataset: DataSet) -> str:
-    return f"samples of {dataset.name} are {dataset.train.x.dtype} of shape {dataset.input_shape}"
 
 
 def _statistics(dataset: DataSet, normalise: str | Mapping[str, Sequence[float]]) -> Statistics | None:
@@ -232,13 +208,13 @@ def _statistics(dataset: DataSet, normalise: str | Mapping[str, Sequence[float]]
         mean, std = dataset.mean or (), dataset.std or ()
     elif normalise == "half":
         if not dataset.images:
-            raise InputError(f'normalise = "half" is for 8-bit images, and {_describe(dataset)}; use "auto" or "none"')
+            raise InputError(f'normalise = "half" is for 8-bit images, and {describe(dataset)}; use "auto" or "none"')
         mean = std = (0.5,) * dataset.in_channels
     else:
         known = nearest(str(normalise), ("auto", "none", "half"))
         raise InputError(f'unknown normalise "{normalise}": {known} (or a table of mean and std)')
     if not _are_images(dataset):
-        raise InputError(f"a mean and std per channel need images (N, C, H, W), and {_describe(dataset)}")
+        raise InputError(f"a mean and std per channel need images (N, C, H, W), and {describe(dataset)}")
     _reject_unusable(mean, std, dataset.in_channels)
     return mean, std
 
@@ -268,14 +244,75 @@ def _operations(dataset: DataSet, augment: str | Sequence[str]) -> tuple[Operati
         raise InputError(f'augment is "{augment}"; it must be "auto", "none" or a list such as ["crop", "flip"]')
     names = dataset.augment if augment == "auto" else () if augment == "none" else tuple(augment)
     if names and not _are_images(dataset):
-        raise InputError(f'"{names[0]}" needs images (N, C, H, W), and {_describe(dataset)}; use augment = "none"')
+        raise InputError(f'"{names[0]}" needs images (N, C, H, W), and {describe(dataset)}; use augment = "none"')
     return tuple(_operation(text, dataset) for text in names)
 
 
 def _operation(text: str, dataset: DataSet) -> Operation:
-    name, colon, argument = str(text).partition(":")
-    if name not in OPERATIONS:
-        raise InputError(f'unknown augmentation "{text}": {nearest(name, OPERATIONS)}')
-    if colon and not argument:
+    text = str(text)
+    name, arguments = text, ""
+    if is_import_path(text):
+        module, attribute, *rest = text.split(":", 2)
+        name, arguments = f"{module}:{attribute}", "".join(rest)
+    else:
+        name, _, arguments = text.partition(":")
+    found = AUGMENTATIONS.find(name)
+    if text.endswith(":"):
         raise InputError(f'augmentation "{text}" ends in a colon; a number must follow, or nothing')
-    return OPERATIONS[name](argument, dataset)
+    if name in AUGMENTATIONS.own:
+        return _made(found, arguments, dataset)
+    try:
+        tried: Operation = called(
+            _made_and_tried, text, "data.augment", entry=found, arguments=arguments, dataset=dataset
+        )
+        return tried
+    except InputError as error:
+        raise InputError(f'data.augment = "{text}": {error}') from None
+
+
+def is_import_path(text: str) -> bool:
+    """Whether an augmentation is named by an import path, not by a name of the registry with arguments.
+
+    >>> is_import_path("crop:4"), is_import_path("mine:Cutout"), is_import_path("mine:Cutout:8")
+    (False, True, True)
+    """
+    first, _, rest = text.partition(":")
+    named = first in AUGMENTATIONS.own or not rest.partition(":")[0].isidentifier()
+    return not named and first not in AUGMENTATIONS.names()
+
+
+def _made(entry: Callable[[str, DataSet], Operation] | type[Operation], arguments: str, dataset: DataSet) -> Operation:
+    if isinstance(entry, type) and issubclass(entry, Operation):
+        return entry.parse(arguments, dataset)
+    return entry(arguments, dataset)  # type: ignore[call-arg, return-value]
+
+
+TRIED = 8
+"""Samples on which an augmentation from outside the library is tried before a run."""
+
+
+def _made_and_tried(
+    entry: Callable[[str, DataSet], Operation] | type[Operation], arguments: str, dataset: DataSet
+) -> Operation:
+    """Make an operation from outside the library and reject it if it does not do what its base class promises."""
+    operation = _made(entry, arguments, dataset)
+    if not isinstance(operation, Operation):
+        raise InputError(f"it gave a {type(operation).__name__}; it must be or return a fullrank.data.Operation")
+    if isinstance(operation.draws, bool) or not isinstance(operation.draws, int) or operation.draws < 1:
+        raise InputError(f"its draws are {operation.draws!r}; they must be a whole number of at least 1")
+    x = dataset.train.x[:TRIED]
+    uniform = torch.rand(len(x), operation.draws, generator=torch.Generator().manual_seed(0))
+    before = x.clone()
+    once, again = (operation.apply(x, uniform) for _ in range(2))
+    if not isinstance(once, Tensor) or once.shape != x.shape or once.dtype != x.dtype:
+        kind = f"{once.dtype} of shape {tuple(once.shape)}" if isinstance(once, Tensor) else type(once).__name__
+        raise InputError(f"apply gave {kind} for {x.dtype} of shape {tuple(x.shape)}; it must keep both")
+    if not torch.equal(x, before):
+        raise InputError("apply wrote into the batch that it got; it must return a new tensor")
+    if not torch.equal(once, again):
+        raise InputError("apply gave two results for the same numbers; all chance must come from its argument u")
+    first = operation.apply(x[:1], uniform[:1])
+    rounding = 1.0 if x.dtype == torch.uint8 else 1e-4
+    if not torch.allclose(once[:1].double(), first.double(), rtol=1e-4, atol=rounding):
+        raise InputError("apply changed a sample otherwise in a larger batch; samples must not depend on each other")
+    return operation

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from fullrank.data.augment.constants import constant
 from fullrank.data.augment.image_operations import Catalogue, both_ways
-from fullrank.data.augment.operation import Operation, pick
+from fullrank.data.augment.operation import Operation, pick, size_of_pictures
+from fullrank.data.dataset import DataSet
 from fullrank.errors import InputError
 
 OPERATIONS = (
@@ -116,15 +117,16 @@ class Raug(Operation):
         _hole(device, grey=False)
 
     @classmethod
-    def parse(cls, argument: str, height: int, width: int) -> Raug:
-        """From what follows the colon."""
-        if not argument:
+    def parse(cls, arguments: str, dataset: DataSet) -> Raug:
+        """Make the operation from the number of levels among which those of the operations are drawn."""
+        height, width = size_of_pictures("raug", dataset)
+        if not arguments:
             return cls(height, width)
-        if not argument.isdecimal() or not 1 <= int(argument) <= _MOST_LEVELS:
+        if not arguments.isdecimal() or not 1 <= int(arguments) <= _MOST_LEVELS:
             raise InputError(
-                f'"raug:{argument}" must say how many levels there are, from 0 on, 1 to {_MOST_LEVELS}, as in "raug:15"'
+                f'"raug:{arguments}" must say how many levels there are, 1 to {_MOST_LEVELS}, as in "raug:15"'
             )
-        return cls(height, width, int(argument))
+        return cls(height, width, int(arguments))
 
     def _catalogue(self) -> Catalogue:
         return _catalogue(self.levels, self.height, self.width)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fullrank.data.augment.operation import Operation
+from fullrank.data.augment.operation import Operation, reject_arguments
 from fullrank.data.dataset import DataSet, Split
 from fullrank.data.memory_limit import reject_too_large
 from fullrank.errors import InputError
@@ -115,6 +115,12 @@ class ResizedCrop(Operation):
         """Cut and resize one window per sample."""
         top, left, height, width = self._window(u.double(), *x.shape[-2:])
         return _stretch(_stretch(x, 3, left, width), 2, top, height)
+
+    @classmethod
+    def parse(cls, arguments: str, dataset: DataSet) -> ResizedCrop:
+        """Make the operation, which takes no arguments."""
+        reject_arguments("resized-crop", arguments)
+        return cls()
 
     def _window(self, u: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Top, left, height and width of each sample's window, as whole numbers in float64."""

@@ -1,4 +1,4 @@
-"""Large data sets, decoded once and kept in one file each that every process maps into its memory."""
+"""Keep large data sets decoded, one file each, which every process maps into its memory."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from fullrank.data.dataset import DataSet, Split
 from fullrank.data.sources.places import user_cache
 
 LIMIT = 64 * 2**20
-"""Bytes of samples from which on a data set is kept decoded."""
+"""A data set whose samples have at least this many bytes is kept decoded."""
 
 VERSION = "1"
-"""Of the files' format; those of another version are made anew."""
+"""The version of the files' format; a file of another version is written again."""
 
 _COLUMNS = ("x", "y", "domain", "group")
 
 
 @dataclass(frozen=True)
 class Content:
-    """What the files of a data set say."""
+    """The content of the files of a data set."""
 
     train: Split
     test: Split
@@ -37,7 +37,7 @@ class Content:
 
 
 def cache_folder() -> Path:
-    """Where decoded data sets are kept: $FULLRANK_CACHE, or the user's cache."""
+    """Return the folder of decoded data sets: $FULLRANK_CACHE, or the user's cache."""
     named = os.environ.get("FULLRANK_CACHE")
     return (Path(named).expanduser() if named else user_cache()).absolute()
 
@@ -48,11 +48,11 @@ def cached(
     decode: Callable[[], Content],
     complete: Callable[[Content], DataSet],
 ) -> DataSet:
-    """The data set that `complete` makes of what `decode` reads from the sources.
+    """Return the data set that `complete` makes of what `decode` reads from the sources.
 
-    A large one comes out of the cache, mapped into memory, as long as names, sizes, inodes and times of the sources are
-    what they were and its content has the fingerprint that it was written with (hashing takes about 0.6 s a gigabyte);
-    else it is decoded again. Where the cache cannot be written, the data set stays in memory.
+    A large data set is read from the cache, mapped into memory, if names, sizes, inodes and times of the sources have
+    not changed and its content has the fingerprint with which it was written (hashing takes about 0.6 s per gigabyte);
+    otherwise it is decoded again. If the cache cannot be written, the data set stays in memory.
     """
     path, state = cache_folder() / _file_name(name, sources), _state(sources)
     kept = _kept(path, state, complete)
@@ -61,7 +61,7 @@ def cached(
     data = complete(decode())
     if sum(split.x.nbytes for split in (data.train, data.test) if split is not None) < LIMIT:
         return data
-    # nobody asked for a cache: one that cannot be written is no reason to stop
+    # the user did not ask for a cache, so one that cannot be written is no reason to stop
     with contextlib.suppress(OSError, SafetensorError):
         _keep(path, state, data)
     return _kept(path, state, complete) or data
@@ -73,7 +73,7 @@ def _file_name(name: str, sources: Sequence[Path]) -> str:
 
 
 def _state(sources: Sequence[Path]) -> str:
-    """What tells that sources have changed; unlike the modification time, nobody can set that of the last change."""
+    """Describe the state of files; unlike the modification time, the time of the last change cannot be set."""
     facts = [(path.name, path.stat()) for path in sources]
     return json.dumps([(name, f.st_size, f.st_mtime_ns, f.st_ctime_ns, f.st_ino) for name, f in facts])
 
@@ -93,21 +93,21 @@ def _keep(path: Path, state: str, data: DataSet) -> None:
         if (tensor := getattr(split, column, None)) is not None
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        beside.touch()
-        mode = beside.stat().st_mode
-        save_file(tensors, beside, metadata=about)
-        beside.chmod(mode)  # as the user's umask says, where safetensors lets nobody else read
-        with beside.open("rb") as file:
+        unfinished.touch()
+        mode = unfinished.stat().st_mode
+        save_file(tensors, unfinished, metadata=about)
+        unfinished.chmod(mode)  # as the user's umask says; safetensors lets no other user read
+        with unfinished.open("rb") as file:
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(unfinished, path)
     finally:
-        beside.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
 
 
 def _kept(path: Path, state: str, complete: Callable[[Content], DataSet]) -> DataSet | None:
-    """The data set in the cache, or None when there is none that can be used."""
+    """Return the data set in the cache, or None if there is none that can be used."""
     try:
         # safetensors maps the file; a tensor taken from it is a view of the mapping, not a copy
         with safe_open(path, framework="pt") as file:

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, in the binary and in the Python version."""
+"""Read CIFAR-10 and CIFAR-100, in the binary and in the Python version."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ wolf woman worm
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar(Stored):
-    """Records of labels and pixels; the last file is the test set, the last label the one that counts."""
+    """Files of records with labels and pixels; the last file is the test set, and the last label is the class."""
 
     labels: tuple[tuple[str, int], ...]
-    """The labels of a record, as the Python version calls them, and how many classes each has."""
+    """The labels of a record by the names of the Python version, with the number of classes of each."""
 
     def read(self, place: Place, number: int) -> Array:
-        """Records (n, labels + pixels) as in the binary version."""
+        """Return the records (n, labels + pixels) as in the binary version."""
         path = place.files[number]
         return self._unpickled(path) if place.layout.form == _PYTHON else self._records(path)
 
     def join(self, place: Place, arrays: Sequence[Array]) -> tuple[Split, Split]:
-        """All files but the last for training, the last one for the test."""
+        """Take all files but the last for training, and the last one for the test."""
         return self._split(arrays[:-1]), self._split(arrays[-1:])
 
     def class_names(self, place: Place) -> tuple[str, ...]:
-        """From the file of names, or built in when it is absent."""
+        """Return the names in the file of names, or the built-in ones if there is no such file."""
         path = place.class_names
         if path is None:
             return self.classes
@@ -80,7 +80,7 @@ class Cifar(Stored):
         records[:, len(self.labels) :] = pixels
         for column, (what, classes) in enumerate(self.labels):
             if what not in batch and what != self.labels[-1][0]:
-                continue  # a label that nobody looks at
+                continue  # a label that is not used
             labels = _whole_numbers(path, what, batch.get(what), len(pixels))
             reject_labels(path, _singular(what), labels, classes)
             records[:, column] = labels

@@ -1,4 +1,8 @@
-"""Fetching a data set from its official source: resumed where it broke off, checked, and unpacked with care."""
+"""Download a data set from its official source: resume an interrupted transfer, check sums, unpack archives safely.
+
+Pooch, the usual library for this, downloads a file from the start after each interruption, which is why the transfer
+is written here.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +24,16 @@ from fullrank.data.sources.stored import Download, Stored, content_md5
 from fullrank.errors import InputError, writing
 
 TIMEOUT = 30.0
-"""Seconds without an answer after which a connection counts as broken."""
+"""A connection without an answer for this many seconds is broken."""
 
 _CHUNK = 2**18
 
 Watch = Callable[[str, int, int | None], None]
-"""Told the address, how many bytes are there, and how many there will be, if known."""
+"""A function that is called with the address, the bytes that have arrived, and the size of the file if it is known."""
 
 
 def get(stored: Stored, root: str | Path = "", watch: Watch | None = None) -> str:
-    """Fetch a data set if it is not there already, and say where it is."""
+    """Download a data set unless it is there already, and return a sentence that says where it is."""
     place = stored.search(root)
     if place is not None:
         _reject_not_official(stored, place)
@@ -49,7 +53,7 @@ def get(stored: Stored, root: str | Path = "", watch: Watch | None = None) -> st
 
 
 def fetch(download: Download, root: Path, watch: Watch | None = None) -> Path:
-    """The file, downloaded unless it is there, with the checksum it must have."""
+    """Return the path of a file, which is downloaded unless it is there; its checksum is verified in both cases."""
     target = root / download.folder / download.file
     target.parent.mkdir(parents=True, exist_ok=True)
     if not target.is_file():
@@ -58,8 +62,8 @@ def fetch(download: Download, root: Path, watch: Watch | None = None) -> Path:
             _transfer(download.url, part, watch or (lambda *_: None))
         except _Unreachable as problem:
             raise InputError(
-                f"{download.url} cannot be downloaded ({problem}); try the same command again later, which goes on"
-                f" where it stopped, or put the file into {target.parent} by hand, and it is checked and used"
+                f"{download.url} cannot be downloaded ({problem}); try the same command again later, which"
+                f" continues where it stopped, or put the file into {target.parent} by hand, and it is checked and used"
             ) from None
         _reject_other_sum(part, download)
         os.replace(part, target)
@@ -69,7 +73,7 @@ def fetch(download: Download, root: Path, watch: Watch | None = None) -> Path:
 
 
 def unpack(archive: Path, members: tuple[str, ...], root: Path) -> None:
-    """Take the members out of an archive; one with a link or a path that leads elsewhere is rejected whole."""
+    """Extract the members of an archive; an archive with a link or a path that leads elsewhere is rejected."""
     try:
         with tarfile.open(archive, "r:gz") as file:
             entries = {_safe_name(archive, entry): entry for entry in file}
@@ -83,11 +87,11 @@ def unpack(archive: Path, members: tuple[str, ...], root: Path) -> None:
 
 
 class _Unreachable(Exception):
-    """The server does not give what was asked for."""
+    """The server does not send what was requested."""
 
 
 def _way(stored: Stored, folder: Path) -> tuple[Download, ...]:
-    """The files to fetch: those of which somebody has put one there, else the preferred ones."""
+    """Return the files to download: a way of which a file is there already, otherwise the preferred one."""
     for way in stored.downloads:
         if any((folder / download.folder / download.file).is_file() for download in way):
             return way
@@ -97,7 +101,7 @@ def _way(stored: Stored, folder: Path) -> tuple[Download, ...]:
 def _reject_not_official(stored: Stored, place: Place) -> None:
     advice = f"move {place.folder} away, or give another --root"
     try:
-        others = [fact.path.name for fact in stored.look(place) if fact.state != "official"]
+        others = [fact.path.name for fact in stored.inspect(place) if fact.state != "official"]
     except InputError as error:
         raise InputError(f"{error}; {advice}") from None
     if others:
@@ -105,7 +109,7 @@ def _reject_not_official(stored: Stored, place: Place) -> None:
 
 
 def _transfer(url: str, part: Path, watch: Watch) -> None:
-    """Download into a file, going on after what it holds, as often as a broken connection still brought something."""
+    """Download into a file, continuing after its content; connect again as long as each connection brings something."""
     while True:
         before = part.stat().st_size if part.exists() else 0
         total = _download(url, part, before, watch)
@@ -117,7 +121,7 @@ def _transfer(url: str, part: Path, watch: Watch) -> None:
 
 
 def _download(url: str, part: Path, start: int, watch: Watch) -> int | None:
-    """One connection's worth of a download; returns how large the file will be, if the server says so."""
+    """Download as much as one connection brings, and return the size of the whole file if the server tells it."""
     try:
         with _open(url, start) as response:
             resumed = response.status == 206
@@ -155,7 +159,7 @@ def _open(url: str, start: int) -> http.client.HTTPResponse:
 
 
 def _chunks(response: http.client.HTTPResponse) -> Iterator[bytes]:
-    """What arrives, up to its end or until the connection breaks."""
+    """Yield what arrives, up to the end or until the connection breaks."""
     while True:
         try:
             chunk = response.read(_CHUNK)

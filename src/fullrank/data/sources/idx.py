@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST in IDX files, gzipped or not."""
+"""Read MNIST and Fashion-MNIST from IDX files, gzipped or not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx
 
 
 def read_idx(path: Path, dimensions: int) -> Array:
-    """The array of bytes in an IDX file of so many dimensions; anything else is rejected by name."""
+    """Return the array of bytes in an IDX file with this number of dimensions; any other file is rejected."""
     raw = read_whole(path)
     packed = raw[:2] == b"\x1f\x8b"
     file = gzip.GzipFile(fileobj=io.BytesIO(raw)) if packed else io.BytesIO(raw)
@@ -67,7 +67,7 @@ def _read(path: Path, file: _File, dimensions: int) -> Array:
 
 
 def _up_to(file: _File, count: int) -> bytes:
-    """As many bytes as there are, never reserving more than that: a damaged header may announce anything."""
+    """Read up to `count` bytes, without allocating more than there are: a damaged header may announce any number."""
     parts = []
     while count and (part := file.read(min(count, _CHUNK))):
         parts.append(part)
@@ -77,13 +77,13 @@ def _up_to(file: _File, count: int) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class IdxSet(Stored):
-    """Images and labels in files of their own."""
+    """Images and labels in separate files."""
 
     mistakable: tuple[str, str]
     """Another data set whose files have the same names, and the MD5 of its training labels."""
 
     def read(self, place: Place, number: int) -> Array:
-        """Images (n, height, width) from the even files, labels (n,) from the odd ones."""
+        """Return images (n, height, width) for an even number, labels (n,) for an odd one."""
         path = place.files[number]
         if number % 2 == 0:
             return read_idx(path, 3)
@@ -92,11 +92,11 @@ class IdxSet(Stored):
         return labels
 
     def header(self, array: Array) -> bytes:
-        """Magic number and sizes."""
+        """Return the magic number and the sizes."""
         return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
 
     def join(self, place: Place, arrays: Sequence[Array]) -> tuple[Split, Split]:
-        """Images of one channel, with their labels."""
+        """Combine images of one channel with their labels."""
         other, md5 = self.mistakable
         if content_md5(self.header(arrays[1]), arrays[1]) == md5:
             raise InputError(f"{place.files[1]} is of {other}, not of {self.title}; {self.how_to_get()}")

@@ -1,24 +1,20 @@
-"""From what a user names or holds to a `DataSet`."""
+"""Load a data set by name, path or import path, or take it from memory."""
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from importlib import resources
 from pathlib import Path
-
-import numpy as np
-import torch
 
 from fullrank.data.dataset import DataSet, Split, class_names, with_classes
 from fullrank.data.sources.memory import as_split, channels_first, is_array, is_pair
 from fullrank.data.sources.npz import from_npz
-from fullrank.data.sources.registry import KNOWN
+from fullrank.data.sources.registry import DATA_SETS
 from fullrank.data.split import split_off_test
-from fullrank.errors import InputError, nearest
-from fullrank.plugins import called, import_object
+from fullrank.errors import InputError
+from fullrank.plugins import called
 
 
 def load_dataset(
@@ -29,19 +25,27 @@ def load_dataset(
     num_classes: int | None = None,
     **options: object,
 ) -> DataSet:
-    """A data set by name, file, function or from tensors.
+    """Load a data set by name, file or function, or make one of tensors.
 
-    `source` is one of
+    8-bit images become (N, C, H, W); anything else keeps its shape and dtype.
 
-    - "digits", which comes with the library;
-    - "fashion-mnist", "mnist", "cifar10" or "cifar100", in `root`, $FULLRANK_DATA or a usual place;
-    - "npz" with the file as `root`, or the path of an `.npz` file, in `root`, $FULLRANK_DATA or the current directory;
-    - "package.module:function", called as f(root=, seed=, **options);
-    - a pair (x, y) or a torch Dataset, of which a fifth becomes the test set, by class and `seed`;
-    - a pair of these, for training and test.
+    Args:
+        source: One of
 
-    8-bit images become (N, C, H, W); anything else keeps its shape and dtype. Without `num_classes` there is
-    one class more than the largest label.
+            - a name that the registry has, such as "digits", which comes with the library, or "cifar10", which is
+              searched in `root`, $FULLRANK_DATA and the usual places; `fullrank keys data.name` lists them;
+            - the path of an `.npz` file, in `root`, $FULLRANK_DATA or the current directory, or "npz" with the file as
+              `root`;
+            - "package.module:function", called as f(root=, seed=, **options);
+            - a pair (x, y) or a torch Dataset, of which a fifth becomes the test set, by class and `seed`;
+            - a pair of these, for training and test.
+        root: The folder of the data set.
+        seed: Draws the test set where the data come without one.
+        num_classes: The number of classes. Without it there is one class more than the largest label.
+        options: Further arguments of a function.
+
+    Raises:
+        InputError: If the source is not known, is missing, or has no usable data.
 
     >>> digits = load_dataset("digits")
     >>> len(digits.train), len(digits.test), digits.input_shape
@@ -50,9 +54,11 @@ def load_dataset(
     if num_classes is not None and num_classes < 1:
         raise InputError(f"num_classes is {num_classes}; there must be at least one class")
     text = str(source) if isinstance(source, (str, Path)) else ""
-    if _names_function(text):
+    own = text in DATA_SETS.own
+    in_file = not own and (text == "npz" or text.endswith(".npz"))
+    if not own and not in_file and isinstance(source, (str, Path)):
         made = _call(text, root, seed, options)
-        if _names_function(str(made) if isinstance(made, (str, Path)) else ""):
+        if isinstance(made, (str, Path)) and ":" in str(made) and not str(made).endswith(".npz"):
             raise InputError(f'data "{text}" returned "{made}"; it must return data or the path of an .npz file')
         loaded = load_dataset(made, root, seed=seed, num_classes=num_classes)
         return loaded if isinstance(made, DataSet) else replace(loaded, name=text)
@@ -62,22 +68,15 @@ def load_dataset(
         )
     if not isinstance(source, (str, Path)):
         return _from_memory(source, seed, num_classes)
-    if text in _LOADERS:
-        return with_classes(_LOADERS[text](root), num_classes)
-    if text == "npz":
-        if not str(root):
-            raise InputError('data "npz" needs root, the path of the .npz file')
-        return from_npz(Path(root), seed, num_classes)
-    if text.endswith(".npz"):
-        return from_npz(_npz_file(text, root), seed, num_classes)
-    raise InputError(
-        f'unknown data set "{text}": {nearest(text, (*_LOADERS, "npz"))}'
-        ' (or the path of an .npz file, or "package.module:function")'
-    )
+    if own:
+        return with_classes(DATA_SETS.own[text](root=root, seed=seed), num_classes)
+    if text == "npz" and not str(root):
+        raise InputError('data "npz" needs root, the path of the .npz file')
+    return from_npz(Path(root) if text == "npz" else _npz_file(text, root), seed, num_classes)
 
 
 def _npz_file(name: str, root: str | Path) -> Path:
-    """The file of that name in `root` if it is given, else in $FULLRANK_DATA or, failing that, from where one works."""
+    """Return the path of a file in `root` if that is given, otherwise in $FULLRANK_DATA or the current directory."""
     named = os.environ.get("FULLRANK_DATA")
     here = Path(root) / name
     if str(root) or not named:
@@ -107,29 +106,8 @@ def _split_named(name: str, data: object) -> Split:
         raise InputError(f"{name} split: {error}") from None
 
 
-def _digits(_: str | Path = "") -> DataSet:
-    with resources.files("fullrank.data").joinpath("digits.npz").open("rb") as file, np.load(file) as arrays:
-        x, y = arrays["x"], arrays["y"]
-    grey = np.rint(x * (255 / 16)).astype(np.uint8)
-    whole = Split(torch.from_numpy(grey).unsqueeze(1), torch.from_numpy(y))
-    # one split for everybody, like a data set that comes divided: the run's seed has no say in it
-    train, test = split_off_test(whole, seed=0)
-    return DataSet("digits", train, test, tuple("0123456789"), mean=(0.306,), std=(0.3762,))
-
-
-# name -> what loads it from a root
-_LOADERS: dict[str, Callable[[str | Path], DataSet]] = {
-    "digits": _digits,
-    **{name: stored.load for name, stored in KNOWN.items()},
-}
-
-
-def _names_function(text: str) -> bool:
-    return ":" in text and not text.endswith(".npz")
-
-
 def _call(source: str, root: str | Path, seed: int, options: Mapping[str, object]) -> object:
-    function = import_object(source, "data.name", "function")
+    function = DATA_SETS.find(source)
     arguments = {**options, "root": root, "seed": seed}
     try:
         inspect.signature(function).bind(**arguments)

@@ -1,4 +1,4 @@
-"""Data that a program holds already: tensors, arrays and torch Datasets."""
+"""Make data sets of what a program has in memory: tensors, arrays and torch Datasets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fullrank.errors import InputError, said_by
 
 
 def as_split(data: object) -> Split:
-    """A `Split` from (x, y) or from a map-style torch Dataset of such pairs.
+    """Make a `Split` from (x, y) or from a map-style torch Dataset of such pairs.
 
     Values and shapes stay as they are. A Dataset that is not a TensorDataset is read through once, item by
     item, so a random transform in it is drawn once and for all.
@@ -49,12 +49,12 @@ def is_array(value: object) -> bool:
 
 
 def is_pair(value: object) -> TypeGuard[Sequence[Any]]:
-    """Whether something is a tuple or list of two."""
+    """Whether something is a tuple or list of length two."""
     return isinstance(value, (tuple, list)) and len(value) == 2
 
 
 def as_tensor(what: str, value: object) -> Tensor:
-    """A tensor of what a program handed over as `what`, without a copy where there can be none."""
+    """Return a tensor of what a program gave as `what`, without a copy where that is possible."""
     if isinstance(value, Tensor):
         return value.detach()
     if not is_array(value):
@@ -76,7 +76,7 @@ def as_tensor(what: str, value: object) -> Tensor:
 
 
 def _stored_tensors(data: object) -> tuple[Tensor, Tensor] | None:
-    """The tensors behind a TensorDataset or a subset of one, without touching single items."""
+    """Return the tensors of a TensorDataset or of a subset of one, without reading single items."""
     if isinstance(data, Subset):
         whole = _stored_tensors(data.dataset)
         if whole is None:
@@ -137,7 +137,7 @@ def _item(item: object, position: int) -> tuple[Tensor, int]:
 
 
 def channels_first(split: Split) -> Split:
-    """8-bit images as (N, C, H, W), where their shape leaves no doubt how they are stored."""
+    """Return 8-bit images as (N, C, H, W) if their shape leaves no doubt about the order of the axes."""
     x = split.x
     if x.dtype == torch.uint8 and x.dim() == 3:
         return replace(split, x=x.unsqueeze(1))

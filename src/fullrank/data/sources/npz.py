@@ -1,4 +1,4 @@
-"""Data sets in `.npz` files."""
+"""Read data sets from `.npz` files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _WHOLE = ("x", "y")
 
 
 def from_npz(path: Path, seed: int, num_classes: int | None) -> DataSet:
-    """The data set in a file with `x_train y_train x_test y_test`, or with `x y`, of which a fifth becomes the test."""
+    """Read a file with `x_train y_train x_test y_test`, or with `x y`, of which a fifth becomes the test set."""
     arrays = _read_npz(path.expanduser())
     try:
         domains, domain_names = _numbered("domain", arrays)
@@ -44,7 +44,7 @@ def from_npz(path: Path, seed: int, num_classes: int | None) -> DataSet:
 
 
 def _read_npz(path: Path) -> dict[str, Array]:
-    """The arrays that matter of those in the file."""
+    """Read those arrays of the file that a data set can have."""
     if not path.is_file():
         raise InputError(f"there is no file {path}; give the path of an .npz file")
     try:
@@ -126,7 +126,7 @@ def _stored_split(arrays: Mapping[str, Array], ids: Mapping[str, Tensor], suffix
 
 
 def _numbered(what: str, arrays: Mapping[str, Array]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Ids in sorted order of the values, the same in both splits, and the values as names."""
+    """Number the values of a column in sorted order, over both splits; return numbers and names."""
     columns = {name: arrays[name] for name in (what, f"{what}_train", f"{what}_test") if name in arrays}
     if not columns:
         return {}, ()
@@ -150,7 +150,7 @@ def _stored_classes(arrays: Mapping[str, Array]) -> tuple[str, ...]:
 
 
 def _as_text(column: Array) -> Array:
-    """Bytes as the text they encode, all else as it is."""
+    """Decode an array of bytes to text, and return any other as it is."""
     if column.dtype.kind != "S":
         return column
     try:

@@ -1,4 +1,4 @@
-"""Where a data set may lie, and what to say when it does not."""
+"""Find the folder of a data set, or say where it was searched."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from fullrank.errors import InputError
 
 @dataclass(frozen=True)
 class Layout:
-    """One form in which a data set is distributed."""
+    """A form in which a data set is distributed."""
 
     form: str
-    """What the form is called, as in "binary version"."""
+    """The name of the form, such as "binary version"."""
     folders: tuple[str, ...]
-    """Subfolders in which the files usually lie."""
+    """The usual subfolders of the files."""
     files: tuple[tuple[str, ...], ...]
-    """The files that are needed, each by the names it may have, the usual one first."""
+    """The necessary files, each with the names that it may have, the usual one first."""
     class_names: str = ""
     """The file with the names of the classes, which may be absent."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A folder in which all files of a layout are."""
+    """A folder that has all files of a layout."""
 
     layout: Layout
     folder: Path
     files: tuple[Path, ...]
-    """In the order of the layout."""
+    """The files in the order of the layout."""
 
     @property
     def class_names(self) -> Path | None:
@@ -46,13 +46,13 @@ class Place:
 
 
 def user_cache() -> Path:
-    """The folder in which this library keeps what it can make or fetch again."""
+    """Return the folder for what can be computed or downloaded again."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "fullrank"
 
 
 def roots(root: str | Path = "", elsewhere: Sequence[Path] = ()) -> list[Path]:
-    """Where to look: in `root` alone if it is given, else in $FULLRANK_DATA and then the usual places."""
+    """Return the folders to search: only `root` if it is given, otherwise $FULLRANK_DATA and the usual places."""
     if str(root):
         return [Path(root).expanduser().absolute()]
     named = os.environ.get("FULLRANK_DATA")
@@ -61,12 +61,12 @@ def roots(root: str | Path = "", elsewhere: Sequence[Path] = ()) -> list[Path]:
 
 
 def download_root(root: str | Path = "") -> Path:
-    """Where a download goes, so that the same `root` finds it afterwards."""
+    """Return the folder for a download, which the same `root` finds afterwards."""
     return roots(root)[0] if str(root) or os.environ.get("FULLRANK_DATA") else user_cache() / "data"
 
 
 def search(layouts: Sequence[Layout], where: Sequence[Path]) -> Place | None:
-    """The first folder in which all files of one of the layouts are."""
+    """Return the first folder that has all files of one of the layouts, or None."""
     for layout, folder in _candidates(layouts, where):
         files = [_present(folder, names) for names in layout.files]
         if all(files):
@@ -75,7 +75,7 @@ def search(layouts: Sequence[Layout], where: Sequence[Path]) -> Place | None:
 
 
 def find(title: str, layouts: Sequence[Layout], where: Sequence[Path], hint: str) -> Place:
-    """What `search` finds; else a error that names the missing files, or all places looked at."""
+    """Return what `search` finds, or raise an error that names the missing files or the folders that were searched."""
     found = search(layouts, where)
     if found is not None:
         return found
@@ -85,8 +85,10 @@ def find(title: str, layouts: Sequence[Layout], where: Sequence[Path], hint: str
             raise InputError(f"{folder} lacks {', '.join(missing)} of {title} ({layout.form}); {hint}")
     below = ", ".join(f"{folder}/" for layout in layouts for folder in layout.folders)
     expected = " or ".join(f"{', '.join(names[0] for names in lay.files)} ({lay.form})" for lay in layouts)
-    looked = ", ".join(f"{path}{'' if path.is_dir() else ' (no such folder)'}" for path in where)
-    raise InputError(f"{title} is not in {looked}, neither directly nor in {below}; expected there: {expected}; {hint}")
+    searched = ", ".join(f"{path}{'' if path.is_dir() else ' (no such folder)'}" for path in where)
+    raise InputError(
+        f"{title} is not in {searched}, neither directly nor in {below}; expected there: {expected}; {hint}"
+    )
 
 
 def _candidates(layouts: Sequence[Layout], where: Sequence[Path]) -> Iterator[tuple[Layout, Path]]:

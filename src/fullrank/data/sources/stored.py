@@ -1,4 +1,4 @@
-"""A data set that lies in files of an official format: found, decoded, kept decoded when large, and looked at."""
+"""The base class of data sets in files of an official format, which are found, decoded, cached and verified."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ Array = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Download:
-    """A file to fetch: a data file, or an archive of which only the named members are taken."""
+    """A file to download: a data file, or an archive of which only the named members are extracted."""
 
     url: str
     md5: str
     folder: str = ""
-    """Where it goes, below the root."""
+    """The folder of the file, below the root."""
     members: tuple[str, ...] = ()
-    """What to take out of an archive, by path below the root; the file itself is no archive without any."""
+    """The members of an archive to extract, by path below the root; empty for a file that is no archive."""
 
     @property
     def file(self) -> str:
-        """Its name."""
+        """The name of the file."""
         return self.url.rpartition("/")[2]
 
 
 @dataclass(frozen=True)
 class Official:
-    """What a file holds in the official copy."""
+    """The content of a file in the official copy."""
 
     records: int
     md5: str
-    """Of the content, uncompressed and in the binary format whatever form it is stored in."""
+    """The MD5 sum of the content, uncompressed and in the binary format, in whatever form it is stored."""
 
 
 @dataclass(frozen=True)
 class FileFacts:
-    """What a file holds."""
+    """The content of a file, and that of the official one."""
 
     path: Path
     records: int
@@ -57,7 +57,7 @@ class FileFacts:
 
     @property
     def state(self) -> Literal["official", "altered", "another size"]:
-        """Whether it is the official one, has as many records but other content, or another number of records."""
+        """Whether the file is the official one, has as many records but other content, or another number of records."""
         if self.records != self.official.records:
             return "another size"
         return "official" if self.md5 == self.official.md5 else "altered"
@@ -65,64 +65,68 @@ class FileFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class Stored(ABC):
-    """What is known about such a data set; the format says how a file is read and what the files make together."""
+    """A data set in files; a subclass for each format reads a file and combines the files."""
 
     name: str
     title: str
     page: str
-    """Where a person reads about it and gets it."""
+    """The web page of the data set."""
     layouts: tuple[Layout, ...]
     official: tuple[Official, ...]
-    """By file, in the order that all layouts share."""
+    """The official content of each file, in the order that all layouts share."""
     downloads: tuple[tuple[Download, ...], ...] = ()
-    """Ways to get it: each a set of files, the first is preferred."""
+    """The ways to download the data set, each a tuple of files; the first is preferred."""
     classes: tuple[str, ...]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augment: tuple[str, ...] = ()
     elsewhere: tuple[Path, ...] = ()
-    """Further usual places."""
+    """Further folders to search."""
     package: str = ""
-    """A Debian package that has it."""
+    """The Debian package of the data set, if there is one."""
 
     @abstractmethod
     def read(self, place: Place, number: int) -> Array:
-        """One file's records, checked, with all that the official binary format stores of them."""
+        """Return the records of one file, checked, with all that the official binary format stores of them."""
 
     @abstractmethod
     def join(self, place: Place, arrays: Sequence[Array]) -> tuple[Split, Split]:
-        """Training and test split from the records of all files."""
+        """Return training and test split, made of the records of all files."""
 
     def header(self, array: Array) -> bytes:
-        """What stands before the records in the official binary format."""
+        """Return the bytes before the records in the official binary format."""
         return b""
 
     def class_names(self, place: Place) -> tuple[str, ...]:
-        """Names of the classes: those of the files, or those built in."""
+        """Return the names of the classes: those in the files, or the built-in ones."""
         return self.classes
 
     def find(self, root: str | Path = "") -> Place:
-        """Where it lies; a error says where it was looked for and how one gets it."""
+        """Return the place of the data set, or raise an error that says where it was searched and how to get it."""
         return find(self.title, self.layouts, roots(root, self.elsewhere), self.how_to_get())
 
     def search(self, root: str | Path = "") -> Place | None:
-        """Where it lies, if it is there whole."""
+        """Return the first place that has all files, or None."""
         return search(self.layouts, roots(root, self.elsewhere))
 
     def how_to_get(self) -> str:
-        """A clause on where one gets it."""
+        """Return a clause that says how to get the data set."""
         ways = [f'with "fullrank data get {self.name}"'] if self.downloads else []
         ways += [f"as Debian's package {self.package}"] if self.package else []
         where = " or ".join([*ways, f"from {self.page}"])
         return f"get it {where}, and say by data.root (--root) or $FULLRANK_DATA where it lies if that is elsewhere"
 
+    def __call__(self, root: str | Path = "", seed: int = 0) -> DataSet:
+        """Load the data set, as an entry of the registry does; the seed does not change it."""
+        return self.load(root)
+
     def load(self, root: str | Path = "") -> DataSet:
-        """The data set from the first place where it lies whole."""
+        """Load the data set from the first place that has all its files."""
         place = self.find(root)
         return cached(self.name, place.sources, lambda: self._decode(place), self._complete)
 
-    def look(self, place: Place) -> list[FileFacts]:
-        """What each file holds; a damaged one is rejected by name."""
+    def inspect(self, place: Place) -> list[FileFacts]:
+        """Return the content of each file; a damaged file is rejected by its name."""
         facts = []
         for number, (path, official) in enumerate(zip(place.files, self.official, strict=True)):
             array = self.read(place, number)
@@ -147,7 +151,7 @@ class Stored(ABC):
 
 
 def content_md5(*parts: Any) -> str:
-    """MD5 of bytes and arrays one after the other: against damage, not against malice."""
+    """Return the MD5 sum of bytes and arrays one after the other, to detect damage, not attacks."""
     digest = hashlib.md5(usedforsecurity=False)
     for part in parts:
         digest.update(np.ascontiguousarray(part).data if isinstance(part, np.ndarray) else part)
@@ -155,7 +159,7 @@ def content_md5(*parts: Any) -> str:
 
 
 def read_whole(path: Path) -> bytes:
-    """The bytes of a file, or a error that names it."""
+    """Return the bytes of a file, or raise an error that names it."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -163,7 +167,7 @@ def read_whole(path: Path) -> bytes:
 
 
 def reject_labels(path: Path, what: str, labels: npt.NDArray[Any], classes: int) -> None:
-    """Reject labels that no class has, by file and record."""
+    """Reject labels that no class has; the message names the file and the record."""
     outside = np.flatnonzero((labels < 0) | (labels >= classes))
     if len(outside):
         first = int(outside[0])

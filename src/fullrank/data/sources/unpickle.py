@@ -1,4 +1,4 @@
-"""Pickles of plain data: containers, numbers, text and arrays of whole numbers, and nothing that runs."""
+"""Read pickles of plain data (containers, numbers, text, arrays of whole numbers) without running any code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fullrank.errors import InputError
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
-    """The dict in a pickle, with text as keys; a pickle that wants to execute something is rejected, unexecuted."""
+    """Return the dict in a pickle, with text as keys; a pickle with anything to execute is rejected."""
     try:
         # text of Python 2 comes as bytes, as it was
         found = _PlainUnpickler(io.BytesIO(read_whole(path)), encoding="bytes").load()
@@ -37,7 +37,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
 
 
 def text(value: object) -> str:
-    """Text that Python 2 or 3 has pickled; of anything else only what it is, since its text might have no end."""
+    """Return text that Python 2 or 3 has pickled, and only the type of anything else, whose text might have no end."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     return value if isinstance(value, str) else f"({type(value).__name__})"
@@ -48,7 +48,7 @@ class _Forbidden(pickle.UnpicklingError):
 
 
 class _DType:
-    """Stands for numpy.dtype, for whole numbers only."""
+    """A stand-in for numpy.dtype, for whole numbers only."""
 
     __slots__ = ("code", "order")
 
@@ -66,7 +66,7 @@ class _DType:
 
 
 class _Array:
-    """Stands for numpy.ndarray and the function that makes an empty one to be filled."""
+    """A stand-in for numpy.ndarray and for the function that makes an empty one to be filled."""
 
     __slots__ = ("value",)
 
@@ -79,7 +79,7 @@ class _Array:
 
 
 class _BufferedArray(_Array):
-    """Stands for the function that makes an array of a buffer."""
+    """A stand-in for the function that makes an array of a buffer."""
 
     __slots__ = ()
 
@@ -88,7 +88,7 @@ class _BufferedArray(_Array):
 
 
 def _encoded(characters: str, _: object) -> bytes:
-    """How Python 3 writes bytes into pickles that Python 2 can read."""
+    """Encode text as Python 3 does for bytes in pickles that Python 2 can read."""
     return characters.encode("latin-1")
 
 
