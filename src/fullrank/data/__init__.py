@@ -1,4 +1,4 @@
-"""Data sets, the ways to divide them among clients, and what happens to a batch before a model sees it."""
+"""Data sets, their partitions among clients, and the preparation of batches."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def _registry() -> Registry[type[Method]]:
 
 
 def available() -> dict[str, type[Method]]:
-    """The library's methods by name.
+    """Return the library's methods by name.
 
     >>> "feddecorr" in available()
     True
@@ -46,7 +46,7 @@ def available() -> dict[str, type[Method]]:
 
 
 def find(name: str) -> type[Method]:
-    """The class behind one method's name, or behind `package.module:Class`."""
+    """Return the class behind one method's name, or behind `package.module:Class`."""
     if name in _library():
         return _library()[name]
     found = _registry().find(name)
@@ -57,7 +57,7 @@ def find(name: str) -> type[Method]:
 
 
 def reject_no_method(method: Any) -> None:
-    """Of what a program hands over as a method: what is neither a name nor an instance."""
+    """Reject a method that is neither a name nor an instance."""
     if isinstance(method, type):
         raise InputError(f"method is the class {method.__name__}; give an instance, {method.__name__}()")
     if not isinstance(method, (str, Method)):
@@ -65,7 +65,7 @@ def reject_no_method(method: Any) -> None:
 
 
 def reject_undeclared(method: Method) -> None:
-    """Of an instance: one of a class that `find` would reject, alone or in a composition."""
+    """Reject an instance whose class, or the class of one of its parts, `find` would reject."""
     for part in method.parts:
         cls = type(part)
         _reject_undeclared_fields(cls, f"{cls.__module__}:{cls.__qualname__}")
@@ -74,15 +74,15 @@ def reject_undeclared(method: Method) -> None:
 def _reject_undeclared_fields(cls: type[Method], name: str) -> None:
     if missed := _undeclared_fields(cls):
         raise InputError(
-            f'method.name: "{name}" sets {", ".join(missed)} to no effect: a hyper-parameter is declared with its type '
+            f'method.name: "{name}" sets {", ".join(missed)} without effect: declare a hyper-parameter with its type '
             f"({missed[0]}: float = …) in a class with @dataclass(frozen=True) above it"
         )
 
 
 def _undeclared_fields(cls: type[Method]) -> list[str]:
-    """What a class, or one that it inherits from, sets like a hyper-parameter, but `dataclass` does not see."""
+    """Return class attributes that look like hyper-parameters but that `dataclass` does not see."""
     fields = {field.name for field in dataclasses.fields(cls)}
-    declared: dict[str, bool] = {}  # by the class that has the last word on a name
+    declared: dict[str, bool] = {}  # the most derived class decides about a name
     for owner in cls.__mro__:
         if issubclass(owner, Method):
             kinds = inspect.get_annotations(owner)
@@ -102,7 +102,9 @@ def check_fields(cls: type[Method], table: Mapping[str, Any]) -> dict[str, Any]:
         if key not in fields:
             raise InputError(f"method.{cls.name}.{key}: there is no such hyper-parameter; {nearest(key, fields)}")
         if table[key] is None and fields[key].default is not None:
-            raise InputError(f"method.{cls.name}.{key} = None: a file cannot say that; leave it out for its default")
+            raise InputError(
+                f"method.{cls.name}.{key} = None: TOML has no such value; leave the key out for its default"
+            )
     kinds = get_type_hints(cls, include_extras=True)
     return {
         name: checked(kinds[name], table[name], f"method.{cls.name}.{name}") if name in table else _default(cls, field)
@@ -119,7 +121,7 @@ def _default(cls: type[Method], field: dataclasses.Field[Any]) -> Any:
 
 
 def build(name: str, **tables: Mapping[str, Any]) -> Method:
-    """A method by name, with its hyper-parameters; several joined by "+" are composed.
+    """Return a method by name, with its hyper-parameters; several joined by "+" are composed.
 
     >>> build("fedprox+feddecorr", feddecorr={"beta": 0.2}).parts[1].beta
     0.2
@@ -133,7 +135,7 @@ def build(name: str, **tables: Mapping[str, Any]) -> Method:
         parts.append(cls(**check_fields(cls, tables.get(cls.name, {}))))
     for table in tables:
         if table in {part.name for part in parts}:
-            continue  # checked as that part's, which may be a user's class under a name of the library
+            continue  # checked by that part's class, which may be a user's class with a name of the library
         if table not in _library():
             raise InputError(f"method.{table}: there is no such method; {nearest(table, _library())}")
         check_fields(_library()[table], tables[table])

@@ -47,7 +47,7 @@ MODELS = Registry("models", "model.name", _BUILDERS)
 
 
 def available() -> dict[str, Callable[..., nn.Module]]:
-    """The library's networks by name.
+    """Return the library's networks by name.
 
     >>> sorted(available())[:2]
     ['alexnet-bn', 'cnn']
@@ -56,7 +56,7 @@ def available() -> dict[str, Callable[..., nn.Module]]:
 
 
 def builder(name: str) -> Callable[..., nn.Module]:
-    """The function behind a model's name, or behind `package.module:function`."""
+    """Return the function behind a model's name, or behind `package.module:function`."""
     return MODELS.find(name)
 
 
@@ -79,7 +79,7 @@ def build(name: str, num_classes: int, in_channels: int = 3, **options: Any) -> 
 
 
 def _built(function: Callable[..., nn.Module], name: str, arguments: dict[str, Any]) -> nn.Module:
-    """A network of the library; its options have been checked, so that only their size can be wrong."""
+    """Return a network of the library; its options have been checked, so that only their size can be wrong."""
     try:
         return function(**arguments)
     except (RuntimeError, MemoryError, OverflowError, TypeError) as error:
