@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from fullrank.bench.alone.task import Task
 from fullrank.bench.ours import experiment, federation
+from fullrank.bench.standalone.task import Task
 
 try:
     from fullrank.runs.directory import RunDirectory

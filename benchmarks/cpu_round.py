@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from fullrank.bench import cpu, machine
-from fullrank.bench.alone import task
 from fullrank.bench.figures import Figure, table
 from fullrank.bench.race import ONE_THREAD, Contestant, Lap, race
+from fullrank.bench.standalone import task
 from fullrank.bench.workload import TINY, Workload
 from fullrank.errors import InputError, RunFailed, nearest
 

@@ -66,7 +66,7 @@ class Size:
     def __post_init__(self) -> None:
         for name, least in (("rounds", 1), ("repeats", 1), ("clients", 1), ("samples", self.batch_size)):
             if getattr(self, name) < least:
-                raise InputError(f"--{name} {getattr(self, name)}: {least} at least")
+                raise InputError(f"--{name} {getattr(self, name)}: must be at least {least}")
 
     @property
     def steps(self) -> int:

@@ -27,7 +27,7 @@ def main() -> None:
     parser.add_argument("--pixels", type=int, help="the side of an image")
     parser.add_argument("--rounds", type=int, help="of a turn, after one to warm up")
     parser.add_argument("--repeats", type=int, help="turns")
-    parser.add_argument("--no-memory", action="store_true", help="time alone")
+    parser.add_argument("--no-memory", action="store_true", help="measure time only")
     parser.add_argument("--tiny", action="store_true", help="a step of a small network, to see that it works")
     parser.add_argument("--json", default="", metavar="FILE")
     arguments = parser.parse_args()

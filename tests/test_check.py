@@ -73,7 +73,7 @@ class Grows(Method):
         (Looks(), "trace", "looks.*cannot be traced"),
         (Remembers(), "resume", "remembers.*stopped"),
         (Leaks(), "exchange", "uploads head.weight in leaks/model, which is personal"),
-        (Grows(), "exchange", "uploads grows/more in another form than before"),
+        (Grows(), "exchange", "uploads grows/more in another form than in an earlier round"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_sentence(method, only, says):

@@ -1,6 +1,6 @@
-"""The errors that a user can cause, each one sentence: what is wrong, where, and what would be right.
+"""The errors that a user can cause, each in one sentence: what is wrong, where, and what to do.
 
-The second half checks single values and says what is wrong with one.
+The second half checks single values and describes what is wrong with them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ClientFailed(FullrankError, RuntimeError):
         self.reason = reason
 
     def traceback(self) -> str:
-        """The traceback of the client's own exception, wherever it was raised; empty where it raised none."""
+        """Return the traceback of the client's own exception in any process; empty if it raised none."""
         cause = self.__cause__
         if isinstance(cause, RemoteError):
             return cause.traceback
@@ -56,7 +56,7 @@ class WroteInPlace(InputError):
 
 
 class RunFailed(FullrankError, RuntimeError):
-    """A run cannot go on, or one of several; the message says which and why, `traceback` is what it left, if any."""
+    """A run failed, or one of several; the message names it and the cause, and `traceback` is its traceback, if any."""
 
     def __init__(self, message: str, traceback: str = ""):
         super().__init__(message)
@@ -64,7 +64,7 @@ class RunFailed(FullrankError, RuntimeError):
 
 
 class CallFailed(RunFailed):
-    """A function of the user's raised; the message names the key that named it, and `traceback` is its own."""
+    """A user's function raised an exception; the message names the function's key, `traceback` is the exception's."""
 
 
 class CallbackFailed(CallFailed):
@@ -72,7 +72,7 @@ class CallbackFailed(CallFailed):
 
 
 class WriteFailed(FullrankError, OSError):
-    """A file could not be written although its place is right, as on a disk that is full."""
+    """A file could not be written although its path is valid, for example on a full disk."""
 
     def __str__(self) -> str:
         return f'"{self.filename}" cannot be written: {self.strerror}'
@@ -84,19 +84,19 @@ class _RemoteTraceback(Exception):
 
 
 class RemoteError(Exception):
-    """A client's exception in another process: what it was called, what it said, and its traceback as text."""
+    """A client's exception in another process: its class name, its message, and its traceback as text."""
 
     def __init__(self, kind: str, message: str, traceback: str):
         super().__init__(kind, message, traceback)
         self.kind, self.message, self.traceback = kind, message, traceback
-        self.__cause__ = _RemoteTraceback(traceback)  # so that whoever prints this error prints where it came from
+        self.__cause__ = _RemoteTraceback(traceback)  # so that a printed traceback includes the original one
 
     def __str__(self) -> str:
         return self.message
 
 
 def said_by(error: BaseException) -> str:
-    """What an exception says, also where its own `__str__` raises."""
+    """Return the message of an exception, also if its `__str__` raises."""
     try:
         return str(error)
     except Exception:
@@ -104,7 +104,7 @@ def said_by(error: BaseException) -> str:
 
 
 def in_words(error: BaseException) -> tuple[str, str]:
-    """Why a run failed, in one sentence, and the traceback that tells more, if there is one."""
+    """Return the cause of a failed run in one sentence, and its traceback, if there is one."""
     if isinstance(error, ClientFailed):
         return str(error), error.traceback()
     if isinstance(error, RunFailed):
@@ -115,21 +115,21 @@ def in_words(error: BaseException) -> tuple[str, str]:
 
 
 def kind_of(error: BaseException) -> str:
-    """What an exception is called, wherever it was raised."""
+    """Return the class name of an exception, also of one in another process."""
     return error.kind if isinstance(error, RemoteError) else type(error).__name__
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGTERM or Ctrl-C was received and everything worth keeping has been saved."""
+    """SIGTERM or Ctrl-C was received, and the state has been saved."""
 
 
 class StoppedNow(Interrupted):
-    """A second SIGTERM or Ctrl-C was received: the run ended at once, with what had been saved before."""
+    """A second SIGTERM or Ctrl-C was received, and the run ended immediately with the state saved before."""
 
 
 @contextmanager
 def writing(target: Path, kind: str = "", instead: str = "") -> Iterator[None]:
-    """What the system says against writing a file or a folder, as one sentence."""
+    """Convert errors of the system when writing a file or a folder into a sentence."""
     try:
         yield
     except OSError as error:
@@ -138,7 +138,7 @@ def writing(target: Path, kind: str = "", instead: str = "") -> Iterator[None]:
 
 @contextmanager
 def naming_file(file: Path) -> Iterator[None]:
-    """What the system says against writing a file, with the file's name, which it does not say of a full disk."""
+    """Add the file's name to errors of the system when writing, which a full disk's error does not have."""
     try:
         yield
     except OSError as error:
@@ -146,7 +146,7 @@ def naming_file(file: Path) -> Iterator[None]:
 
 
 def nearest(wrong: str, right: Iterable[str], otherwise: str = "") -> str:
-    """A clause that suggests the nearest right name, or lists them all (or says otherwise) when none is near.
+    """Return a clause that suggests the nearest right name; if none is near, `otherwise` or a list of all names.
 
     >>> nearest("feddecor", ["fedavg", "feddecorr"])
     'did you mean "feddecorr"?'
@@ -161,7 +161,7 @@ def nearest(wrong: str, right: Iterable[str], otherwise: str = "") -> str:
 
 
 LONGEST_SHOWN = 200
-"""Characters of a value that a sentence repeats."""
+"""The largest number of characters of a value in a message."""
 _COMPARISONS = {
     "greater_than": ("gt", "greater than"),
     "greater_than_equal": ("ge", "at least"),
@@ -178,9 +178,9 @@ _KINDS = {
 
 
 def checked(kind: Any, value: Any, where: str) -> Any:
-    """The value if it is of the kind that an annotation describes, else a `InputError` that names the key."""
+    """Return the value if it matches an annotation, else raise an `InputError` that names the key."""
     if isinstance(value, list) and tuple in (kind, get_origin(kind)):
-        value = tuple(value)  # TOML knows lists only
+        value = tuple(value)  # TOML has lists only
     try:
         return TypeAdapter(kind).validate_python(value, strict=True)
     except ValidationError as error:
@@ -188,7 +188,7 @@ def checked(kind: Any, value: Any, where: str) -> Any:
 
 
 def sentence(where: str, detail: ErrorDetails) -> str:
-    """One sentence for one of pydantic's findings."""
+    """Return a sentence for one of pydantic's errors."""
     kind, context, value = detail["type"], detail.get("ctx", {}), detail["input"]
     start = f"{where} = {shown(value)}: must be"
     if kind in _COMPARISONS:
@@ -209,12 +209,12 @@ def sentence(where: str, detail: ErrorDetails) -> str:
 
 
 def not_a_table(where: str, value: Any) -> str:
-    """The sentence for a value where a table belongs."""
+    """Return the message for a value in place of a table."""
     return f"{where} = {shown(value)}: must be a table, as in [{where}]"
 
 
 def shown(value: Any) -> str:
-    """A value as a TOML file would have it, shortened if it is long."""
+    """Return a value in TOML's notation, shortened if it is long."""
     if isinstance(value, int) and abs(value) >= 10**60:
         return f"{'-' * (value < 0)}1e{math.log10(abs(value)):.0f} or so"
     text = f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)

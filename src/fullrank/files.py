@@ -1,7 +1,7 @@
-"""Files that are written whole, carry a checksum of their content, and are verified when they are read.
+"""Files that are written atomically, contain a checksum, and are verified when they are read.
 
-A file without a checksum, such as one of an earlier version or of another program, is read as it is. Damage to the
-checksum itself therefore goes unnoticed, and does no harm: the content is whole then.
+A file without a checksum, such as one of an earlier version or of another program, is read without verification. Damage
+to the checksum's key therefore goes unnoticed, but does no harm, because the content is intact.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _SEALED = re.compile(rb'\{"__metadata__":\{"checksum":"([0-9a-f]{16})"\}')
 
 
 class Damaged(InputError):
-    """A file does not hold what was written into it; the message is a clause such as "its content has changed"."""
+    """The content of a file is not what was written; the message is a clause such as "its content has changed"."""
 
 
 # Bytes
 
 
 def write_atomically(path: Path, *content: bytes | memoryview) -> None:
-    """Write a file so that it is either there whole or as it was before, also after a power cut."""
+    """Write a file so that it is either complete or unchanged, even after a power failure."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     with naming_file(path):
         try:
@@ -50,9 +50,9 @@ def write_atomically(path: Path, *content: bytes | memoryview) -> None:
                 os.fsync(file.fileno())
             os.replace(part, path)
         except OSError:
-            part.unlink(missing_ok=True)  # on a full disk every byte is wanted
+            part.unlink(missing_ok=True)  # on a full disk every byte is needed
             raise
-    with contextlib.suppress(OSError):  # not every file system lets a directory be synchronised
+    with contextlib.suppress(OSError):  # some file systems cannot synchronise a directory
         directory = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(directory)
@@ -70,15 +70,15 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path, shape: Any = dict[str, Any]) -> Any:
-    """The object that a JSON file holds, without its checksum.
+    """Read the object of a JSON file, without its checksum.
 
     Args:
         path: The file.
         shape: The type that the object must have, for example a `TypedDict`; further keys are allowed.
 
     Raises:
-        Damaged: The content is not JSON, has another shape, or does not match its checksum.
-        FileNotFoundError: There is no such file.
+        Damaged: If the content is not JSON, has another shape, or does not match its checksum.
+        FileNotFoundError: If there is no such file.
     """
     try:
         return _parsed(path.read_text(encoding="utf-8"), shape)
@@ -87,7 +87,7 @@ def read_json(path: Path, shape: Any = dict[str, Any]) -> Any:
 
 
 def append_line(path: Path, value: Mapping[str, Any]) -> None:
-    """Add a JSON object with its checksum as a line; a kill may cut it short."""
+    """Append a JSON object with its checksum as a line, which a kill may truncate."""
     with naming_file(path), path.open("a", encoding="utf-8") as file:
         file.write(_line(value))
         file.flush()
@@ -100,14 +100,13 @@ def write_lines(path: Path, values: Iterable[Mapping[str, Any]]) -> None:
 
 
 def read_lines(path: Path, shape: Any = dict[str, Any]) -> Iterator[Any]:
-    """The objects of a file of JSON lines, without their checksums; a last line that a kill cut short is left out.
+    """Yield the objects of a file of JSON lines, without their checksums and without a truncated last line.
 
     Args:
-        path: The file; one that does not exist has no lines.
-        shape: The type that every object must have.
+        path: The file; a file that does not exist has no lines. shape: The type that every object must have.
 
     Raises:
-        Damaged: A line is damaged; it is read when it is asked for, so that the lines before it can be used.
+        Damaged: If a line is damaged. Lines are read one by one, so the lines before it can be used.
     """
     if not path.is_file():
         return
@@ -122,7 +121,7 @@ def read_lines(path: Path, shape: Any = dict[str, Any]) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """What the system says against reading a file, as one sentence."""
+    """Convert errors of the system when reading a file into a sentence."""
     try:
         yield
     except FileNotFoundError:
@@ -132,7 +131,7 @@ def reading(path: Path) -> Iterator[None]:
 
 
 def writable(value: Any) -> Any:
-    """The same value in the types of JSON: a number that is not finite has no value there."""
+    """Return a value in the types of JSON, in which numbers that are not finite are null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -141,15 +140,15 @@ def writable(value: Any) -> Any:
 
 
 def sealed_text(text: str) -> str:
-    """A text of lines with a last line that holds its checksum, as a comment of TOML."""
+    """Return a text with its checksum appended as a TOML comment."""
     return f"{text}# {CHECKSUM}: {_checksum(text)}\n"
 
 
 def check_text(text: str) -> None:
-    """Raise `Damaged` if a text ends with a checksum and is not what was sealed with it."""
+    """Raise `Damaged` if a text ends with a checksum that does not match."""
     content, comment, given = text.rpartition(f"# {CHECKSUM}: ")
     if comment and given.strip() != _checksum(content):
-        raise Damaged("its content does not match its checksum; delete the last line if the change was meant")
+        raise Damaged("its content does not match its checksum; delete the last line if the change was intended")
 
 
 def _line(value: Mapping[str, Any]) -> str:
@@ -191,7 +190,7 @@ def _checksum(text: str) -> str:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write a safetensors file with its checksum, atomically; tensors may share memory and need not be contiguous."""
+    """Write a safetensors file with its checksum, atomically; tensors may share memory or be non-contiguous."""
     seen: set[int] = set()
     ready: Tensors = {}
     for name, tensor in tensors.items():
@@ -209,11 +208,11 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def load_tensors(path: Path) -> Tensors:
-    """The tensors of a safetensors file.
+    """Read the tensors of a safetensors file.
 
     Raises:
-        Damaged: The file is no safetensors file, or its content does not match its checksum.
-        FileNotFoundError: There is no such file.
+        Damaged: If the file is not a safetensors file, or its content does not match its checksum.
+        FileNotFoundError: If there is no such file.
     """
     verify_tensors(path)
     try:
@@ -223,7 +222,7 @@ def load_tensors(path: Path) -> Tensors:
 
 
 def verify_tensors(path: Path) -> None:
-    """Raise `Damaged` if a safetensors file is not what was written; it is mapped into memory, not copied."""
+    """Raise `Damaged` if a safetensors file does not match its checksum; the file is memory-mapped, not copied."""
     with reading(path), path.open("rb") as file:
         if os.fstat(file.fileno()).st_size < 8:
             raise Damaged("it is too short")
@@ -243,7 +242,7 @@ def verify_tensors(path: Path) -> None:
 
 def _check_structure(path: Path) -> None:
     try:
-        with safe_open(path, framework="pt"):  # rejects a file that is shorter or longer than its header says
+        with safe_open(path, framework="pt"):  # rejects a file whose length does not match its header
             pass
     except SafetensorError as error:
         raise Damaged(str(error)) from None

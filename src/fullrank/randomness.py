@@ -1,4 +1,4 @@
-"""Randomness as a function of (seed, purpose, round, client), never of the order in which things happened."""
+"""Randomness as a function of (seed, purpose, round, client), independent of the order of computation."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import torch
 
 
 def key(seed: int, *purpose: str | int) -> int:
-    """A 63-bit number that depends on every argument and on nothing else."""
+    """Return a 63-bit number that depends on every argument and on nothing else."""
     text = "/".join(map(str, (seed, *purpose)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def generator(seed: int, *purpose: str | int) -> np.random.Generator:
-    """An own NumPy generator for one purpose."""
+    """Return a new NumPy generator for one purpose."""
     return np.random.Generator(np.random.PCG64(key(seed, *purpose)))
 
 
@@ -28,15 +28,15 @@ _thread = threading.local()
 
 
 def leave_generators_alone() -> None:
-    """In this thread, `seeded` does nothing: it runs beside others, and the global generators are everybody's."""
+    """Disable `seeded` in this thread, because threads that run at the same time share the global generators."""
     _thread.beside_others = True
 
 
 @contextlib.contextmanager
 def seeded(seed: int, *purpose: str | int, device: torch.device | None = None) -> Iterator[None]:
-    """Inside, the global generators of torch, NumPy and Python follow the key; afterwards they are as before.
+    """Seed the global generators of torch, NumPy and Python by the key in a `with` block, and restore them afterwards.
 
-    The library draws from none of them but torch's (dropout, initialisation); a user's model may from any.
+    The library uses only torch's generators (dropout, initialisation); a user's model may use any.
     """
     if getattr(_thread, "beside_others", False):
         yield
@@ -60,7 +60,7 @@ def seeded(seed: int, *purpose: str | int, device: torch.device | None = None) -
 
 
 def global_state(device: torch.device) -> tuple[Any, ...]:
-    """Where the global generators stand, those of `device` included: equal if nobody has drawn from them."""
+    """Return the state of the global generators, including those of `device`; equal if no number was drawn."""
     numpy: tuple[Any, ...] = np.random.get_state()  # type: ignore[assignment]
     mode, numbers, *rest = numpy
     torch_states = tuple(generator.get_state().numpy().tobytes() for generator in _torch_generators(device))
@@ -68,7 +68,7 @@ def global_state(device: torch.device) -> tuple[Any, ...]:
 
 
 def restore_global_state(device: torch.device, state: tuple[Any, ...]) -> None:
-    """Let the global generators stand where they stood."""
+    """Set the global generators to a state from `global_state`."""
     torch_states, python, (mode, numbers, *rest) = state
     for generator, before in zip(_torch_generators(device), torch_states, strict=True):
         generator.set_state(torch.frombuffer(bytearray(before), dtype=torch.uint8))
@@ -77,7 +77,7 @@ def restore_global_state(device: torch.device, state: tuple[Any, ...]) -> None:
 
 
 def _torch_generators(device: torch.device | None) -> list[torch.Generator]:
-    """The host's, and a CUDA device's own."""
+    """Return the CPU's generator, and the generator of a CUDA device."""
     generators = [torch.default_generator]
     if device is not None and device.type == "cuda":
         index = torch.cuda.current_device() if device.index is None else device.index

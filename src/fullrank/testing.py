@@ -1,7 +1,7 @@
 """Checks that any method must pass, the library's and your own: `fullrank.testing.check(MyMethod())`.
 
-A method is tried on a small federation (the embedded digits, a small network with BatchNorm, in float64) from its
-declarations alone, and the first thing that does not hold is said in one sentence.
+A method is run on a small federation (the embedded digits, a small network with BatchNorm, in float64), and the first
+property that does not hold is reported in one sentence.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fullrank.runs.run import execute
 from fullrank.trees import Tensors, Tree, clone, flatten, misfit
 
 TOLERANCE = 1e-8
-"""Of engines that compute in another order, in float64: the difference against the size of the update."""
+"""Tolerance for engines that compute in another order in float64: the difference relative to the update's size."""
 ROUNDS = 2
 EXPERIMENT: dict[str, Any] = {
     "data": {"clients": 4, "alpha": 0.5, "holdout": 0.2},
@@ -44,27 +44,27 @@ EXPERIMENT: dict[str, Any] = {
     "engine": {"name": "serial", "precision": "float64"},
     "evaluate": {"personal": "never"},
 }
-"""Three of four clients take part, so that one is met late; batches are odd where an epoch ends."""
+"""Three of four clients take part, so that one joins late; the last batch of an epoch has another size."""
 IN_GROUPS: dict[str, Any] = {
     "data": {"clients": 9},
     "train": {"participation": 0.7},
     "engine": {"name": "vectorised"},
 }
-"""So many clients train as a group; in the second round some of them are met for the first time."""
+"""With this number, clients train as a group; in the second round some take part for the first time."""
 
 
 class CheckFailed(AssertionError):
-    """What does not hold of a method, in one sentence."""
+    """A method does not have a property that it must have."""
 
 
 @dataclasses.dataclass
 class Checked:
-    """What was checked: by name "holds", or why it does not apply; and what a method exchanges."""
+    """The results of checks by name, "holds" or why a check does not apply, and what the method exchanges."""
 
     method: str
     results: dict[str, str] = dataclasses.field(default_factory=dict)
     exchange: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Numbers that travel for one client: down at its first contact, down later, up; and at the end, for all."""
+    """Numbers exchanged with one client: down at its first contact, down later, and up; and with all at the end."""
 
     def __str__(self) -> str:
         lines = [f"{name:<12} {result}" for name, result in self.results.items()]
@@ -88,16 +88,15 @@ def check(
     module: nn.Module | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Checked:
-    """Try a method out; raises `CheckFailed` with what does not hold, and says what was checked otherwise.
+    """Run a method through all checks; raise `CheckFailed` for the first that fails.
 
-    `writes`: it writes into nothing that it receives. `degenerate`: at its `neutral` values it is FedAvg, to the bit.
-    `trace`: its step can be traced and mapped over clients. `engines`: steps that are recorded, and steps of a group of
-    clients, give what `serial` gives. `processes`: worker processes give it to the bit. `resume`: a run that was
-    stopped ends like one that was not, with clients that train one by one and with clients that train as a group
-    (`vectorised`). `checksums`: damage to any tensor that the method left on disk is noticed. `exchange`: what clients
-    send has the same names and shapes in every round, and nothing personal in it. `uploads`: the method declares
-    everything that its clients send besides the model.
-    `settings` are further keys of the experiment, `module` another model.
+    `writes`: it does not write into tensors that it receives. `degenerate`: at its `neutral` values it is FedAvg, to
+    the bit. `trace`: its step can be traced and mapped over clients. `engines`: recorded steps, and steps of a group of
+    clients, give the result of `serial`. `processes`: worker processes give it to the bit. `resume`: a run that was
+    stopped and resumed ends like one that was not, with clients that train one by one and as a group (`vectorised`).
+    `checksums`: damage to any tensor that the method left on disk is noticed. `exchange`: uploads have the same names
+    and shapes in every round, and nothing personal is exchanged. `uploads`: the method declares everything that its
+    clients send besides the model. `settings` are further keys of the experiment, `module` another model.
 
     >>> from fullrank.testing import check
     >>> print(check("fedprox", only=["degenerate"]).results)
@@ -119,7 +118,7 @@ def check(
         "uploads": _uploads,
     }
     if unknown := [name for name in only if name not in checks]:
-        raise ValueError(f'there is no check "{unknown[0]}"; there are {", ".join(checks)}')
+        raise ValueError(f'there is no check "{unknown[0]}"; choose from {", ".join(checks)}')
     done = Checked(built.name)
     with threads(1):
         for name in only:
@@ -132,7 +131,7 @@ def check(
 
 
 class Trial:
-    """One method on the small federation."""
+    """A method on the small federation."""
 
     def __init__(self, method: Method, module: nn.Module | None, settings: Mapping[str, Any]):
         self.method = method
@@ -149,12 +148,12 @@ class Trial:
         self.in_groups = merged(merged(values, IN_GROUPS), nested(settings))
 
     def assembled(self, method: Method | None = None, values: Mapping[str, Any] | None = None) -> Assembly:
-        """The federation with the method, or with another in its place."""
+        """Assemble the federation with the method, or with another method."""
         chosen = method or self.method
         return assemble(self.experiment(chosen, values), module=copy.deepcopy(self.module), method=chosen)
 
     def experiment(self, method: Method, values: Mapping[str, Any] | None = None) -> Experiment:
-        """Described."""
+        """Return the experiment of a trial."""
         return Experiment(**merged(values or self.values, {"method": method_table(method)}))
 
     def trained(
@@ -163,7 +162,7 @@ class Trial:
         method: Method | None = None,
         values: Mapping[str, Any] | None = None,
     ) -> Assembly:
-        """The federation after all rounds."""
+        """Run all rounds, and return the federation."""
         parts = self.assembled(method, values)
         engine = engine_of(parts)
         try:
@@ -179,7 +178,7 @@ def _serial(parts: Assembly) -> Engine:
 
 
 def _writes(trial: Trial) -> str:
-    """No hook writes into a tensor that it receives, which a site finds by the tensors' versions."""
+    """Check that no hook writes into a tensor that it receives, which a site detects by the tensors' versions."""
     parts = trial.assembled()
     found: list[str] = []
 
@@ -205,7 +204,7 @@ def _writes(trial: Trial) -> str:
 
 
 def _uploads(trial: Trial) -> str:
-    """What is sent besides the model is declared."""
+    """Check that all uploads besides the model are declared."""
     parts = trial.assembled()
     engine = Recording(parts.site)
     for _ in range(ROUNDS):
@@ -222,7 +221,7 @@ def _uploads(trial: Trial) -> str:
 
 
 def _degenerate(trial: Trial) -> str:
-    """At its neutral values the method is FedAvg."""
+    """Check that the method is FedAvg at its neutral values."""
     neutral = [(part.name, dict(part.neutral)) for part in trial.method.parts if part.neutral]
     if not neutral:
         return "the method declares no neutral values"
@@ -241,7 +240,7 @@ def _degenerate(trial: Trial) -> str:
 
 
 def _engines(trial: Trial) -> str:
-    """Recorded steps, and groups of clients, give what one by one gives."""
+    """Check that recorded steps and groups of clients give the result of the serial engine."""
     tried = (("a recorded step", _recorded, trial.values), ("a group of clients", _vectorised, trial.in_groups))
     for name, engine_of, values in tried:
         start = _entries(trial.assembled(values=values))
@@ -252,13 +251,13 @@ def _engines(trial: Trial) -> str:
             raise CheckFailed(
                 f'"{trial.method.name}" trains differently in {name} than in the serial engine: its weights differ by '
                 f"{_distance(want, got) / moved if moved else float('inf'):.1e} of the update; a hook reads a value "
-                "that is no tensor of its state, or writes into one in place"
+                "that is not a tensor of its state, or writes into a tensor in place"
             )
     return "holds"
 
 
 def _recorded(parts: Assembly) -> Engine:
-    """The `cuda` engine on the CPU, its steps run again instead of replayed from a graph."""
+    """Return the `cuda` engine on the CPU, which runs recorded steps again instead of replaying a graph."""
 
     def run_again(step: Callable[[], None], pool: Any) -> Callable[[], None]:
         step()
@@ -272,20 +271,20 @@ def _vectorised(parts: Assembly) -> Engine:
 
 
 def _processes(trial: Trial) -> str:
-    """Worker processes give the same bits."""
+    """Check that worker processes give the same bits."""
     want = _entries(trial.trained(_serial))
     got = _entries(trial.trained(lambda parts: open_engine("processes", parts.site, workers=2, clients_a_round=2)))
     for name, value in want.items():
         if not torch.equal(value, got[name]):
             raise CheckFailed(
-                f'"{trial.method.name}" gives other weights in worker processes: {name} differs; it keeps something '
+                f'"{trial.method.name}" gives other weights in worker processes: {name} differs; it keeps values '
                 "outside its state"
             )
     return "holds"
 
 
 def _resume(trial: Trial) -> str:
-    """A run stopped after a round and resumed ends like one that was not, also where clients train as a group."""
+    """Check that a run that is stopped and resumed ends like one that is not, also if clients train as a group."""
     _resumed(trial, trial.experiment(trial.method), "")
     _resumed(trial, trial.experiment(trial.method, trial.in_groups), " where clients train as a group")
     return "holds"
@@ -302,12 +301,12 @@ def _resumed(trial: Trial, experiment: Experiment, where: str) -> None:
         if whole.get(file) != parts.get(file):
             raise CheckFailed(
                 f'"{trial.method.name}" stopped after a round and resumed does not end like a run that was never '
-                f"stopped{where}: {file} differs; something it needs is not in its state"
+                f"stopped{where}: {file} differs; a value that it needs is not in its state"
             )
 
 
 def _checksums(trial: Trial) -> str:
-    """A bit that flips in the last tensor of any file of a stopped run is noticed when the run continues."""
+    """Check that a flipped bit in the last tensor of any file of a stopped run is noticed when the run continues."""
     experiment = trial.experiment(trial.method)
     short = Experiment(**merged(experiment.model_dump(), {"train": {"rounds": 1}}))
     with tempfile.TemporaryDirectory() as folder:
@@ -331,9 +330,9 @@ def _saved(path: Path) -> dict[str, bytes]:
 
 
 def _trace(trial: Trial) -> str:
-    """Every kind of fit has a step that is a pure function of tensors: it can be traced and mapped."""
+    """Check that the step of every kind of fit is a pure function of tensors, which can be traced and mapped."""
     parts = trial.assembled()
-    parts.server.run_round(_serial(parts))  # from the second round on all state exists
+    parts.server.run_round(_serial(parts))  # from the second round on, all state exists
     problems: list[str] = []
 
     def looked_at(step: Step, state: State, context: Context, samples: Samples, dtype: torch.dtype) -> Eager:
@@ -345,7 +344,7 @@ def _trace(trial: Trial) -> str:
     parts.server.run_round(_serial(parts))
     if problems:
         raise CheckFailed(
-            f'the step of "{trial.method.name}" cannot be traced ({problems[0]}); in criterion, loss and grad write '
+            f'the step of "{trial.method.name}" cannot be traced ({problems[0]}); write criterion, loss and grad as '
             "pure functions of tensors: no .item(), no boolean indexing, no branch on a tensor's value"
         )
     return "holds"
@@ -360,20 +359,20 @@ def _problem(step: Step, state: State, context: Context, samples: Samples, dtype
     rows = samples.index[:4]
     x, y = samples.prepare(samples.x[rows], None, dtype), samples.y[rows]
 
-    def alone(state: State, context: Context, x: Tensor, y: Tensor) -> Any:
+    def run_step(state: State, context: Context, x: Tensor, y: Tensor) -> Any:
         return pure(state, context, x, y)
 
     try:
-        make_fx(alone, tracing_mode="fake")(still, around, x, y)
+        make_fx(run_step, tracing_mode="fake")(still, around, x, y)
         both = torch.utils._pytree.tree_map(lambda t: torch.stack([t, t]), (still, around, x, y))
-        torch.func.vmap(alone)(*both)
+        torch.func.vmap(run_step)(*both)
     except Exception as error:
         return [f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"]
     return []
 
 
 def _exchange(trial: Trial) -> str:
-    """What travels: alike in every round and for every client, nothing personal, and counted."""
+    """Check that the exchange is equal in every round and for every client, and not personal; count its numbers."""
     parts = trial.assembled()
     seen: dict[str, Tree] = {}
     name = trial.method.name
@@ -383,7 +382,7 @@ def _exchange(trial: Trial) -> str:
     met: set[int] = set()
 
     class Watching(Serial):
-        """Looks at everything that crosses."""
+        """An engine that inspects everything that is exchanged."""
 
         def run(self, jobs: Any) -> Any:
             for job in jobs:
@@ -399,7 +398,7 @@ def _exchange(trial: Trial) -> str:
                     raise CheckFailed(f'"{name}" broadcasts {leak.pop()}, which is personal')
                 result = self.site.do(job)
                 if result.error is None:
-                    _look(name, result.upload, set(entries.personal), seen)
+                    _inspect(name, result.upload, set(entries.personal), seen)
                     counted = Traffic()
                     counted.count_up(result.upload)
                     ups.add(counted.elements_up)
@@ -421,7 +420,7 @@ def _exchange(trial: Trial) -> str:
     return "holds"
 
 
-def _look(name: str, upload: Any, personal: set[str], seen: dict[str, Tree]) -> None:
+def _inspect(name: str, upload: Any, personal: set[str], seen: dict[str, Tree]) -> None:
     for space, uploads in upload.items():
         for part, sent in uploads.items():
             where = f"{space}/{part}" if space else part
@@ -429,11 +428,11 @@ def _look(name: str, upload: Any, personal: set[str], seen: dict[str, Tree]) -> 
                 raise CheckFailed(f'"{name}" uploads {leak.pop()} in {where}, which is personal')
             before = seen.setdefault(where, sent.tree)
             if problem := misfit(sent.tree, before):
-                raise CheckFailed(f'"{name}" uploads {where} in another form than before: {problem}')
+                raise CheckFailed(f'"{name}" uploads {where} in another form than in an earlier round: {problem}')
 
 
 def _entries(parts: Assembly) -> Tensors:
-    """All entries of the global model, and what the server and the clients keep."""
+    """Return all entries of the global model, and the states of the server and the clients."""
     kept: Tree = {"model": parts.server.model, "own": parts.server.state().get("own", {})}
     kept["clients"] = {str(k): state for k in range(parts.federation.clients) if (state := parts.server.store.get(k))}
     return {path: value.double() for path, value in flatten(clone(kept)).items()}

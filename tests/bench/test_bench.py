@@ -15,8 +15,8 @@ import fullrank as fullrank_package
 from commands import fullrank
 from fullrank import __version__
 from fullrank.bench import cpu, eager, figures, gpu, overheads, proctree
-from fullrank.bench.alone.task import NETWORKS, Task
 from fullrank.bench.race import Contestant, Lap, lap
+from fullrank.bench.standalone.task import NETWORKS, Task
 from fullrank.bench.workload import TINY, Workload
 from fullrank.errors import InputError, RunFailed
 from fullrank.federated.sampling import participants
@@ -278,10 +278,10 @@ def test_bench_methods(capsys):
     ("command", "sentence"),
     [
         (("cpu", "--networks", "cn"), 'did you mean "cnn"?'),
-        (("cpu", "--repeats", "0"), "--repeats 0: at least one"),
+        (("cpu", "--repeats", "0"), "--repeats 0: must be at least 1"),
         (("methods", "--methods", "fedprocks"), 'method.name = "fedprocks" is not known'),
-        (("gpu", "--device", "cpu", "--tiny", "--rounds", "0"), "at least one round after the first"),
-        (("gpu", "--device", "cpu", "--tiny", "--eager-fraction", "2"), "a share above 0 and up to 1"),
+        (("gpu", "--device", "cpu", "--tiny", "--rounds", "0"), "must be at least 1, not counting the first round"),
+        (("gpu", "--device", "cpu", "--tiny", "--eager-fraction", "2"), "must be above 0 and at most 1"),
         (("gpu", "--device", "cpu", "--tiny", "--set", "engine.slotz=1"), "engine.slotz: there is no such key"),
     ],
 )

@@ -68,7 +68,7 @@ def test_all_modes_are_reported(monkeypatch, capsys):
 def test_errors_name_what_is_right(monkeypatch, capsys):
     with pytest.raises(SystemExit, match="did you mean"):
         benchmark("--tiny", "--models", "repvgg-smal", monkeypatch=monkeypatch, capsys=capsys)
-    with pytest.raises(InputError, match="1 at least"):
+    with pytest.raises(InputError, match="must be at least 1"):
         repopt.Size(repeats=0)
 
 

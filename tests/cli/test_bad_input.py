@@ -190,7 +190,7 @@ ATTACKS = {
     "broken header": (broken_header, NPZ, "the file is damaged"),
     "Python objects": (python_objects, NPZ, "holds Python objects"),
     "unreadable file": (unreadable, NPZ, "cannot be read"),
-    "label of 10**9": (many_classes(np.full(20, 10**9)), NPZ, "labels must number the classes"),
+    "label of 10**9": (many_classes(np.full(20, 10**9)), NPZ, "labels must number classes"),
     "key of nested tuples": (nested_pickle("key"), ["data", "check", "cifar10", "--root", "."], "damaged"),
     "name of nested tuples": (nested_pickle("name"), ["data", "check", "cifar10", "--root", "."], "names 1 classes"),
     "function outside": (nothing, ["run", *SMALL, "--set", "data.name=../../x/a/b:f"], "data.name"),

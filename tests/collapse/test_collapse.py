@@ -184,7 +184,7 @@ def test_shapes_are_rejected():
         collapse.spectrum(np.zeros(3))
     with pytest.raises(InputError, match=r"\(d,\)"):
         collapse.significant(np.zeros((2, 2)))
-    with pytest.raises(InputError, match="4 features a sample, those before had 3"):
+    with pytest.raises(InputError, match="4 features per sample, earlier ones had 3"):
         collapse.spectrum([np.zeros((2, 3)), np.zeros((2, 4))])
 
 
@@ -283,7 +283,7 @@ def test_what_does_not_fit_is_rejected():
     z = features(6, 3)
     for labels, classifier, message in [
         (THREE_Y[:5], None, "6 samples or more, but 5 labels"),
-        (THREE_Y - 1, None, "-1 is none"),
+        (THREE_Y - 1, None, "-1 is not a label"),
         (THREE_Y / 2, None, "whole numbers"),
         (THREE_Y, np.ones((3, 4)), "takes 4 features"),
         (THREE_Y, np.ones((2, 3)), "class 2 has samples"),
@@ -379,7 +379,7 @@ def test_moments_reject_what_does_not_go_together():
     z, y = features(6, 3), THREE_Y
     moments = Moments([2, 2, 1])
     moments.add(z, y)
-    with pytest.raises(InputError, match="announced"):
+    with pytest.raises(InputError, match="counts disagree"):
         collapse.neural_collapse(moments)
     with pytest.raises(InputError, match="every batch"):
         moments.add(z)

@@ -62,7 +62,7 @@ def test_defaults_are_those_of_the_documentation():
         ({"method.fedprox": 0.1}, ["method.fedprox = 0.1", "must be a table", "[method.fedprox]"]),
         ({"method": {"name": "fedprox", "fedprox": 0.1}}, ["method.fedprox = 0.1", "must be a table"]),
         ({"method.fedavgx.lr": 1}, ["method.fedavgx", 'did you mean "fedavg"']),
-        ({"method.name": "fedavg+fedavg"}, ["stands twice"]),
+        ({"method.name": "fedavg+fedavg"}, ["occurs twice"]),
         ({"method.name": "nowhere.at.all:Method"}, ["nowhere"]),
         ({"seed": -1}, ["seed = -1", "at least 0"]),
     ],
@@ -98,7 +98,7 @@ def test_several_mistakes_are_all_named():
 def test_composition_conflicts_are_conflicts():
     from fullrank import methods
 
-    with pytest.raises(Conflict, match="stands twice"):
+    with pytest.raises(Conflict, match="occurs twice"):
         methods.build("fedprox+fedprox")
 
 

@@ -241,12 +241,12 @@ def test_an_experiment_resizes_its_data():
 
 def test_resizing_rejects():
     with pytest.raises(
-        InputError, match=r"data\.size = 4: only 8-bit images can be resized, and samples of rows are torch"
+        InputError, match=r"data\.size = 4: only 8-bit images can be resized, but samples of rows are torch"
     ):
         resized(rows(torch.float32), 4)
     with pytest.raises(InputError, match="only 8-bit images"):
         resized(images(dtype=torch.float32), 4)
-    with pytest.raises(InputError, match=r"data\.size = -4: it must be a number of pixels"):
+    with pytest.raises(InputError, match=r"data\.size = -4: must be a number of pixels"):
         resized(images(), -4)
     with pytest.raises(InputError, match=r"data\.size = -1"):
         Experiment.of({"data.size": -1})
@@ -440,8 +440,8 @@ def test_normalise_rejects(normalise, words):
         (["crop:-1"], "must be a whole number"),
         (["crop:"], "ends in a colon"),
         (["flip:0.5"], '"flip" takes no number'),
-        (["rotate"], '"rotate:" must say up to how many degrees, above 0 to 180, as in "rotate:15"'),
-        (["rotate:x"], '"rotate:x" must say up to how many degrees'),
+        (["rotate"], '"rotate:" must give the largest angle in degrees, above 0 to 180, as in "rotate:15"'),
+        (["rotate:x"], '"rotate:x" must give the largest angle in degrees'),
         (["rotate:0"], "above 0 to 180"),
         (["rotate:-15"], "above 0 to 180"),
         (["rotate:181"], "above 0 to 180"),

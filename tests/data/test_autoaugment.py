@@ -395,12 +395,12 @@ def test_draws_and_values(data):
 @pytest.mark.parametrize(
     ("augment", "words"),
     [
-        ("autoaugment:2", 'there are "autoaugment" and "autoaugment:bins"'),
+        ("autoaugment:2", 'choose "autoaugment" or "autoaugment:bins"'),
         ("randaugment:2", 'as in "randaugment:2,9"'),
         ("randaugment:2,9,1", 'as in "randaugment:2,9"'),
         ("randaugment:2,-9", 'as in "randaugment:2,9"'),
-        ("randaugment:0,9", "one operation at least, at a level of 0 to 30"),
-        ("randaugment:2,31", "one operation at least, at a level of 0 to 30"),
+        ("randaugment:0,9", "at least one operation, at a level of 0 to 30"),
+        ("randaugment:2,31", "at least one operation, at a level of 0 to 30"),
         ("autoaugmnt", 'did you mean "autoaugment"'),
     ],
 )

@@ -151,7 +151,7 @@ def test_split_take():
     [
         (torch.zeros(0, 2), torch.zeros(0).long(), {}, "no sample"),
         (torch.tensor(1.0), torch.tensor([0]), {}, "no sample"),
-        (torch.zeros(2, 2), torch.tensor([0, 1, 1]), {}, "x has 2 samples and y has 3"),
+        (torch.zeros(2, 2), torch.tensor([0, 1, 1]), {}, "x has 2 samples, but y has 3"),
         (torch.zeros(2, 2), torch.tensor([0.0, 1.0]), {}, "y is torch.float32"),
         (torch.zeros(2, 2), torch.tensor([True, False]), {}, "y is torch.bool"),
         (torch.zeros(2, 2), torch.tensor([[0], [1]]), {}, r"y is torch.int64 of shape \(2, 1\)"),
@@ -189,7 +189,7 @@ def test_dataset_of_features_and_without_test():
             {"test": Split(torch.zeros(2, 1, 2, 2).byte(), torch.tensor([1, -1]))},
             "sample 1 of the test split has label -1; with 2 classes it must lie in 0..1",
         ),
-        ({"test": Split(torch.zeros(2, 1, 2, 2), torch.tensor([0, 1]))}, "both must be alike"),
+        ({"test": Split(torch.zeros(2, 1, 2, 2), torch.tensor([0, 1]))}, "both must be equal"),
         ({"test": Split(torch.zeros(2, 1, 2, 3).byte(), torch.tensor([0, 1]))}, r"\(1, 2, 3\)"),
         ({"mean": (0.5,)}, "only one of mean and std"),
         (
@@ -291,7 +291,7 @@ def test_a_data_set_is_returned_as_it_is():
     data = small()
     assert load_dataset(data) is data
     assert load_dataset(data, num_classes=2) is data
-    with pytest.raises(InputError, match="num_classes is 3, but small names 2"):
+    with pytest.raises(InputError, match="num_classes is 3, but small has 2 classes"):
         load_dataset(data, num_classes=3)
 
 
@@ -398,7 +398,7 @@ def test_load_dataset_rejects_num_classes():
         load_dataset(pair, num_classes=3)
     with pytest.raises(InputError, match="at least one class"):
         load_dataset(pair, num_classes=0)
-    with pytest.raises(InputError, match="digits names 10"):
+    with pytest.raises(InputError, match="digits has 10 classes"):
         load_dataset("digits", num_classes=12)
 
 
@@ -511,9 +511,9 @@ GOOD = {
         ({**GOOD, "y_train": np.array(["a", "b"])}, "y_train is an array of <U1"),
         ({**GOOD, "y_test": np.array([0.0, 1.0])}, "test split: y is torch.float64"),
         ({**GOOD, "x_train": np.full((2, 3), np.nan)}, "train split: sample 0 of x holds NaN"),
-        ({**GOOD, "x_test": np.zeros((2, 4))}, "both must be alike"),
+        ({**GOOD, "x_test": np.zeros((2, 4))}, "both must be equal"),
         ({**GOOD, "domain_train": np.array([0.5, 1.5])}, "domain_train is float64"),
-        ({**GOOD, "domain_train": np.array(["a"])}, "x has 2 samples and domain has 1"),
+        ({**GOOD, "domain_train": np.array(["a"])}, "x has 2 samples, but domain has 1"),
         ({**GOOD, "classes": np.array(["a"])}, "sample 1 of the train split has label 1"),
         ({**GOOD, "classes": np.array("a")}, "classes has shape"),
     ],
@@ -529,7 +529,7 @@ def test_npz_rejects(tmp_path, arrays, words):
 def test_npz_classes_and_num_classes_must_agree(tmp_path):
     path = save(tmp_path / "named.npz", **GOOD, classes=np.array(["a", "b"]))
     assert load_dataset(path, num_classes=2).classes == ("a", "b")
-    with pytest.raises(InputError, match="num_classes is 3, but named names 2"):
+    with pytest.raises(InputError, match="num_classes is 3, but named has 2 classes"):
         load_dataset(path, num_classes=3)
 
 

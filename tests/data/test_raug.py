@@ -137,5 +137,5 @@ def test_by_name():
     assert Pipeline.build(data, augment=["raug"]) == Pipeline.build(data, augment=["raug:15"])
     assert Pipeline.build(data, augment=["raug:11"]).operations == (Raug(12, 18, 11),)
     for wrong in ("raug:0", "raug:32", "raug:-1", "raug:2,9", "raug:x"):
-        with pytest.raises(InputError, match=f'"{wrong}" must say how many levels there are.*as in "raug:15"'):
+        with pytest.raises(InputError, match=f'"{wrong}" must give the number of levels.*as in "raug:15"'):
             Pipeline.build(data, augment=[wrong])

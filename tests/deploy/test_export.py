@@ -299,7 +299,7 @@ def test_a_programs_module_with_branches_is_loaded_into_its_plain_form(tmp_path)
     x = torch.randn(20, 1, 8, 8)
     trained = fit(made(), [(x, torch.arange(20) % small.CLASSES)], method="fedrepopt", rounds=1)
     done = export_run(trained, tmp_path / "export")
-    with pytest.raises(InputError, match=r"make one there, give it its plain form by .*to_deploy, and load"):
+    with pytest.raises(InputError, match=r"create it there, give it its plain form by .*to_deploy, and load"):
         load_export(done.path)
     own = to_deploy(made()).eval()
     load_model(own, done.path / "model.safetensors")
@@ -308,7 +308,7 @@ def test_a_programs_module_with_branches_is_loaded_into_its_plain_form(tmp_path)
 
 def test_a_run_in_no_directory_is_told_where_to_go(tmp_path):
     trained = a_fit(small.plain(dtype=torch.float32))
-    with pytest.raises(InputError, match="to= must say where"):
+    with pytest.raises(InputError, match="to= must name one"):
         export_run(trained)
     assert (
         load_file(export_run(trained, tmp_path).path / "model.safetensors").keys()
@@ -333,7 +333,7 @@ def test_errors_are_one_sentence(copied, tmp_path, capsys):
         ((tmp_path / "nowhere",), "there is no run"),
         ((tmp_path,), "is not a run directory"),
         ((copied, "--format", "safetensor"), 'did you mean "safetensors"?'),
-        ((copied, "--format", ","), "known: safetensors, onnx, torch"),
+        ((copied, "--format", ","), "choose from safetensors, onnx, torch"),
         ((copied, "--client", 9), "clients are 0 to 1"),
         ((copied, "--to", tmp_path / "file"), "is a file"),
         ((copied, "--to", tmp_path / "file" / "below"), "cannot be written"),

@@ -701,13 +701,13 @@ def test_class_prototypes_add_up():
 
 
 def test_objectives_reject_what_does_not_fit():
-    with pytest.raises(InputError, match=r"three features of one shape .* \(2, 3\), \(2, 3\), \(3, 3\)"):
+    with pytest.raises(InputError, match=r"must have one shape .* \(2, 3\), \(2, 3\), \(3, 3\)"):
         contrastive(features(2, 3), features(2, 3), features(3, 3))
     with pytest.raises(InputError, match="groups = 0"):
         structured_decov(EXAMPLE, 0)
     with pytest.raises(InputError, match=r"\(samples, width\), not \(3,\)"):
         decov(torch.zeros(3))
-    with pytest.raises(InputError, match=r"not \(4, 3\), \(3,\)"):
+    with pytest.raises(InputError, match=r"not \(4, 3\) and \(3,\)"):
         class_prototypes(EXAMPLE, torch.zeros(3, dtype=torch.int64), 2)
 
 

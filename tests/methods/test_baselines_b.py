@@ -634,7 +634,7 @@ def test_ccvr_before_the_end_is_fedavg_to_the_bit():
 
 @pytest.mark.parametrize("other", [FedRep(), FedNH(), FedRoD(), FedProto()])
 def test_ccvr_needs_a_common_classifier_and_says_so_before_the_first_round(other):
-    with pytest.raises(Conflict, match=r"ccvr trains the common classifier anew, but 3.* is personal or frozen"):
+    with pytest.raises(Conflict, match=r"ccvr retrains the common classifier, but 3.* is personal or frozen"):
         put_together(normed(), blobs(), CCVR() + other)
 
 

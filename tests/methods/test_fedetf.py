@@ -93,7 +93,7 @@ def test_the_frames_span_is_any_not_always_the_same():
 
 
 def test_impossible_frames_are_rejected():
-    with pytest.raises(InputError, match="4 vectors with equal angles need at least 3 dimensions, and 2 are given"):
+    with pytest.raises(InputError, match="4 vectors with equal angles need at least 3 dimensions, not 2"):
         simplex_etf(4, 2)
     with pytest.raises(InputError, match="at least 2 classes, not 1"):
         simplex_etf(1)

@@ -450,7 +450,7 @@ def test_unusable_arguments_are_rejected_in_one_sentence():
     for loss in (prototype_margin, prototype_pull, prototype_margin_literal):
         with pytest.raises(InputError, match=r"not \(4, 3\), \(4,\) and \(2, 2\)"):
             loss(z, y, torch.zeros(2, 2), ALL[:2])
-        with pytest.raises(InputError, match=r"each of 2 classes, not \(3,\) of torch.bool"):
+        with pytest.raises(InputError, match=r"boolean tensor of 2 classes, not \(3,\) of torch.bool"):
             loss(z, y, torch.zeros(2, 3), ALL)
         with pytest.raises(InputError, match=r"not \(2,\) of torch.float32"):
             loss(z, y, torch.zeros(2, 3), torch.ones(2))

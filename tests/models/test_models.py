@@ -441,7 +441,7 @@ def test_a_named_classifier_must_exist_and_be_called(head, sentence):
 def test_a_network_of_the_library_has_its_own_classifier():
     net = models.build("mlp", CLASSES, 1)
     assert wrapped(net, head="head").head is net.head
-    with pytest.raises(InputError, match=r'model.head = "backbone" .* is for networks of your own'):
+    with pytest.raises(InputError, match=r'model.head = "backbone" .* is for your own networks'):
         wrapped(net, head="backbone")
 
 

@@ -753,7 +753,7 @@ def test_scales_that_come_with_the_package_are_those_that_their_facts_describe(n
 def test_scales_that_do_not_come_with_the_package_are_rejected_by_name():
     with pytest.raises(InputError, match=r'no file "cifar10" \(with the package come cifar100 for repvgg-a0\)'):
         models.build("repvgg-a0", 10, mode="repopt", scales="cifar10")
-    with pytest.raises(InputError, match=r"come none for repvgg-b1\); make one by fullrank search-scales repvgg-b1"):
+    with pytest.raises(InputError, match=r"come none for repvgg-b1\); make one with fullrank search-scales repvgg-b1"):
         models.build("repvgg-b1", 10, mode="repopt", scales="cifar100")
 
 
@@ -790,7 +790,7 @@ def test_options_that_cannot_be_are_rejected():
             vgg(mode, scales=drawn_scales("vgg"))
     with pytest.raises(InputError, match=r'model\.mode = "deploy": must be'):
         models.build("repvgg-a0", 10, mode="deploy")
-    with pytest.raises(InputError, match="knows tr, inf, csla, hs, repopt"):
+    with pytest.raises(InputError, match="has the modes tr, inf, csla, hs, repopt"):
         vgg("deploy")
     with pytest.raises(InputError, match=r"model\.scales = 3: must be"):
         models.build("repvgg-a0", 10, mode="repopt", scales=3)
@@ -803,7 +803,7 @@ def test_options_that_cannot_be_are_rejected():
 
 def test_a_network_without_scales_is_rejected():
     for net in (vgg("inf"), vgg("csla"), models.build("cnn", CLASSES, 2)):
-        with pytest.raises(InputError, match=r"fedrepopt needs a network that carries scales.*mode = repopt"):
+        with pytest.raises(InputError, match=r"fedrepopt needs a network with scales.*mode = repopt"):
             fit(net, [(images(4, dtype=torch.float32), torch.tensor([0, 1, 2, 0]))], "fedrepopt", rounds=1)
 
 

@@ -493,7 +493,7 @@ def test_the_legend_of_losses_shows_what_is_drawn(draw):
         figure = draw("losses", name)
         samples, drawn = figure.legends[0].get_lines(), figure.axes[0].lines
         assert {(each.get_linestyle(), each.get_marker()) for each in (*samples, *drawn)} == {(line_style, ".")}
-    assert legend_of(figure) == ["one dot a client"]
+    assert legend_of(figure) == ["one dot per client"]
 
 
 @pytest.mark.parametrize("kind", ["classifier", "losses"])

@@ -1145,7 +1145,9 @@ def test_an_emptied_experiment_is_not_taken_for_the_defaults(ended, tmp_path):
     shutil.copytree(ended, path)
     (path / "experiment.toml").write_text("")
     for way in (run, fullrank.load_run, lambda path: fullrank.compare_runs([path])):
-        with pytest.raises(InputError, match=r'experiment\.toml" is empty, so it is damaged; put the experiment in it'):
+        with pytest.raises(
+            InputError, match=r'experiment\.toml" is empty, so it is damaged; write the experiment of the run into it'
+        ):
             way(path)
     shutil.copy(ended / "experiment.toml", path)
     assert run(path, {"train.rounds": 4}).complete

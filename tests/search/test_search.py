@@ -196,17 +196,17 @@ def test_the_file_is_what_the_network_learned_and_what_an_experiment_takes(tmp_p
     ("model", "values", "more", "said"),
     [
         ("resnet18", {}, {}, '"resnet18" has no scales'),
-        (NAME, {**SMALL, "method": {"name": "fedprox"}}, {}, "leave model.mode and method.name alone"),
-        (NAME, {**SMALL, "model": {**SMALL["model"], "mode": "tr"}}, {}, "leave model.mode and method.name alone"),
+        (NAME, {**SMALL, "method": {"name": "fedprox"}}, {}, "leave out model.mode and method.name"),
+        (NAME, {**SMALL, "model": {**SMALL["model"], "mode": "tr"}}, {}, "leave out model.mode and method.name"),
         (NAME, SMALL, {"client": 1}, "there is no client 1, because the data are not divided.*--set data.partition="),
         (NAME, SMALL_CLIENTS, {"client": 4}, "there is no client 4; clients are 0 to 3"),
         (NAME, SMALL, {"client": 0, "per_class": 3}, "not both"),
-        (NAME, SMALL, {"per_class": -1}, "must be a number from 1 on"),
+        (NAME, SMALL, {"per_class": -1}, "must be at least 1"),
         (NAME, {**SMALL, "data": {"name": "digits", "size": 16}}, {}, "data.size"),
         (NAME, {**SMALL, "data": {"name": "digits", "holdout": 0.5}}, {}, "data.holdout"),
         (NAME, {**SMALL, "data": {"name": "digits", "clients": 4, "unseen": 0.5}}, {}, "data.unseen"),
         (NAME, {**SMALL, "train": {"rounds": -1}}, {}, "^train.rounds = -1: must be at least 1$"),
-        (NAME, SMALL, {"per_class": 1000}, "1000 samples of each class are wanted, and class 0 has"),
+        (NAME, SMALL, {"per_class": 1000}, "1000 samples of each class are wanted, but class 0 has"),
     ],
 )
 def test_what_cannot_be_searched_is_rejected(model, values, more, said, tmp_path):
@@ -231,7 +231,7 @@ def test_samples_that_fill_no_batch_are_rejected_before_anything_is_written(more
         search_scales(NAME, tmp_path / "below" / "a", values=values, **more)
     assert str(caught.value) == (
         f'one batch of {batch} is not filled by {samples} samples (train.last_batch = "drop"): take {advice}, or '
-        "smaller batches by --set train.batch_size=N"
+        "smaller batches with --set train.batch_size=N"
     )
     assert list(tmp_path.iterdir()) == []
 
@@ -247,9 +247,9 @@ def test_other_samples_than_those_of_a_search_that_was_begun_are_rejected(tmp_pa
     search_scales(NAME, tmp_path / "a", values=values, client=1)
     before = (tmp_path / "a.safetensors").read_bytes()
     for more in ({"client": 2}, {"per_class": 5}, {}):
-        with pytest.raises(InputError, match="take another --out, or delete it") as caught:
+        with pytest.raises(InputError, match="choose another --out, or delete it") as caught:
             search_scales(NAME, tmp_path / "a", values=values, **more)
-        assert str(caught.value).startswith(f'the samples are not those with which "{tmp_path / "a.run"}" was begun')
+        assert str(caught.value).startswith(f'the search in "{tmp_path / "a.run"}" was started with other samples')
     with pytest.raises(InputError, match="seed was 0, is now 1"):
         search_scales(NAME, tmp_path / "a", values={**values, "seed": 1}, client=1)
     assert (tmp_path / "a.safetensors").read_bytes() == before
@@ -292,8 +292,8 @@ def test_the_command(tmp_path, capsys):
         (["--epochs", -1, "--per-class", 1], "--epochs -1: must be at least 1"),
         (["--epochs", 0, "--per-class", 1], "--epochs 0: must be at least 1"),
         (["--epochs", 1, "--out", "file/x"], 'the run directory "file/x.run" cannot be written: Not a directory'),
-        (["--epochs", 1, "--out", "."], '--out "." has no name; give one, as in --out scales/a0'),
-        (["--out", ".safetensors"], '--out ".safetensors" has no name; give one, as in --out scales/a0'),
+        (["--epochs", 1, "--out", "."], '--out "." has no file name; give one, as in --out scales/a0'),
+        (["--out", ".safetensors"], '--out ".safetensors" has no file name; give one, as in --out scales/a0'),
         (["--set", "train=3"], "train = 3: must be a table, as in [train]"),
     ],
 )

@@ -167,7 +167,7 @@ def test_few_classes_let_few_singular_values_grow():
     assert rare.effective_rank[-1] < 3
     with pytest.raises(InputError, match="sum to 1"):
         theory.growth([0.5, 0.6])
-    with pytest.raises(InputError, match="classes ≤ width ≤ inputs, not 40, 16 and 32"):
+    with pytest.raises(InputError, match="classes ≤ width ≤ inputs must hold, not 40, 16 and 32"):
         theory.growth([1 / 40] * 40)
 
 
@@ -236,7 +236,7 @@ def test_alignment_of_digits():
         theory.alignment("digits", start="zeros")
     with pytest.raises(InputError, match="lr = 0: must be a number above 0"):
         theory.alignment("digits", lr=0)
-    with pytest.raises(InputError, match="beyond all bounds in epoch 1 with lr = 100"):
+    with pytest.raises(InputError, match="diverged in epoch 1 with lr = 100"):
         theory.alignment("digits", lr=100)
 
 
@@ -330,7 +330,7 @@ def on_the_sphere(found, classes, samples):
 def test_toy_sphere_in_small(tmp_path):
     known = "fedmr" in methods.available()
     found = theory.toy_sphere(0, samples=40, test=20, epochs=25, rounds=3, local_epochs=2)
-    names = ["all classes", "two classes alone", "FedAvg's client", *["FedMR's client"] * known]
+    names = ["all classes", "two classes only", "FedAvg's client", *["FedMR's client"] * known]
     assert [panel.name for panel in found] == names
     on_the_sphere(found, 6, 120)
     assert found[0].effective_rank > 2
@@ -401,12 +401,12 @@ def test_a_sphere_is_turned_towards_its_points(tmp_path):
             drawn = np.concatenate([part.get_offsets() for part in axes.collections])
             assert np.linalg.norm(drawn.mean(0)) < 1e-9
     around = np.concatenate([np.eye(3), -np.eye(3)])
-    assert spheres.view_of(around) == spheres.ASIDE
+    assert spheres.view_of(around) == spheres.OBLIQUE
 
 
 def test_an_unknown_projection_is_rejected_before_training(monkeypatch):
     monkeypatch.setattr(sphere_study, "execute", lambda *_: pytest.fail("trained in vain"))
-    with pytest.raises(InputError, match='project = "foo"; known are neck'):
+    with pytest.raises(InputError, match='project = "foo": must be neck'):
         theory.unit_sphere("tiny", project="foo")
 
 
@@ -452,7 +452,7 @@ def call(*arguments, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "more", "says"),
     [
-        ("theorem", ["--examples", 2], "another number"),
+        ("theorem", ["--examples", 2], "main text's form differs"),
         ("growth", ["--classes", 4], "two frequent classes: effective rank"),
         ("disjoint", [], "15.0° off; 45.0°"),
         ("bound", [], "after one round"),

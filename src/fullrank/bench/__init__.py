@@ -1,1 +1,1 @@
-"""Benchmarks that a user can repeat: rounds on a CPU and on a GPU beside what one would write without a library."""
+"""Benchmarks that a user can repeat: rounds on a CPU and on a GPU compared with code without a library."""

@@ -1,4 +1,4 @@
-"""The CPU benchmark: pfl-research's CIFAR-10 workload and a linear model, beside a bare PyTorch loop."""
+"""The CPU benchmark: pfl-research's CIFAR-10 workload and a linear model, compared with a bare PyTorch loop."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from fullrank.bench import machine
-from fullrank.bench.alone import bare
 from fullrank.bench.figures import Figure, ratio, table
 from fullrank.bench.race import Contestant, Lap, race
+from fullrank.bench.standalone import bare
 from fullrank.bench.workload import Workload
 from fullrank.errors import InputError, nearest
 
 BASE = "bare loop"
 LATER_ROUNDS = {"cnn": 2, "linear": 20}
-"""Rounds measured after the first: enough that CPU time, which /proc counts in hundredths, is told to a percent."""
+"""Rounds measured after the first: enough for CPU time, which /proc counts in hundredths, to be exact to a percent."""
 LOSSES_DIFFER = 0.1
-"""By what share final losses may differ: batches are drawn in other orders, so they are alike and not equal."""
+"""Largest relative difference of final losses, which are not equal because the order of batches differs."""
 
 
 def own_contestants(workers: int = 2) -> list[Contestant]:
-    """The bare loop, and fullrank under its engines."""
+    """Return the bare loop, and fullrank under its engines."""
     ours = (sys.executable, "-m", "fullrank.bench.ours", "{task}")
     return [
         Contestant(BASE, (sys.executable, str(bare.__file__), "{task}")),
@@ -44,7 +44,7 @@ def measure(
     say: Callable[[str], None] = lambda text: None,
     keep: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
-    """Race every contestant on every network; `keep` gets what is known after each network."""
+    """Race every contestant on every network; `keep` is called with the result so far after each network."""
     check(networks, repeats)
     result: dict[str, Any] = {"machine": machine.describe(), "repeats": repeats, "networks": {}}
     contestants = [*own_contestants(), *others]
@@ -62,20 +62,20 @@ def measure(
 
 
 def check(networks: Sequence[str], repeats: int) -> None:
-    """Reject networks that no task has and a race without laps.
+    """Reject unknown networks and a race without laps.
 
     Raises:
-        InputError: if there is nothing to measure.
+        InputError: If there is nothing to measure.
     """
     if repeats < 1:
-        raise InputError(f"--repeats {repeats}: at least one")
+        raise InputError(f"--repeats {repeats}: must be at least 1")
     for network in networks:
         if network not in LATER_ROUNDS:
             raise InputError(f'--networks "{network}" is not known; {nearest(network, LATER_ROUNDS)}')
 
 
 def summary(laps: Sequence[Lap]) -> dict[str, Any]:
-    """Medians by contestant, in the order of their first lap, and whether all did the same work."""
+    """Return medians by contestant, in the order of their first lap, and whether all did the same work."""
     systems: dict[str, Any] = {}
     for name in dict.fromkeys(lap.contestant for lap in laps):
         own = [lap for lap in laps if lap.contestant == name]
@@ -90,7 +90,7 @@ def summary(laps: Sequence[Lap]) -> dict[str, Any]:
 
 
 def unlike(laps: Sequence[Lap]) -> list[str]:
-    """What shows that contestants did not do the same work; nothing, if they did."""
+    """Return signs that contestants did not do the same work; none if they did."""
     found = []
     if len({lap.steps for lap in laps}) > 1:
         counts = sorted({f"{lap.contestant} {lap.steps}" for lap in laps})
@@ -103,7 +103,7 @@ def unlike(laps: Sequence[Lap]) -> list[str]:
 
 
 def report(result: dict[str, Any]) -> str:
-    """The result as a person reads it."""
+    """Return the result as text."""
     lines = [machine.sentence(result["machine"])]
     for network, found in result["networks"].items():
         lines += [

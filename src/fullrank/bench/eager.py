@@ -1,7 +1,7 @@
-"""A round on a GPU as a careful researcher writes it without a library: eager PyTorch, everything on the device.
+"""A round on a GPU as one writes it with care without a library: eager PyTorch, everything on the device.
 
-The images lie on the device as bytes; batches are gathered, cropped and flipped there; TF32 is on; the optimiser is
-the fused one. No graphs, no compilation, float32 weights.
+The images are on the device as bytes; batches are gathered, cropped and flipped there; TF32 is on; the optimiser is the
+fused one. There are no graphs and no compilation, and weights are float32.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from torch.nn.functional import cross_entropy, pad
 from fullrank.objectives import decorrelation
 
 WARM_UP = 3
-"""Steps before the clock starts, in which libraries load and allocate."""
+"""Steps before the measurement starts, in which libraries load and allocate."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a client trains."""
+    """Settings of local training."""
 
     epochs: int = 10
     batch_size: int = 64
@@ -33,29 +33,29 @@ class Recipe:
     momentum: float = 0.9
     weight_decay: float = 1e-5
     border: int = 4
-    """Of zeros around the image, for the random crop."""
+    """Width of the border of zeros around the image, for the random crop."""
     beta: float = 0.0
-    """Of FedDecorr's term; 0 leaves it out."""
+    """Weight of FedDecorr's term; 0 leaves it out."""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """What a round, or the measured share of one, took."""
+    """Measured time of a round, or of a share of one."""
 
     seconds: float
     steps: int
-    """Steps that were made."""
+    """Steps that were run."""
     round_steps: int
     """Steps of a whole round."""
     loss: float
 
     @property
     def round_seconds(self) -> float:
-        """Of a whole round; in proportion to the steps, where only a share was made."""
+        """Seconds of a whole round, in proportion to the steps if only a share was run."""
         return self.seconds * self.round_steps / self.steps
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the values for JSON."""
         return {
             "seconds": self.seconds,
             "steps": self.steps,
@@ -67,7 +67,7 @@ class Timed:
 
 
 class Images:
-    """Images and labels on a device, and batches of them made there."""
+    """Images and labels on a device, where batches are made from them."""
 
     def __init__(self, x: Tensor, y: Tensor, mean: Sequence[float], std: Sequence[float], device: torch.device):
         self.x, self.y = x.to(device), y.to(device)
@@ -75,7 +75,7 @@ class Images:
         self.std = torch.tensor(std, device=device).view(1, -1, 1, 1) * 255
 
     def batch(self, rows: Tensor, border: int) -> tuple[Tensor, Tensor]:
-        """Random crop and flip of each image, then normalisation."""
+        """Return images after a random crop and flip of each, normalised, and their labels."""
         x, device = self.x[rows], self.x.device
         count, _, height, width = x.shape
         corner = torch.randint(2 * border + 1, (2, count, 1), device=device)
@@ -84,12 +84,12 @@ class Images:
         across = torch.where(torch.rand(count, 1, device=device) < 0.5, across.flip(1), across)
         framed = pad(x, (border,) * 4)
         one = torch.arange(count, device=device)[:, None, None]
-        # In rows and columns again: indexing leaves the channels last, which would change how convolutions are done.
+        # Contiguous again: indexing leaves the channels last, which would select other convolution algorithms.
         cut = framed[one, :, down[:, :, None], across[:, None, :]].permute(0, 3, 1, 2).contiguous()
         return (cut.float() - self.mean) / self.std, self.y[rows]
 
 
-def play(
+def time_round(
     network: nn.Module,
     features: Callable[[Tensor], Tensor],
     head: nn.Module,
@@ -98,7 +98,7 @@ def play(
     recipe: Recipe,
     fraction: float = 1.0,
 ) -> Timed:
-    """One round over all clients, timed: train each from the same start, then average by samples, buffers too."""
+    """Time one round: train each client from the same start, then average by samples, buffers too."""
     device = images.x.device
     plans = [batches(len(part), recipe) for part in parts]
     start = {name: value.clone() for name, value in network.state_dict().items()}
@@ -124,20 +124,20 @@ def play(
 
 
 def batches(samples: int, recipe: Recipe) -> list[Tensor]:
-    """The rows of each batch: shuffled passes, the odd last batch kept unless it is a single sample (BatchNorm)."""
+    """Return the rows of each batch of shuffled epochs; a last batch of a single sample is left out (BatchNorm)."""
     split = [rows for _ in range(recipe.epochs) for rows in torch.split(torch.randperm(samples), recipe.batch_size)]
     return [rows for rows in split if len(rows) > 1]
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until the device has done what it was given."""
+    """Wait until the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 @contextlib.contextmanager
 def tf32() -> Iterator[None]:
-    """TF32 in matrix products and convolutions inside; as it was afterwards."""
+    """Allow TF32 in matrix products and convolutions inside, and restore the setting afterwards."""
     matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     try:
@@ -147,7 +147,7 @@ def tf32() -> Iterator[None]:
 
 
 def _on_device(part: np.ndarray, plan: Sequence[Tensor], device: torch.device) -> Sequence[Tensor]:
-    """The rows of each batch, brought to the device in one piece: a copy a step would stall it."""
+    """Return the rows of each batch, copied to the device at once, because a copy in each step would stall it."""
     rows = torch.from_numpy(part)[torch.cat(list(plan))].to(device)
     return torch.split(rows, [len(chosen) for chosen in plan])
 

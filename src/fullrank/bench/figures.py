@@ -1,4 +1,4 @@
-"""Numbers over repeats: the median, how far they spread, ratios of medians, and a table of text."""
+"""Numbers over repeats: median and range, ratios of medians, and a table of text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fullrank.errors import InputError
 
 @dataclass(frozen=True)
 class Figure:
-    """Several measurements of one thing.
+    """Median and range of several measurements.
 
     >>> Figure.of([3.0, 1.0, 2.0]).text()
     '2.00 [1.00, 3.00]'
@@ -25,23 +25,23 @@ class Figure:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Figure:
-        """The median, the least and the most of one value at least."""
+        """Return the median, the least and the greatest of one or more values."""
         if not values:
-            raise InputError("there is nothing measured to take a median of")
+            raise InputError("a median needs at least one measurement")
         return cls(statistics.median(values), min(values), max(values), len(values))
 
     def text(self, digits: int = 2) -> str:
-        """The median, with least and most where there is more than one."""
+        """Return the median as text, with least and greatest if there are several values."""
         middle = f"{self.median:.{digits}f}"
         return middle if self.n == 1 else f"{middle} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the values for JSON."""
         return {"median": self.median, "min": self.low, "max": self.high, "n": self.n}
 
 
 def ratio(value: Figure, base: Figure) -> float:
-    """How many times the base's median a median is.
+    """Return the ratio of two medians.
 
     >>> ratio(Figure.of([3.0]), Figure.of([2.0]))
     1.5
@@ -50,7 +50,7 @@ def ratio(value: Figure, base: Figure) -> float:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns: the first to the left, the others to the right.
+    """Format aligned columns: the first to the left, the others to the right.
 
     >>> print(table(["a", "bb"], [["x", "1"], ["long", "22"]]))
     a     bb

@@ -1,4 +1,4 @@
-"""The GPU benchmark: FedDecorr's CIFAR-10 round under the `cuda` engine, beside an eager loop in the same process."""
+"""The GPU benchmark: FedDecorr's CIFAR-10 round under the `cuda` engine, compared with an eager loop."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Say = Callable[[str], None]
 
 
 def feddecorr_round(device: str, root: str = "", tiny: bool = False) -> dict[str, Any]:
-    """The experiment of the FedDecorr papers on CIFAR-10; `tiny` is small enough to be played on a CPU in seconds."""
+    """Return the experiment of the FedDecorr papers on CIFAR-10; with `tiny`, one that takes seconds on a CPU."""
     values: dict[str, Any] = {
         "data": {"name": "cifar10", "root": root, "alpha": 0.05, "variant": "balanced", "clients": 10},
         "model": {"name": "mobilenetv2"},
@@ -44,7 +44,7 @@ def feddecorr_round(device: str, root: str = "", tiny: bool = False) -> dict[str
 
 
 def tiny_images(root: str = "", seed: int = 0) -> DataSet:
-    """A few random images of CIFAR's shape."""
+    """Return a few random images of CIFAR's shape."""
     noise = torch.Generator().manual_seed(seed)
     x = torch.randint(256, (90, 3, 32, 32), generator=noise, dtype=torch.uint8)
     y = torch.arange(90) % 10
@@ -63,14 +63,14 @@ def measure(
     say: Say = lambda text: None,
     keep: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
-    """The eager loop for a round, then each method; `keep` gets what is known after each stage.
+    """Measure the eager loop for a round, then each method; `keep` is called with the result so far after each stage.
 
-    A stage that fails is noted and the next one goes on: time on a GPU is dear.
+    A stage that fails is recorded and the next one starts, because time on a GPU is expensive.
     """
     if rounds < 1:
-        raise InputError(f"--rounds {rounds}: at least one round after the first")
+        raise InputError(f"--rounds {rounds}: must be at least 1, not counting the first round")
     if not 0 < eager_fraction <= 1:
-        raise InputError(f"--eager-fraction {eager_fraction}: a share above 0 and up to 1")
+        raise InputError(f"--eager-fraction {eager_fraction}: must be above 0 and at most 1")
     described = {
         name: Experiment(**merged(merged(values, parse_overrides(overrides)), _of(name, rounds))) for name in methods
     }
@@ -88,7 +88,7 @@ def measure(
     betas = {"eager": 0.0} | ({"eager+feddecorr": 0.1} if eager_decorrelation else {})
     for name, beta in betas.items():
         with _Stage(name, result, say, keep):
-            with threads(first.engine.threads):  # as many as fullrank's own run has
+            with threads(first.engine.threads):  # as many as in fullrank's run
                 timed = eager_round(first, federation, torch.device(device), eager_fraction, beta)
             result[name] = timed.as_dict()
             part = " (from a share of the steps)" if timed.steps != timed.round_steps else ""
@@ -108,10 +108,10 @@ def measure(
 def eager_round(
     experiment: Experiment, federation: Federation, device: torch.device, fraction: float = 1.0, beta: float = 0.0
 ) -> eager.Timed:
-    """The eager loop on an experiment's data, model and settings."""
+    """Time the eager loop on an experiment's data, model and settings."""
     data, train = federation.data, experiment.train
     if data.mean is None or data.std is None:
-        raise InputError(f'the eager loop normalises images, and the data set "{data.name}" has no mean and std')
+        raise InputError(f'the eager loop normalises images, but the data set "{data.name}" has no mean and std')
     torch.manual_seed(experiment.seed)
     network: Any = models.build(experiment.model.name, data.num_classes, data.in_channels, **experiment.model.options)
     network.to(device)
@@ -119,11 +119,11 @@ def eager_round(
     recipe = eager.Recipe(
         train.epochs, train.batch_size, train.lr, train.momentum, train.weight_decay, border=4, beta=beta
     )
-    return eager.play(network, network.features, network.head, images, federation.parts, recipe, fraction)
+    return eager.time_round(network, network.features, network.head, images, federation.parts, recipe, fraction)
 
 
 def report(result: Mapping[str, Any]) -> str:
-    """The result as a person reads it."""
+    """Return the result as text."""
     lines = [machine.sentence(result["machine"])]
     for name in ("eager", "eager+feddecorr"):
         if name in result:
@@ -142,7 +142,7 @@ def _of(method: str, rounds: int) -> dict[str, Any]:
 
 def _outcome(found: Mapping[str, Any]) -> str:
     if "later" not in found:
-        return "no round after the first was played"
+        return "no round after the first was run"
     figure = Figure(*(found["later"][key] for key in ("median", "min", "max", "n")))
     text = f"{figure.text()} s a round for training, n = {figure.n}; first round, with set-up, {found['first']:.2f} s"
     text += f"; {found['steps']} steps"
@@ -150,7 +150,7 @@ def _outcome(found: Mapping[str, Any]) -> str:
 
 
 class _Rows(Display):
-    """Collects the rows of a run, and says each."""
+    """Collects and prints the rows of a run."""
 
     def __init__(self, name: str, say: Say):
         self.name, self.say = name, say
@@ -158,13 +158,13 @@ class _Rows(Display):
         self.began = time.perf_counter()
 
     def round_done(self, row: Mapping[str, Any]) -> None:
-        """Keep and say a row."""
+        """Keep and print a row."""
         self.rows.append(row)
         score = f", accuracy {row['accuracy']:.4f}" if "accuracy" in row else ""
         self.say(f"{self.name}: round {row['round']}, {row['training_seconds']:.2f} s of training{score}")
 
     def as_dict(self, eager: Mapping[str, Any] | None) -> dict[str, Any]:
-        """What the rows say together, as far as they came."""
+        """Return a summary of the rows so far."""
         found: dict[str, Any] = {
             "training_seconds": [row["training_seconds"] for row in self.rows],
             "accuracy": [row.get("accuracy") for row in self.rows],
@@ -181,7 +181,7 @@ class _Rows(Display):
 
 
 class _Stage:
-    """One stage: what goes wrong in it is noted, and what is known is kept."""
+    """A stage of the benchmark, which records errors and keeps the result so far."""
 
     def __init__(self, name: str, result: dict[str, Any], say: Say, keep: Callable[[dict[str, Any]], None]):
         self.name, self.result, self.say, self.keep = name, result, say, keep

@@ -1,4 +1,4 @@
-"""What the numbers were measured on: hardware and versions, so that a claim can carry them."""
+"""Hardware and versions on which numbers were measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fullrank.runs.environment import cpu_name
 
 
 def describe(device: str = "cpu") -> dict[str, Any]:
-    """Hardware and versions."""
+    """Return hardware and versions."""
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError(
             f'--device {device}: this machine has no CUDA device that torch can use; try "--device cpu --tiny"'
@@ -38,7 +38,7 @@ def describe(device: str = "cpu") -> dict[str, Any]:
 
 
 def sentence(facts: dict[str, Any]) -> str:
-    """The facts in one line."""
+    """Return the facts in one line of text."""
     where = f"{facts['gpu']}, CUDA {facts['cuda']}; " if "gpu" in facts else ""
     load = f"; load average before {facts['load_before']}" if "load_before" in facts else ""
     return (

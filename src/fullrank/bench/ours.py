@@ -1,4 +1,4 @@
-"""fullrank on a task, as its users run it: an experiment and an engine. `python -m fullrank.bench.ours TASK ENGINE`."""
+"""fullrank on a task, as an experiment with an engine: `python -m fullrank.bench.ours TASK ENGINE`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fullrank._version import __version__
-from fullrank.bench.alone.task import Task, mark
+from fullrank.bench.standalone.task import Task, mark
 from fullrank.config.experiment import Experiment
 from fullrank.data import DataSet, Pipeline, Split
 from fullrank.data.federation import Federation, given
@@ -19,7 +19,7 @@ from fullrank.runs.display import Display
 from fullrank.runs.run import decided, execute
 
 PUBLISHED = 1500
-"""Rounds of the published benchmark: what `auto` chooses for, however few of them are played here."""
+"""Rounds of the published benchmark, for which `auto` chooses, although fewer are run here."""
 
 
 class _Marks(Display):
@@ -29,15 +29,15 @@ class _Marks(Display):
         self.task = task
 
     def round_done(self, row: Mapping[str, Any]) -> None:
-        """Mark a round, if the clients of the plan have played it."""
+        """Mark a round, and check that its clients were those of the plan."""
         number, clients = row["round"], sorted(client["client"] for client in row["clients"])
         if clients != self.task.cohorts[number - 1]:
-            raise AssertionError(f"round {number} was played by other clients than the plan's")
+            raise AssertionError(f"round {number} was run by other clients than the plan's")
         mark(round=number, steps=sum(client["steps"] for client in row["clients"]))
 
 
 def experiment(task: Task, engine: str, workers: int = 0, rounds: int = 0) -> Experiment:
-    """The task as an experiment."""
+    """Return the task as an experiment."""
     train = {
         "rounds": rounds or task.rounds,
         "participation": len(task.cohorts[0]),
@@ -58,13 +58,13 @@ def experiment(task: Task, engine: str, workers: int = 0, rounds: int = 0) -> Ex
 
 
 def federation(task: Task) -> Federation:
-    """The task's clients."""
+    """Return the task's clients."""
     data = DataSet("synthetic", Split(task.x, task.y), None, tuple("0123456789"))
     return given(data, Pipeline(), [task.samples] * task.clients)
 
 
 def main(path: str, engine: str, workers: int = 0) -> None:
-    """Play the task's rounds, with a mark after each."""
+    """Run the task's rounds, with a mark after each."""
     torch.set_num_threads(1)
     task = Task(path)
     parts: dict[str, Any] = {"federation": federation(task), "module": task.network()}

@@ -1,4 +1,4 @@
-"""What each method costs beyond FedAvg: rounds of all methods in turns, in one process, each compared with its turn's.
+"""The cost of each method compared with FedAvg: rounds of all methods take turns in one process.
 
 A round is compared with FedAvg's round of the same turn, so that a machine that slows down meanwhile slows both.
 """
@@ -28,16 +28,16 @@ GPU_EPOCHS = 2
 
 
 def default_methods() -> list[str]:
-    """Every method of the library by itself, FedAvg first, and FedDecorr on top of FedAvg.
+    """Return every method of the library, FedAvg first, and FedDecorr on top of FedAvg.
 
-    All on one network, so without those that need one of their own.
+    Methods that need their own network are left out.
     """
     others = (name for name, method in methods.available().items() if name != BASE and not method.tried_on)
     return [BASE, *others, f"{BASE}+feddecorr"]
 
 
 def default_experiment(device: str, root: str = "", tiny: bool = False) -> dict[str, Any]:
-    """The embedded digits and a small CNN on a CPU; on a GPU FedDecorr's round with fewer epochs."""
+    """Return the embedded digits and a small CNN on a CPU; on a GPU FedDecorr's round with fewer epochs."""
     if tiny or device.startswith("cuda"):
         values = feddecorr_round(device, root, tiny)
         return values if tiny else merged(values, {"train": {"epochs": GPU_EPOCHS}})
@@ -53,9 +53,9 @@ def measure(
     say: Callable[[str], None] = lambda text: None,
     keep: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
-    """Training seconds of a round by method, `repeats` times in turns, after a first round that sets things up."""
+    """Measure the training seconds of a round by method, `repeats` times in turns, after a warm-up round."""
     if repeats < 1:
-        raise InputError(f"--repeats {repeats}: at least one")
+        raise InputError(f"--repeats {repeats}: must be at least 1")
     names = list(dict.fromkeys([BASE, *names]))
     settings = merged(values, parse_overrides(overrides))
     described = {
@@ -72,8 +72,8 @@ def measure(
         try:
             for name, contestant in contestants.items():
                 try:
-                    result["rounds"][name] = {"first": contestant.play(), "later": []}
-                except (InputError, ClientFailed) as problem:  # time on a GPU is dear: the others go on
+                    result["rounds"][name] = {"first": contestant.run_round(), "later": []}
+                except (InputError, ClientFailed) as problem:  # time on a GPU is expensive: the other methods continue
                     if name == BASE:
                         raise
                     result["failed"][name] = str(problem)
@@ -84,7 +84,7 @@ def measure(
             for repeat in range(repeats):
                 for index in range(len(names)):
                     name = names[(index + repeat) % len(names)]
-                    result["rounds"][name]["later"].append(contestants[name].play())
+                    result["rounds"][name]["later"].append(contestants[name].run_round())
                 say(f"{repeat + 1}/{repeats} repeats")
                 result["overheads"] = overheads({name: rounds["later"] for name, rounds in result["rounds"].items()})
                 keep(result)
@@ -95,7 +95,7 @@ def measure(
 
 
 def overheads(rounds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
-    """By method: seconds a round, and what is beyond FedAvg's in the same turn, in percent and in seconds.
+    """Return by method the seconds of a round, and the excess over FedAvg's in the same turn, in percent and seconds.
 
     >>> overheads({"fedavg": [1.0, 2.0], "other": [1.5, 3.0]})["other"]["percent"]["median"]
     50.0
@@ -113,7 +113,7 @@ def overheads(rounds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]
 
 
 def report(result: Mapping[str, Any]) -> str:
-    """The result as a person reads it."""
+    """Return the result as text."""
     n = statistics.mode(len(rounds["later"]) for rounds in result["rounds"].values())
     rows = []
     for name, found in result["overheads"].items():
@@ -121,21 +121,21 @@ def report(result: Mapping[str, Any]) -> str:
         rest = ["", ""] if name == BASE else [percent.text(1), beyond.text(4)]
         rows.append([name, seconds.text(4), *rest])
     headers = ["method", "seconds a round", "beyond fedavg, %", "beyond fedavg, s"]
-    title = f"training time of a round, median [least, most] of n = {n} interleaved repeats, first round apart"
+    title = f"training time of a round, median [least, most] of n = {n} interleaved repeats, without the first round"
     failed = "".join(f"\nFAILED: {name}: {problem}" for name, problem in result["failed"].items())
     return f"{machine.sentence(result['machine'])}\n\n{title}\n{table(headers, rows)}{failed}"
 
 
 class _Contestant:
-    """One method with everything that it needs, ready to play round after round."""
+    """One method with everything that it needs to run rounds."""
 
     def __init__(self, experiment: Experiment, federation: Any, device: torch.device):
         self.device = device
         self.assembly: Assembly = assemble(experiment, federation=federation)
         self.engine: Engine = open_engine_of(self.assembly)
 
-    def play(self) -> float:
-        """The seconds of one round's training."""
+    def run_round(self) -> float:
+        """Run a round, and return the seconds of its training."""
         synchronise(self.device)
         start = time.perf_counter()
         self.assembly.server.run_round(self.engine)
@@ -144,7 +144,7 @@ class _Contestant:
 
 
 def open_engine_of(assembly: Assembly) -> Engine:
-    """The engine that an experiment asks for."""
+    """Open the engine of an experiment."""
     chosen, server = assembly.experiment.engine, assembly.server
     return open_engine(
         "serial" if chosen.name == "auto" else chosen.name,

@@ -1,4 +1,4 @@
-"""A race: contestants one after the other, each in a fresh process, in turns, measured from outside."""
+"""A race: contestants take turns, each in a fresh process, and are measured from outside."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from fullrank.bench import proctree
-from fullrank.bench.alone.task import SOCKET
+from fullrank.bench.standalone.task import SOCKET
 from fullrank.errors import InputError, RunFailed
 
-LOOK_SECONDS = 1.0
-"""Between two looks at the tree's memory."""
+MEMORY_INTERVAL = 1.0
+"""Seconds between two measurements of the tree's memory."""
 PATIENCE_SECONDS = 1800.0
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A program that plays a task; its command is given the task's directory as a further argument at `{task}`."""
+    """A program that runs a task; `{task}` in its command is replaced by the task's directory."""
 
     name: str
     command: tuple[str, ...]
@@ -35,31 +35,31 @@ class Contestant:
 
 @dataclass
 class Lap:
-    """One contestant's process: costs of a later round, and of everything up to the end of the first."""
+    """Measurements of one contestant's process: costs of a later round, and of all until the end of the first."""
 
     contestant: str
     cpu: float
-    """CPU-seconds a round, of the whole tree."""
+    """CPU-seconds per round of the whole process tree."""
     wall: float
     first_cpu: float
     first_wall: float
     memory: int
-    """The most bytes that the tree held."""
+    """Peak memory of the tree in bytes."""
     rounds: int
     """Later rounds, over which `cpu` and `wall` are means."""
     steps: int
-    """Optimiser steps in all rounds together."""
+    """Optimiser steps in all rounds."""
     loss: float
     facts: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the values for JSON."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
-class _Look:
-    """What was used up to a moment."""
+class _Usage:
+    """Resources used up to a moment."""
 
     cpu: float
     wall: float
@@ -71,11 +71,11 @@ def race(
     repeats: int,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Lap]:
-    """Every contestant `repeats` times, in turns, so that what changes on the machine meanwhile strikes all alike."""
+    """Run every contestant `repeats` times, in turns, so that changes of the machine's load affect all equally."""
     proctree.require()
     laps: list[Lap] = []
     for repeat in range(repeats):
-        # Another one begins each time: whoever follows a certain neighbour always would have its caches.
+        # Another contestant starts each time, so that none always profits from the caches of the same predecessor.
         for index in range(len(contestants)):
             contestant = contestants[(index + repeat) % len(contestants)]
             laps.append(lap(contestant, task))
@@ -88,7 +88,7 @@ def race(
 
 
 def lap(contestant: Contestant, task: Path) -> Lap:
-    """One contestant's process from its start to its end."""
+    """Run one contestant's process from its start to its end."""
     with tempfile.TemporaryDirectory(prefix="fullrank-bench-") as scratch, socket.socket(socket.AF_UNIX) as marks:
         address = os.path.join(scratch, "marks")
         marks.bind(address)
@@ -125,9 +125,9 @@ class _Gone(Exception):
 
 def _follow(
     process: subprocess.Popen[bytes], marks: socket.socket, start: float
-) -> tuple[list[_Look], list[dict[str, Any]], dict[str, Any]]:
-    """The looks taken after each round, what was said of each, and what was said last."""
-    looks: list[_Look] = []
+) -> tuple[list[_Usage], list[dict[str, Any]], dict[str, Any]]:
+    """Return the measurements after each round, the facts reported with each, and the final facts."""
+    usages: list[_Usage] = []
     said: list[dict[str, Any]] = []
     paused, heard = 0.0, start
     while True:
@@ -143,7 +143,7 @@ def _follow(
             if "loss" in facts:
                 connection.sendall(b"\n")
                 break
-            looks.append(_Look(proctree.cpu_seconds(process.pid), heard - start - paused))
+            usages.append(_Usage(proctree.cpu_seconds(process.pid), heard - start - paused))
             said.append(facts)
             paused += time.perf_counter() - heard
             connection.sendall(b"\n")
@@ -151,15 +151,17 @@ def _follow(
         process.wait(60)
     except subprocess.TimeoutExpired:
         process.kill()
-    return looks, said, facts
+    return usages, said, facts
 
 
 def _summed(
-    name: str, looks: Sequence[_Look], said: Sequence[dict[str, Any]], facts: dict[str, Any], memory: int
+    name: str, usages: Sequence[_Usage], said: Sequence[dict[str, Any]], facts: dict[str, Any], memory: int
 ) -> Lap:
-    if len(looks) < 2:
-        raise InputError(f"{name} played {len(looks)} rounds; it takes two at least to tell the first from the others")
-    first, last, later = looks[0], looks[-1], len(looks) - 1
+    if len(usages) < 2:
+        raise InputError(
+            f"{name} ran {len(usages)} rounds; at least two are needed to separate the first from the others"
+        )
+    first, last, later = usages[0], usages[-1], len(usages) - 1
     return Lap(
         name,
         (last.cpu - first.cpu) / later,
@@ -175,20 +177,20 @@ def _summed(
 
 
 class _Memory:
-    """Looks at a tree's memory now and then, and keeps the most."""
+    """Measures a tree's memory at intervals, and keeps the maximum."""
 
     def __init__(self, pid: int):
         self.most = 0
         self._pid = pid
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread = threading.Thread(target=self._measure, daemon=True)
         self._thread.start()
 
-    def _look(self) -> None:
-        while not self._end.wait(LOOK_SECONDS):
+    def _measure(self) -> None:
+        while not self._end.wait(MEMORY_INTERVAL):
             self.most = max(self.most, proctree.memory(self._pid))
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop measuring."""
         self._end.set()
         self._thread.join()

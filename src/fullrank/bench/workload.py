@@ -1,4 +1,4 @@
-"""Makes the task of a CPU race: synthetic images of CIFAR's shape, and fullrank's own plan of who takes part."""
+"""The task of a CPU race: synthetic images of CIFAR's shape, and fullrank's sampling of clients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fullrank.randomness import generator
 
 @dataclass(frozen=True)
 class Workload:
-    """pfl-research's published CIFAR-10 benchmark unless said otherwise."""
+    """Settings of a task, by default those of pfl-research's published CIFAR-10 benchmark."""
 
     network: str = "cnn"
     clients: int = 1000
@@ -32,22 +32,22 @@ class Workload:
         y = rng.integers(10, size=self.clients * self.samples)
         shades = rng.standard_normal((10, 3, 1, 1), dtype=np.float32)
         x = rng.standard_normal((len(y), 3, 32, 32), dtype=np.float32)
-        for label in range(10):  # one class after the other: no second copy of all the images
+        for label in range(10):  # class by class, so that there is no second copy of all the images
             x[y == label] += 0.3 * shades[label]
         np.save(path / "x.npy", x)
         np.save(path / "y.npy", y.astype(np.int64))
         self.describe(path)
 
     def describe(self, path: Path) -> None:
-        """Write the plan and the settings alone, beside data that are there."""
+        """Write only the plan and the settings into a directory that has the data."""
         facts = {**asdict(self), "cohorts": [self.taking_part(number) for number in range(self.rounds)]}
         (path / "task.json").write_text(json.dumps(facts), encoding="utf-8")
 
     def taking_part(self, round: int) -> list[int]:
-        """Who plays a round, counted from 0: the server's own choice for the seed."""
+        """Return the clients that the server samples for a round, counted from 0."""
         chosen = generator(self.seed, "clients", round).choice(self.clients, self.cohort, replace=False)
         return sorted(map(int, chosen))
 
 
 TINY = Workload(clients=8, samples=20, cohort=2, rounds=2)
-"""Shows that everything works, in seconds; measures nothing."""
+"""A workload of seconds that only shows that everything works."""

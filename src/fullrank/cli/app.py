@@ -200,8 +200,8 @@ def _experiment(file: str | None, overrides: list[str] | None) -> Experiment:
 def main() -> None:
     """Run the command line of this process."""
     if "" not in sys.path:
-        # An experiment can name a method, model or data set in the current directory. The directory comes last, so
-        # that none of its files replaces an installed package.
+        # An experiment can name a method, model or data set in the current directory, which comes last, so that none of
+        # its files replaces an installed package.
         sys.path.append("")
     prepare_streams()
     with interrupt.own_process():

@@ -190,7 +190,7 @@ def _symbols(shape: list[int], parts: Assembly) -> str:
 
 
 def facts(cls: type[Method]) -> dict[str, Any]:
-    """Return what the class of a method says about it."""
+    """Return the declarations of a method's class."""
     text = inspect.getdoc(cls) or ""
     return {
         "name": cls.name,

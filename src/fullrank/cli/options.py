@@ -1,4 +1,4 @@
-"""What the commands share: their help pages, common options, reading an experiment, and reporting errors."""
+"""Common parts of the commands: help pages, options, reading an experiment, and reporting errors."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def _run_and_flush(command: Callable[[], Any]) -> None:
     try:
         command()
     finally:
-        if sys.stdout is not None:  # a process can be started without one
+        if sys.stdout is not None:  # a process can be started without a stream
             sys.stdout.flush()  # an error at the end of the interpreter could no longer be reported
 
 

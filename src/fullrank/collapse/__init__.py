@@ -1,8 +1,9 @@
-"""What happened to a representation: how many dimensions it uses, how its classes lie, how alike clients' are.
+"""Measures of a representation: the dimensions it uses, the geometry of its classes, its similarity between clients.
 
-Pure functions that give plain numbers. Features are (N, d), NumPy arrays or tensors on any device, in one piece or,
-where it says so, as a stream of batches, of which `Moments` and `Similarity` keep what is needed: any number of samples
-in O(d²) memory. All sums are in float64. What is not defined is nan; only no sample at all is rejected.
+All are pure functions that return plain numbers. Features are (N, d), NumPy arrays or tensors on any device, in one
+piece or, where documented, as a stream of batches, which `Moments` and `Similarity` reduce in O(d²) memory for any
+number of samples. All sums are in float64. Undefined values are nan; the only input that is rejected as such is an
+empty one.
 
 >>> import numpy as np
 >>> z = np.random.default_rng(0).normal(size=(1000, 8)) * [9, 3, 1, 0, 0, 0, 0, 0]

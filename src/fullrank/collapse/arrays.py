@@ -1,4 +1,4 @@
-"""What the measures take: NumPy arrays or tensors on any device, whole or as a stream of batches."""
+"""Inputs of the measures: NumPy arrays or tensors on any device, whole or as a stream of batches."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from torch import Tensor
 from fullrank.errors import InputError
 
 Array: TypeAlias = Tensor | NDArray[Any] | Sequence[Any]
-"""Numbers in one piece; nested lists will do."""
+"""Numbers in one piece; nested lists are accepted."""
 Features: TypeAlias = Array | Iterable[Any]
-"""Features (N, d) in one piece, or an iterable of pieces of them in order."""
+"""Features (N, d) in one piece, or an iterable of batches in order."""
 Numbers: TypeAlias = NDArray[np.float64]
 
 ROWS_AT_ONCE = 8192
-"""Samples of a whole array that are widened to float64 together, so that a large one is never copied."""
+"""Rows of an array that are converted to float64 at a time, so that a large array is never copied."""
 
 
 def wide(x: Array) -> Tensor:
-    """The numbers in float64 where they are, without a graph."""
+    """Return the numbers in float64, on their device and detached."""
     return raw(x).to(torch.float64)
 
 
 def raw(x: Array) -> Tensor:
-    """The numbers as a tensor, without a graph, in their own dtype."""
+    """Return the numbers as a detached tensor in their own dtype."""
     return x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
 
 
 def matrix(x: Array, what: str = "features") -> Tensor:
-    """Numbers that must be (samples, width), in their own dtype."""
+    """Return numbers in their own dtype, and reject those that are not (samples, width)."""
     found = raw(x)
     if found.dim() != 2 or found.shape[1] == 0:
         raise InputError(f"{what} must have the shape (samples, width), not {tuple(found.shape)}")
@@ -41,7 +41,7 @@ def matrix(x: Array, what: str = "features") -> Tensor:
 
 
 def pooled(x: Array) -> Tensor:
-    """Features of a layer (N, channels): the maps of a convolution (N, channels, …) are averaged over their places."""
+    """Return a layer's features (N, channels): a convolution's maps (N, channels, …) are averaged over positions."""
     found = raw(x)
     if found.dim() < 2:
         raise InputError(f"features of a layer must have the shape (samples, channels, …), not {tuple(found.shape)}")
@@ -49,7 +49,7 @@ def pooled(x: Array) -> Tensor:
 
 
 def is_whole(features: Any) -> bool:
-    """Whether these are the numbers in one piece; else they are an iterable of pieces."""
+    """Return whether features are in one piece; otherwise they are an iterable of batches."""
     if isinstance(features, Tensor | np.ndarray):
         return True
     if not isinstance(features, Sequence):
@@ -58,13 +58,13 @@ def is_whole(features: Any) -> bool:
 
 
 def in_one_piece(features: Any) -> Tensor | NDArray[Any]:
-    """Features that are whole, as they lie in memory: nothing is converted before it is needed."""
+    """Return features given in one piece, without converting them."""
     found = features if isinstance(features, Tensor | np.ndarray) else np.array(features)
     return found if found.ndim == 2 and found.shape[1] else matrix(found)
 
 
 def pieces(features: Features) -> Iterator[Tensor]:
-    """Features in batches, in order; labels that come with a batch are left aside."""
+    """Yield features in batches, in order, without any labels that the batches have."""
     if is_whole(features):
         x = in_one_piece(features)
         for start in range(0, len(x), ROWS_AT_ONCE):
@@ -75,13 +75,13 @@ def pieces(features: Features) -> Iterator[Tensor]:
 
 
 def labelled(features: Features, labels: Array | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches with their labels, which are given whole or come with the batches, as pairs."""
+    """Yield batches with their labels, which are given in one piece or with the batches, as pairs."""
     if labels is None:
         if is_whole(features):
-            raise InputError("features in one piece need labels, one a sample")
+            raise InputError("features in one piece need labels, one per sample")
         for pair in features:
             if not _is_pair(pair):
-                raise InputError("labels are missing: give them whole, or let every batch be a pair (features, labels)")
+                raise InputError("labels are missing: give them whole, or make every batch a pair (features, labels)")
             yield matrix(pair[0]), whole_numbers(pair[1])
         return
     y, start = whole_numbers(labels), 0
@@ -103,7 +103,7 @@ def _is_pair(x: Any) -> bool:
 
 
 def whole_numbers(labels: Array) -> Tensor:
-    """Labels (N,) as int64, none negative."""
+    """Return labels (N,) as int64, and reject negative ones."""
     y = raw(labels)
     if y.dim() != 1 or y.is_floating_point() or y.is_complex():
         if y.numel():
@@ -111,16 +111,16 @@ def whole_numbers(labels: Array) -> Tensor:
         y = y.reshape(-1)
     y = y.to(torch.int64)
     if len(y) and int(y.min()) < 0:
-        raise InputError(f"labels count classes from 0, so {int(y.min())} is none")
+        raise InputError(f"labels number classes from 0, so {int(y.min())} is not a label")
     return y
 
 
 def plain(x: Tensor) -> Numbers:
-    """The numbers in memory, for whoever goes on without torch."""
+    """Return a tensor as a NumPy array in float64."""
     found: Numbers = x.detach().to("cpu", torch.float64).numpy()
     return found
 
 
 def no_samples(what: str) -> InputError:
-    """The one thing about which nothing can be said."""
-    return InputError(f"{what}: there is no sample at all; give at least one")
+    """Return the error for empty input."""
+    return InputError(f"{what}: there are no samples; give at least one")

@@ -1,4 +1,4 @@
-"""Which classes a model recognises, and for which others it takes them."""
+"""Per-class accuracy and confusion of a model's predictions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fullrank.metrics.measures import counted_pairs
 
 
 def confusion(predicted: Array, labels: Array, num_classes: int | None = None) -> NDArray[np.int64]:
-    """How many samples of each class (rows) were taken for each class (columns).
+    """Count the samples of each class (rows) by predicted class (columns).
 
     `predicted` are scores (N, C), of which the first largest counts, or classes (N,). Tables of parts of the data add
     up to that of the whole.
@@ -29,13 +29,13 @@ def confusion(predicted: Array, labels: Array, num_classes: int | None = None) -
     seen = max(int(y.max()), int(taken.max())) + 1
     classes = num_classes or max(seen, given.shape[1] if given.dim() == 2 else 0)
     if seen > classes:
-        raise InputError(f"there are {classes} classes, counted from 0, but class {seen - 1} occurs")
+        raise InputError(f"there are {classes} classes, numbered from 0, but class {seen - 1} occurs")
     table: NDArray[np.int64] = counted_pairs(y, taken, classes).cpu().numpy()
     return table
 
 
 def class_accuracy(predicted: Array, labels: Array, num_classes: int | None = None) -> Numbers:
-    """The share of each class's samples that was recognised (C,); nan for a class without samples.
+    """Return the share of each class's samples that is classified correctly (C,); nan for a class without samples.
 
     >>> class_accuracy([0, 0, 1, 2], [0, 0, 0, 2]).round(4).tolist()
     [0.6667, nan, 1.0]
@@ -44,7 +44,7 @@ def class_accuracy(predicted: Array, labels: Array, num_classes: int | None = No
 
 
 def recall(table: Array) -> Numbers:
-    """The same from a confusion table, as parts of the data add up to one.
+    """Return the accuracy of each class from a confusion table, which may be a sum over parts of the data.
 
     >>> recall([[3, 1], [0, 2]]).tolist()
     [0.75, 1.0]

@@ -1,4 +1,4 @@
-"""How alike clients' models are: their class prototypes and their classifiers.
+"""Similarity of clients' models: their class prototypes and their classifiers.
 
 The measures of Li, Shang, He, Lin and Wu, *No Fear of Classifier Biases: Neural Collapse Inspired Federated Learning
 with Synthetic and Fixed Classifier* (ICCV 2023): after local training on unequal data, one class's prototypes point in
@@ -17,11 +17,12 @@ from fullrank.errors import InputError
 
 
 def prototype_consistency(prototypes: Array, held: Array | None = None) -> dict[str, Any]:
-    """How well clients agree on each class: the mean cosine over pairs of clients of their prototypes (clients, C, d).
+    """Compute the mean cosine of clients' prototypes (clients, C, d) over pairs of clients, by class.
 
-    A client without samples of a class has zeros (or nan) there, or False in `held` (clients, C). `mean` is over the
-    classes that two clients or more hold, `classes` is their number, `by_class` (C,) each class's value, nan where no
-    two hold it. Prototypes are class means of a client's own samples under its own model; they are not centred.
+    A client without samples of a class has zeros (or nan) there, or False in `held` (clients, C). In the result, `mean`
+    is over the classes that two clients or more hold, `classes` is their number, and `by_class` (C,) has each class's
+    value, nan where no two hold it. Prototypes are class means of a client's own samples under its own model; they are
+    not centred.
 
     >>> found = prototype_consistency([[[1.0, 0], [0, 1]], [[1, 1], [0, 2]], [[0, 1], [0, 0]]])
     >>> round(found["mean"], 6), found["classes"]
@@ -31,7 +32,7 @@ def prototype_consistency(prototypes: Array, held: Array | None = None) -> dict[
     if held is not None:
         told = raw(held).cpu().numpy().astype(bool)
         if told.shape != known.shape:
-            raise InputError(f"held must say yes or no for every client and class, {known.shape}, not {told.shape}")
+            raise InputError(f"held must be boolean of shape (clients, classes), {known.shape}, not {told.shape}")
         known, rows = known & told, rows * told[..., None]
     number = known.sum(0)
     sums = (np.square(rows.sum(0)).sum(-1) - number) / 2  # the sum over pairs of unit vectors' scalar products
@@ -43,10 +44,11 @@ def prototype_consistency(prototypes: Array, held: Array | None = None) -> dict[
 
 
 def classifier_cosine(classifiers: Array) -> dict[str, Any]:
-    """The same of classifiers' rows W_k[c], weights (clients, C, d) alone.
+    """Compute the mean cosine of classifiers' rows W_k[c] over pairs of clients, by class.
 
-    Beside `mean`, `classes` and `by_class` also `matrix` (clients, clients): each pair's mean over classes, for a heat
-    map. A row of zeros has no direction and is left out.
+    `classifiers` are weights (clients, C, d), without biases. The result has `mean`, `classes` and `by_class` as in
+    `prototype_consistency`, and `matrix` (clients, clients), each pair's mean over classes. A row of zeros has no
+    direction and is left out.
 
     >>> found = classifier_cosine([[[1.0, 0], [0, 1]], [[1, 1], [0, 2]]])
     >>> round(found["mean"], 6), found["matrix"].round(4).tolist()
@@ -61,10 +63,10 @@ def classifier_cosine(classifiers: Array) -> dict[str, Any]:
 
 
 def classifier_norms(classifier: Array, counts: Array | None = None) -> dict[str, Any]:
-    """How unequal the rows of a classifier (C, d) are, and whether frequent classes have the longer ones.
+    """Compute how unequal the norms of a classifier's rows (C, d) are, and their correlation with class counts.
 
-    `norms` ‖W_c‖, their `ratio` to the mean, `cv` = std/mean (biased), and `bias`, the Pearson correlation with the
-    class counts (C,): nan without counts, or if either is constant.
+    The result has `norms` ‖W_c‖, their `ratio` to the mean, `cv` = std/mean (biased), and `bias`, the Pearson
+    correlation with the class counts (C,), which is nan without counts, or if either is constant.
 
     >>> found = classifier_norms([[3.0, 4], [0, 1], [2, 0]], counts=[50, 20, 10])
     >>> found["norms"].tolist(), round(found["cv"], 6), round(found["bias"], 6)
@@ -83,11 +85,12 @@ def classifier_norms(classifier: Array, counts: Array | None = None) -> dict[str
 
 
 def classifier_map(classifiers: Array, seed: int = 0) -> tuple[Numbers, Numbers]:
-    """Where t-SNE puts all clients' classifier rows: points (clients·C, 2), client by client, and their classes.
+    """Compute the t-SNE map of all clients' classifier rows: points (clients·C, 2), client by client, and their
+    classes.
 
-    As in FedETF's talk (Fig. 1, fourth column): each row divided by its norm; perplexity min(30, (points − 1)/3), a
-    start at the principal components and a fixed seed, so that the same rows give the same picture. Rows of zeros are
-    left where the origin is. Needs scikit-learn.
+    As in FedETF's talk (Fig. 1, fourth column), each row is divided by its norm; the perplexity is min(30, (points −
+    1)/3), and the map starts at the principal components with a fixed seed, so that the same rows give the same points.
+    Rows of zeros stay zero. scikit-learn is required.
 
     >>> points, classes = classifier_map(np.random.default_rng(0).normal(size=(3, 4, 8)))
     >>> points.shape, classes.tolist()[:5]
@@ -101,13 +104,13 @@ def classifier_map(classifiers: Array, seed: int = 0) -> tuple[Numbers, Numbers]
     points = rows.reshape(-1, rows.shape[-1])
     classes = np.tile(np.arange(known.shape[1], dtype=np.float64), known.shape[0])
     if len(points) < 4 or points.shape[1] < 2:
-        raise InputError(f"a map needs four rows of two weights at least, not {points.shape}")
+        raise InputError(f"a map needs at least four rows of at least two weights, not {points.shape}")
     t_sne = TSNE(perplexity=min(30, (len(points) - 1) / 3), init="pca", random_state=seed)
     return t_sne.fit_transform(points).astype(np.float64), classes
 
 
 def _directions(vectors: Array, what: str) -> tuple[Numbers, np.ndarray[Any, np.dtype[np.bool_]]]:
-    """Unit vectors (clients, classes, d), and which of them exist; those that do not are zeros."""
+    """Return unit vectors (clients, classes, d), zeros where there is none, and a mask of those that exist."""
     found = plain(wide(vectors))
     if found.ndim != 3:
         raise InputError(f"{what} must have the shape (clients, classes, width), not {found.shape}")
@@ -115,7 +118,7 @@ def _directions(vectors: Array, what: str) -> tuple[Numbers, np.ndarray[Any, np.
         raise no_samples(what)
     largest = np.abs(found).max(-1)
     known = np.isfinite(largest) & (largest > 0)
-    # by the largest entry first: squares of tiny or huge ones would vanish or overflow
+    # divided by the largest entry first: squares of tiny or huge entries would vanish or overflow
     scaled = np.where(known[..., None], found, 0) / np.where(known, largest, 1)[..., None]
     length = np.sqrt(np.square(scaled).sum(-1))
     return scaled / np.where(known, length, 1)[..., None], known
@@ -123,7 +126,7 @@ def _directions(vectors: Array, what: str) -> tuple[Numbers, np.ndarray[Any, np.
 
 def _correlation(a: Numbers, b: Numbers) -> float:
     if a.shape != b.shape:
-        raise InputError(f"there are {len(a)} rows, but counts of {b.shape}; one a class is needed")
+        raise InputError(f"there are {len(a)} rows, but counts of shape {b.shape}; give one count per class")
     a, b = a - a.mean(), b - b.mean()
     size = float(np.sqrt(np.square(a).sum() * np.square(b).sum()))
     constant = np.ptp(a) == 0 or np.ptp(b) == 0

@@ -10,15 +10,15 @@ from fullrank.errors import InputError
 
 
 class Moments:
-    """Running moments of features (and of each class's, where labels come along), merged batch by batch.
+    """Running moments of features, also by class if labels are given, merged batch by batch.
 
-    With n_a samples behind and n_b in a batch, S = Σ(z − z̄)(z − z̄)ᵀ becomes S_a + S_b + δδᵀ·n_a n_b/(n_a + n_b), where
-    δ is the difference of the two means (Chan, Golub and LeVeque 1979): nothing large is ever subtracted, and the order
-    and size of the batches do not matter. All in float64, on the device of the first batch.
+    After n_a samples, a batch of n_b turns S = Σ(z − z̄)(z − z̄)ᵀ into S_a + S_b + δδᵀ·n_a n_b/(n_a + n_b), where δ is
+    the difference of the two means (Chan, Golub and LeVeque 1979). No large numbers are subtracted; the order and size
+    of the batches do not matter. Sums are in float64, on the device of the first batch.
 
-    The spread within classes counts every class alike, so the weight of a sample is known only with its class's size:
-    `counts` (C,), known from the labels beforehand, keeps memory at O(d² + C·d). Without them every class has a d×d
-    matrix of its own.
+    The covariance within classes gives all classes equal weight, so the weight of a sample depends on the size of its
+    class: giving the class sizes `counts` (C,) beforehand keeps memory at O(d² + C·d). Without them every class has its
+    own d×d matrix.
 
     >>> moments = Moments()
     >>> for z in ([[2.0, 1], [2, -1]], [[-2.0, 1]], [[-2.0, -1]]):
@@ -29,19 +29,19 @@ class Moments:
 
     def __init__(self, counts: Array | None = None):
         self.samples = 0
-        """How many have been added."""
+        """The number of samples added."""
         self.announced = None if counts is None else wide(counts)
         self._labelled: bool | None = None
 
     def add(self, z: Array, y: Array | None = None) -> None:
-        """Take a batch of features (n, d) and, where classes matter, its labels (n,)."""
+        """Add a batch of features (n, d) and, for moments by class, its labels (n,)."""
         z = wide(matrix(z))
         if not self.samples:
             if len(z) == 0:
                 return
             self._begin(z)
         if z.shape[1] != len(self._origin):
-            raise InputError(f"this batch has {z.shape[1]} features a sample, those before had {len(self._origin)}")
+            raise InputError(f"this batch has {z.shape[1]} features per sample, earlier ones had {len(self._origin)}")
         z = z.to(self._origin.device) - self._origin
         if y is not None:
             labels = whole_numbers(y).to(z.device)
@@ -50,23 +50,23 @@ class Moments:
         if len(z) == 0:
             return
         if self._labelled not in (None, y is not None):
-            raise InputError("either every batch comes with its labels or none does")
+            raise InputError("either all batches need labels or none")
         self._labelled = y is not None
         self._add_to_all(z)
         if y is not None:
             self._add_to_classes(z, labels)
 
     def merge(self, other: Moments) -> None:
-        """Take what another object has seen, as if its batches had been added here."""
+        """Merge another object's moments, as if its batches had been added here."""
         if not other.samples:
             return
         if not self.samples:
             self._begin(other._origin[None])
             self._labelled = other._labelled
         if other.width != len(self._origin) or other._labelled != self._labelled:
-            raise InputError("moments of different widths, or with and without labels, do not go together")
+            raise InputError("moments of different widths, or with and without labels, cannot be merged")
         if not _same(self.announced, other.announced):
-            raise InputError("moments go together only if all were told the same class counts, or none")
+            raise InputError("moments can be merged only if both have the same class counts or both have none")
         device = self._origin.device
         moved = other._origin.to(device) - self._origin
         self._join(other.samples, other._mean.to(device) + moved, other._scatter.to(device))
@@ -80,7 +80,7 @@ class Moments:
             self._within += other._within.to(device)
             self._join_classes(counts, means)
 
-    # What is known
+    # Results
 
     @property
     def width(self) -> int:
@@ -108,17 +108,17 @@ class Moments:
 
     @property
     def class_counts(self) -> Tensor:
-        """The sizes of those classes (K,)."""
+        """The sizes of the classes that have samples (K,)."""
         return self._counts[self.classes]
 
     @property
     def class_means(self) -> Tensor:
-        """Their means h_c (K, d)."""
+        """The means h_c of the classes that have samples (K, d)."""
         return self._origin + self._means[self.classes]
 
     @property
     def deviations(self) -> Tensor:
-        """D (K, d): class means from their plain mean h_G, every class counting alike."""
+        """D (K, d): deviations of the class means from their unweighted mean h_G."""
         means = self._means[self.classes]
         return means - means.mean(0)
 
@@ -131,10 +131,10 @@ class Moments:
         told = self.announced.to(self._counts.device)
         told = torch.nn.functional.pad(told, (0, max(0, len(self._counts) - len(told))))
         if not torch.equal(told[: len(self._counts)], self._counts) or told[len(self._counts) :].any():
-            raise InputError("the labels that came are not those that counts announced; the spread within is not known")
+            raise InputError("labels and counts disagree about the sizes of classes; correct the counts")
         return self._within / len(classes)
 
-    # How it is done: everything is measured from the first sample, so that what is constant is exactly 0
+    # The first sample is subtracted from all, so that deviations of constant features are exactly 0
 
     def _begin(self, z: Tensor) -> None:
         d = z.shape[1]
@@ -171,7 +171,7 @@ class Moments:
         self._join_classes(counts, means)
 
     def _join_classes(self, counts: Tensor, means: Tensor) -> None:
-        """Counts and means of a batch's classes, and what their distance from those before adds to the spread."""
+        """Merge counts and means of a batch's classes, and add the scatter between the old and the new means."""
         before, together = self._counts, self._counts + counts
         step = (means - self._means) * (counts > 0)[:, None]
         factor = before * counts / together.clamp(min=1)
@@ -184,7 +184,7 @@ class Moments:
         self._counts = together
 
     def _weight(self) -> Tensor:
-        """1/n_c of every class with a place in the tables; 0 where none was announced."""
+        """Return 1/n_c of every class in the tables; 0 for a class whose given count is 0."""
         assert self.announced is not None
         told = self.announced.to(self._counts.device)[: len(self._counts)]
         told = torch.nn.functional.pad(told, (0, len(self._counts) - len(told)))
@@ -203,7 +203,7 @@ class Moments:
     def _need_labels(self) -> None:
         self._need_samples()
         if not self._labelled:
-            raise InputError("these moments know nothing of classes; add every batch with its labels")
+            raise InputError("these moments have no classes; add every batch with its labels")
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
@@ -211,7 +211,7 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def moments_of(features: Features | Moments, labels: Array | None = None, by_class: bool = False) -> Moments:
-    """The moments of features in any form; those of classes too if asked for."""
+    """Return the moments of features in any form, with `by_class` also those of classes."""
     if isinstance(features, Moments):
         return features
     if not by_class:

@@ -1,7 +1,8 @@
 """Neural collapse: Papyan, Han and Donoho, *Prevalence of neural collapse during the terminal phase of deep learning
 training* (PNAS 2020), as FedETF measures it.
 
-Every class counts alike, however many samples it has, so that an exact simplex gives 0 on any test set.
+All classes have the same weight, regardless of their number of samples, so that an exact simplex gives 0 on any test
+set.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fullrank.errors import InputError
 RELATIVE_ZERO = 1e-10
 """Eigenvalues of Σ_B up to this share of the largest count as 0."""
 ROUNDING = 1e-14
-"""A class mean nearer to the others' than this share of the features' spread is no different from them."""
+"""Class means nearer to their mean than this share of the features' spread count as equal to it."""
 
 
 def neural_collapse(
@@ -31,21 +32,21 @@ def neural_collapse(
     logits: Array | None = None,
     again: Features | None = None,
 ) -> dict[str, float]:
-    """NC1 to NC4 of features (N, d) with labels (N,), and of a classifier (C, d) where one is given.
+    """Compute NC1 to NC4 of features (N, d) with labels (N,) and, if given, of a classifier (C, d).
 
-    With h_c the class means, D the rows h_c − h_G (h_G their plain mean), K the number of classes with samples:
+    With h_c the class means, D the rows h_c − h_G (h_G their unweighted mean), K the number of classes with samples:
 
-    - `nc1` = tr(Σ_W Σ_B⁺)/K, Σ_B = DᵀD/K: the spread within classes beside that between them;
+    - `nc1` = tr(Σ_W Σ_B⁺)/K, Σ_B = DᵀD/K: the spread within classes relative to that between them;
     - `nc2` = ‖DDᵀ/‖DDᵀ‖_F − (I − 11ᵀ/K)/√(K−1)‖_F: the distance of the means from a simplex ETF; its parts `nc2_norm`,
       std/mean of ‖D_c‖, and `nc2_angle`, the mean of |cos(D_c, D_c') + 1/(K−1)| over c ≠ c';
     - `nc3` = ‖W/‖W‖_F − D/‖D‖_F‖_F: the distance of the classifier from the means, 0 … 2;
     - `nc4`: the share of samples that argmax zWᵀ + b (or argmax of `logits`) gives to another class than the nearest
       mean does, among the K classes.
 
-    Features may be a stream of batches in the order of the labels, or of pairs (features, labels). NC4 looks at every
-    sample again when the means are known, so it is nan for a stream that can be read only once, and for `Moments`
-    unless `again` gives the same samples once more, as a stream of pairs (features, labels).
-    What is not defined is nan: all of it for fewer than two classes.
+    Features may be a stream of batches in the order of the labels, or of pairs (features, labels). NC4 needs a second
+    pass over the samples when the means are known, so it is nan for a stream that can be read only once, and for
+    `Moments` unless `again` gives the same samples once more, as a stream of pairs (features, labels). Undefined values
+    are nan, and with fewer than two classes all are undefined.
 
     >>> z = [[2.0, 0], [4, 0], [0, 1], [0, 3], [-1, -1], [-3, -1]]
     >>> found = neural_collapse(z, [0, 0, 1, 1, 2, 2], [[1.0, 0], [0, 1], [-1, -1]])
@@ -71,7 +72,8 @@ def neural_collapse(
 
 
 def nc_error(features: Features | Moments, labels: Array | None = None) -> float:
-    """How far the angles between class means are from a simplex's: `nc2_angle`, as FedETF's figure draws it.
+    """Compute `nc2_angle`, the mean deviation of the angles between class means from a simplex's, as in FedETF's
+    figure.
 
     >>> nc_error([[1.0, 0], [-1, 0]], [0, 1])
     0.0
@@ -80,10 +82,10 @@ def nc_error(features: Features | Moments, labels: Array | None = None) -> float
 
 
 def _rows(classifier: Array, moments: Moments) -> Tensor:
-    """The rows W_c of the classes that have samples."""
+    """Return the rows W_c of the classes that have samples."""
     W = wide(matrix(classifier, "classifier")).to(moments.mean.device)
     if W.shape[1] != moments.width:
-        raise InputError(f"the classifier takes {W.shape[1]} features, but there are {moments.width}")
+        raise InputError(f"the classifier takes {W.shape[1]} features, but the features have width {moments.width}")
     last = int(moments.classes.max())
     if last >= len(W):
         raise InputError(f"the classifier has {len(W)} rows, but class {last} has samples")
@@ -91,7 +93,7 @@ def _rows(classifier: Array, moments: Moments) -> Tensor:
 
 
 def _nc1(within: Tensor, D: Tensor) -> float:
-    # The eigenvectors of Σ_B = DᵀD/K without forming it: it has no more than K − 1.
+    # The eigenvectors of Σ_B = DᵀD/K, of which there are at most K − 1, without forming it.
     _, s, axes = torch.linalg.svd(D / len(D) ** 0.5, full_matrices=False)
     between = s.square()
     kept = between > RELATIVE_ZERO * between[0]
@@ -107,7 +109,7 @@ def _nc2(D: Tensor) -> dict[str, float]:
         "nc2": float((gram / gram.norm() - simplex / (K - 1) ** 0.5).norm()),
         "nc2_norm": float(norms.std(correction=0) / norms.mean()),
     }
-    if float(norms.min()) > ROUNDING * float(norms.max()):  # a mean at the centre of all others has no direction
+    if float(norms.min()) > ROUNDING * float(norms.max()):  # a mean at the centre of all means has no direction
         cosine = gram / torch.outer(norms, norms)
         apart = ~torch.eye(K, dtype=torch.bool, device=D.device)
         found["nc2_angle"] = float((cosine[apart] + 1 / (K - 1)).abs().mean())
@@ -142,7 +144,7 @@ def _nc4(
         else:
             assert head is not None
             given = z @ head.mT + offset
-        # Not by way of scalar products: a sample half-way between two means is to be a tie.
+        # Distances are not computed from scalar products, so that a sample half-way between two means is a tie.
         nearest = torch.cdist(z, means, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
         differ += int((given.argmax(1) != nearest).sum())
         start += len(z)

@@ -1,4 +1,4 @@
-"""Linear CKA: whether two networks represent the same samples alike, up to rotation, scale and shift.
+"""Linear CKA: the similarity of two representations of the same samples, up to rotation, scale and shift.
 
 Kornblith, Norouzi, Lee and Hinton, *Similarity of Neural Network Representations Revisited* (ICML 2019).
 """
@@ -18,11 +18,12 @@ from fullrank.errors import InputError
 
 
 def cka(a: Features, b: Features) -> float:
-    """‖XᵀY‖_F² / (‖XᵀX‖_F ‖YᵀY‖_F) of two feature matrices with centred columns, between 0 and 1.
+    """Compute ‖XᵀY‖_F² / (‖XᵀX‖_F ‖YᵀY‖_F) of two feature matrices with centred columns, between 0 and 1.
 
-    The same samples in the same order, in one piece each or as two streams of batches of equal sizes; widths may
-    differ. Maps of a convolution (N, channels, height, width) are averaged over their places. nan if either does not
-    vary. For few samples it is biased upwards: independent Gaussians give .33 at N = 64, d = 32, and .03 at N = 1,000.
+    Both have the same samples in the same order, in one piece each or as two streams of batches of equal sizes; widths
+    may differ. Maps of a convolution (N, channels, height, width) are averaged over positions. The result is nan if
+    either is constant. For few samples it is biased upwards: independent Gaussians give .33 at N = 64, d = 32, and .03
+    at N = 1,000.
 
     >>> x = np.array([[1.0, 0], [2, 1], [3, 1], [4, 4]])
     >>> round(cka(x, [[1.0], [0], [0], [1]]), 6), round(cka(x, x @ [[0, -2], [2, 0]] + 5), 6)
@@ -36,14 +37,14 @@ def cka(a: Features, b: Features) -> float:
     for x, y in zip_longest(_parts(a), _parts(b)):
         if x is None or y is None:
             raise InputError(
-                "the two have different numbers of batches; the same samples in the same order are compared"
+                "the two streams have different numbers of batches; give the same samples in the same order"
             )
         similarity.add([{"": x}, {"": y}])
     return float(similarity.matrices()[""][0, 1])
 
 
 def cka_by_layer(clients: Sequence[Mapping[str, Array]]) -> dict[str, Numbers]:
-    """CKA of every pair of clients at every layer: by layer's name, a (clients, clients) matrix.
+    """Compute CKA of every pair of clients at every layer: a (clients, clients) matrix by the layer's name.
 
     Each client gives its features by layer, all for the same samples in the same order. For more samples than fit into
     memory, give `Similarity` one batch after another.
@@ -58,9 +59,9 @@ def cka_by_layer(clients: Sequence[Mapping[str, Array]]) -> dict[str, Numbers]:
 
 
 class Similarity:
-    """CKA over batches: for several clients and layers at once, every sample is looked at once.
+    """CKA over batches, for several clients and layers at once, in one pass over the samples.
 
-    Memory is that of XᵀY for every pair of clients at every layer, however many samples come.
+    It keeps XᵀY for every pair of clients at every layer, for any number of samples.
 
     >>> similarity = Similarity()
     >>> for rows in ([[1.0, 0], [2, 1]], [[3.0, 1]], [[4.0, 4]]):
@@ -77,14 +78,14 @@ class Similarity:
         self._products: dict[tuple[str, int, int], Tensor] = {}
 
     def add(self, clients: Sequence[Mapping[str, Array]]) -> None:
-        """Take what every client makes of one batch: its features by layer, of the same samples everywhere."""
+        """Add one batch: for every client its features by layer, of the same samples everywhere."""
         batch = [{layer: wide(pooled(x)) for layer, x in client.items()} for client in clients]
         device = next((x.device for client in batch for x in client.values()), None)
         batch = [{layer: x.to(device) for layer, x in client.items()} for client in batch]
         sizes = {len(x) for client in batch for x in client.values()}
         if len(sizes) > 1:
             raise InputError(
-                f"clients' features are of {' and '.join(map(str, sorted(sizes)))} samples; of the same ones"
+                f"clients' features are of {' and '.join(map(str, sorted(sizes)))} samples; give the same ones"
             )
         n = sizes.pop() if sizes else 0
         if n == 0:
@@ -109,7 +110,7 @@ class Similarity:
         self.samples = together
 
     def matrices(self) -> dict[str, Numbers]:
-        """By layer the (clients, clients) matrix of what was added; nan where a client's features do not vary."""
+        """Return the (clients, clients) matrix of each layer; nan where a client's features are constant."""
         if not self.samples:
             raise no_samples("cka")
         number = len(self._means)
@@ -123,14 +124,14 @@ class Similarity:
         return found
 
     def _begin(self, batch: list[dict[str, Tensor]]) -> None:
-        # Everything is measured from the first sample, so that what does not vary is exactly 0.
+        # The first sample is subtracted from all, so that deviations of constant features are exactly 0.
         self._layers = list(batch[0])
         self._origins = [{layer: x[0].clone() for layer, x in client.items()} for client in batch]
         self._means = [{layer: torch.zeros_like(x[0]) for layer, x in client.items()} for client in batch]
 
 
 def _from_rows(x: Tensor, y: Tensor) -> float:
-    """By the N×N Gram matrices, where there are fewer samples than features: ‖XᵀY‖_F² = ⟨XXᵀ, YYᵀ⟩."""
+    """Compute CKA from the N×N Gram matrices, by ‖XᵀY‖_F² = ⟨XXᵀ, YYᵀ⟩, for fewer samples than features."""
     grams = []
     for features in (wide(x), wide(y)):
         centred = features - features[:1]

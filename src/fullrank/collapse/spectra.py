@@ -1,4 +1,4 @@
-"""How many dimensions a representation uses: the spectrum of its covariance.
+"""The spectrum of a representation's covariance, and how many dimensions the representation uses.
 
 Shi, Liang, Zhang, Tan and Bai, *Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated
 Learning* (ICLR 2023), and, with Xue, *Understanding and Mitigating Dimensional Collapse in Federated Learning* (TPAMI).
@@ -19,16 +19,17 @@ from fullrank.errors import InputError
 from fullrank.objectives import singular_variance as _singular_variance
 
 THRESHOLD = math.exp(-2)
-"""Above it a singular value is significant: TPAMI's example log τ = −2."""
+"""Singular values above it are significant; it is TPAMI's example log τ = −2."""
 RELATIVE_ZERO = 1e-12
-"""Below this share of the largest, a singular value is rounding."""
+"""Singular values up to this share of the largest count as rounding errors."""
 
 
 def spectrum(features: Features | Moments) -> Numbers:
-    """The d singular values of Σ = (1/N)Σ(z − z̄)(z − z̄)ᵀ, descending (ICLR Eq. 5, TPAMI Eq. 6; what Figs. 2–7 draw).
+    """Return the d singular values of Σ = (1/N)Σ(z − z̄)(z − z̄)ᵀ in descending order (ICLR Eq. 5, TPAMI Eq. 6).
 
-    `features` are (N, d) in one piece, a stream of batches, or `Moments`. Biased, never negative; of one sample all 0;
-    nan where a feature is not finite. With fewer samples than features in one piece, the N×N Gram matrix is decomposed.
+    Figs. 2–7 draw them. `features` are (N, d) in one piece, a stream of batches, or `Moments`. The values are never
+    negative; they are 0 for a single sample, and nan if a feature is not finite. With fewer samples than features in
+    one piece, the N×N Gram matrix is decomposed.
 
     >>> spectrum([[2.0, 1], [2, -1], [-2, 1], [-2, -1]]).tolist()
     [4.0, 1.0]
@@ -39,18 +40,18 @@ def spectrum(features: Features | Moments) -> Numbers:
         if n == 0:
             raise no_samples("spectrum")
         if n < d:
-            z = wide(whole) - wide(whole[:1])  # from the first sample, so that what is constant is exactly 0
+            z = wide(whole) - wide(whole[:1])  # relative to the first sample, so that constant features are exactly 0
             z = z - z.mean(0)
             values = _descending(z @ z.mT / n)
-            return np.pad(values, (0, d - n), constant_values=0.0 * values[0])  # nan if the others are
+            return np.pad(values, (0, d - n), constant_values=0.0 * values[0])  # nan if the other values are
     return _descending(moments_of(features).covariance)
 
 
 def effective_rank(features: Features | Moments) -> float:
-    """exp(−Σ p log p) with p = λ/Σλ: how many equal singular values would be as spread out as these (Roy and Vetterli).
+    """Compute exp(−Σ p log p) with p = λ/Σλ, the effective number of dimensions (Roy and Vetterli).
 
-    On the covariance's spectrum, as the papers plot it. Between 1 and d; 0 if nothing varies. A spectrum itself, one
-    number a dimension, may be given instead of features.
+    λ are the covariance's singular values, as the papers plot them. The result is between 1 and d; 0 if all features
+    are constant. A spectrum, one number per dimension, may be given instead of features.
 
     >>> round(effective_rank([[2.0, 1], [2, -1], [-2, 1], [-2, -1]]), 6)
     1.649385
@@ -69,7 +70,7 @@ def effective_rank(features: Features | Moments) -> float:
 
 
 def significant(values: Array, threshold: float = THRESHOLD) -> int:
-    """How many singular values are above a threshold, by default e⁻² (TPAMI, log τ = −2).
+    """Count the singular values above a threshold, by default e⁻² (TPAMI, log τ = −2).
 
     >>> significant([4.46, 0.75, 0.042])
     2
@@ -88,10 +89,11 @@ def spectrum_gap(
 def spectrum_gap(
     local: Array, global_: Array, *, top: int | None = None, count: bool = False
 ) -> float | tuple[float, int]:
-    """R of TPAMI Eq. 1: the mean of log(λ_k^local / λ_k^global) over the singular values of two spectra.
+    """Compute R of TPAMI Eq. 1, the mean of log(λ_k^local / λ_k^global) over the singular values of two spectra.
 
-    Only over the k where neither is rounding (10⁻¹² of its spectrum's largest or less); nan if there is none. `top` is
-    the number of leading k looked at (100 in the figures), `count=True` also gives how many were compared.
+    A k is left out if either value is a rounding error (10⁻¹² of its spectrum's largest or less); without any k the
+    result is nan. `top` limits k to the leading values (100 in the figures); `count=True` also returns the number of
+    values compared.
 
     >>> round(spectrum_gap([3 * math.e, math.e], [3.0, 1.0]), 12)
     1.0
@@ -108,9 +110,10 @@ def spectrum_gap(
 
 
 def singular_variance(features: Features | Moments) -> float:
-    """L_singular (ICLR Eq. 6, TPAMI Eq. 7): (1/d)Σ(λ_i − λ̄)² of the covariance's singular values, none computed.
+    """Compute L_singular (ICLR Eq. 6, TPAMI Eq. 7), (1/d)Σ(λ_i − λ̄)² of the covariance's singular values.
 
-    The loss of this name in `fullrank.objectives`, as a number and for any amount of features.
+    It is the loss of this name in `fullrank.objectives`, as a number and for any amount of features. No singular value
+    is computed.
 
     >>> singular_variance([[2.0, 1], [2, -1], [-2, 1], [-2, -1]])
     2.25
@@ -128,7 +131,7 @@ def singular_variance(features: Features | Moments) -> float:
 
 
 def _descending(covariance: Tensor) -> Numbers:
-    """Eigenvalues; LAPACK would reject what is not finite."""
+    """Return eigenvalues in descending order; nan if an entry is not finite, which LAPACK would reject."""
     if not covariance.isfinite().all():
         return np.full(len(covariance), np.nan)
     return plain(torch.linalg.eigvalsh(covariance).clamp(min=0).flip(0))
@@ -143,5 +146,5 @@ def _spectrum_or(features: Features | Moments) -> Numbers:
 def _one_dimensional(values: Array) -> Numbers:
     found = raw(values)
     if found.dim() != 1:
-        raise InputError(f"a spectrum has one number a dimension, so its shape is (d,), not {tuple(found.shape)}")
+        raise InputError(f"a spectrum has one number per dimension, so its shape is (d,), not {tuple(found.shape)}")
     return plain(found)

@@ -1,4 +1,4 @@
-"""How unequal the dimensions are inside each class: FedMR's Table 7.
+"""Variance of the eigenvalues within each class, as in FedMR's Table 7.
 
 Fan, Yao, Zhang, Lyu, Zhang and Wang, *Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping*
 (TMLR 2023).
@@ -24,10 +24,10 @@ EPS = 1e-8
 def class_eigenvalue_variance(
     features: Array, labels: Array, *, top: int = TOP, batch_size: int = BATCH
 ) -> dict[int, float]:
-    """v_c = (1/128)Σ(λ_i − λ̄)² over the 50 largest eigenvalues of M_c, for each class with two samples or more.
+    """Compute v_c = (1/128)Σ(λ_i − λ̄)² over the 50 largest eigenvalues of M_c, by class of two samples or more.
 
     M_c = (1/(n_c − 1))Σẑẑᵀ of one mini-batch, ẑ standardised inside the class with the biased deviation. The divisor is
-    the batch size as printed, not the number of eigenvalues. Of fewer features than 50, all eigenvalues count.
+    the batch size as printed, not the number of eigenvalues. With fewer features than 50, all eigenvalues count.
 
     >>> line = np.arange(8.0)[:, None] * np.ones(4)
     >>> {c: round(v, 6) for c, v in class_eigenvalue_variance(line, [0] * 7 + [1]).items()}
@@ -47,10 +47,10 @@ def class_eigenvalue_variance(
 
 
 def mean_class_eigenvalue_variance(features: Array, labels: Array, *, top: int = TOP, batch_size: int = BATCH) -> float:
-    """Table 7's number: the mean of v_c over a mini-batch's classes, then over the mini-batches.
+    """Compute Table 7's number: the mean of v_c over a mini-batch's classes, then over the mini-batches.
 
-    Samples are cut into mini-batches in their order; a last, shorter one is left out unless it is the only one. nan
-    where no class has two samples.
+    Samples are cut into mini-batches in their order; a last, shorter one is left out unless it is the only one. The
+    result is nan if no class has two samples.
 
     >>> line = np.arange(8.0)[:, None] * np.ones(4)
     >>> round(mean_class_eigenvalue_variance(line, [0] * 4 + [1] * 4), 6)
@@ -70,7 +70,7 @@ def mean_class_eigenvalue_variance(features: Array, labels: Array, *, top: int =
 
 
 def _variance(z: Tensor, top: int) -> float:
-    """Σ(λ_i − λ̄)² over the largest eigenvalues; there are no more than n that are not 0."""
+    """Compute Σ(λ_i − λ̄)² over the largest eigenvalues, at most n of which are not 0."""
     z = z - z[:1]
     z = z - z.mean(0)
     z = z / (z.square().mean(0).sqrt() + EPS)

@@ -93,7 +93,7 @@ class Experiment(Table):
         find_metrics(self.evaluate.metrics)
 
     def _looks_up(self, name: str) -> bool:
-        """Whether the name of a model or method must be resolved."""
+        """Return whether the name of a model or method must be resolved."""
         return name != GIVEN and not name.startswith(f"{GIVEN}:")
 
     def __eq__(self, other: object) -> bool:
@@ -216,8 +216,8 @@ class Recorded(Experiment):
             raise InputError(f'"{file}" is damaged: {problem}') from None
         if not values:
             raise InputError(
-                f'"{file}" is empty, so it is damaged; put the experiment in it with which the run was started, or '
-                "take another directory"
+                f'"{file}" is empty, so it is damaged; write the experiment of the run into it, or '
+                "choose another directory"
             )
         try:
             found = cls(**values)
@@ -333,7 +333,7 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in values.items():
         *above, name = str(key).split(".")
         if len(above) > DEEPEST:
-            raise InputError(f"{str(key)[:100]}…: there is no such key; an experiment has no tables that deep")
+            raise InputError(f"{str(key)[:100]}…: there is no such key; an experiment has no tables as deep as that")
         node: Any = {name: nested(value) if isinstance(value, Mapping) else _text(value)}
         for step in reversed(above):
             node = {step: node}
@@ -357,7 +357,7 @@ def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two values of a key mean the same. Types count: a participation of 1 is one client, 1.0 is all."""
+    """Return whether two values of a key are equal in value and type: participation 1 is one client, 1.0 is all."""
     return type(a) is type(b) and a == b
 
 
@@ -381,7 +381,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any], where: str = "") 
 
 
 def _is_a_table(key: str) -> bool:
-    """Whether a dotted key always names a table of the experiment or the hyper-parameters of a method."""
+    """Return whether a dotted key always names a table of the experiment or the hyper-parameters of a method."""
     field = Experiment.model_fields.get(key)
     own = field is not None and isinstance(field.default, Table)
     return own or (key.startswith("method.") and key.count(".") == 1)

@@ -1,4 +1,4 @@
-"""What a data set is: tensors with labels, checked once when they are put together."""
+"""Data sets: tensors with labels, which are checked when a data set is created."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_CLASSES = 1_000_000
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Samples with their labels, and, where known, the domain each came from and the group it belongs to.
+    """Samples with their labels and, if known, the domain and the group of each sample.
 
     >>> len(Split(torch.zeros(3, 2), torch.tensor([0, 1, 1])))
     3
@@ -34,13 +34,13 @@ class Split:
 
     def __post_init__(self) -> None:
         if self.x.dim() == 0 or len(self.x) == 0:
-            raise InputError(f"x has shape {tuple(self.x.shape)} and so no sample; its first axis must count samples")
-        # one layout, so that equal data give equal bits wherever they are trained on
+            raise InputError(f"x has shape {tuple(self.x.shape)} and no samples; its first axis must be the samples")
+        # contiguous, so that equal data give equal bits everywhere
         object.__setattr__(self, "x", self.x.contiguous())
         for name in ("y", "domain", "group"):
             column: Tensor | None = getattr(self, name)
             if column is not None:
-                # frozen is for readers: labels are brought to one dtype before anybody sees the object
+                # the class is frozen for its users; labels are converted to one dtype at creation
                 object.__setattr__(self, name, _integer_column(name, column, len(self.x)))
         if self.x.is_floating_point():
             _reject_not_finite(self.x)
@@ -49,7 +49,7 @@ class Split:
         return len(self.x)
 
     def take(self, index: Tensor) -> Split:
-        """The samples at these positions, in this order."""
+        """Return the samples at these positions, in this order."""
         domain = None if self.domain is None else self.domain[index]
         group = None if self.group is None else self.group[index]
         return Split(self.x[index], self.y[index], domain, group)
@@ -57,7 +57,7 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class DataSet:
-    """A training and a test split that agree in shape and labels, and how they are usually prepared.
+    """A training and a test split that agree in shape and labels, and the usual preparation of their samples.
 
     `mean` and `std` are those of x / 255 per channel for uint8 images and of x itself for floating images;
     `augment` names the operations that "auto" stands for.
@@ -72,7 +72,7 @@ class DataSet:
     std: tuple[float, ...] | None = None
     augment: tuple[str, ...] = ()
     file: Path | None = None
-    """The safetensors file that the tensors are a map of, if they are (as `train.x` and so on)."""
+    """The safetensors file that the tensors are memory-mapped from (as `train.x` and so on), if there is one."""
 
     def __post_init__(self) -> None:
         if not self.classes:
@@ -91,7 +91,7 @@ class DataSet:
         if train.shape[1:] != test.shape[1:] or train.dtype != test.dtype:
             raise InputError(
                 f"training samples of {self.name} are {train.dtype} of shape {tuple(train.shape[1:])} and"
-                f" test samples {test.dtype} of shape {tuple(test.shape[1:])}; both must be alike"
+                f" test samples {test.dtype} of shape {tuple(test.shape[1:])}; both must be equal"
             )
 
     def _splits(self) -> list[tuple[str, Split]]:
@@ -99,12 +99,12 @@ class DataSet:
 
     @property
     def num_classes(self) -> int:
-        """How many classes there are, with or without samples."""
+        """The number of classes, with or without samples."""
         return len(self.classes)
 
     @property
     def in_channels(self) -> int:
-        """Channels of an image; 1 for anything else."""
+        """The number of channels of an image; 1 for other samples."""
         return self.train.x.shape[1] if self.train.x.dim() == 4 else 1
 
     @property
@@ -118,7 +118,7 @@ class DataSet:
         return self.train.x.dtype == torch.uint8 and self.train.x.dim() == 4
 
     def fingerprint(self) -> str:
-        """SHA-256 of the content: equal data have equal fingerprints wherever and however they are stored."""
+        """Return SHA-256 of the content, which does not depend on how the data are stored."""
         return self._fingerprint
 
     @cached_property
@@ -129,7 +129,7 @@ class DataSet:
                 tensor: Tensor | None = getattr(split, column)
                 if tensor is None:
                     continue
-                # the header keeps apart columns whose bytes alone would run into each other
+                # the header separates columns, so that their bytes are not ambiguous
                 header = [split_name, column, str(tensor.dtype), list(tensor.shape)]
                 digest.update(json.dumps(header).encode())
                 for _, chunk in _chunks(tensor):
@@ -138,22 +138,22 @@ class DataSet:
 
 
 def class_names(train: Split, test: Split, num_classes: int | None) -> tuple[str, ...]:
-    """Numbers as names: one class more than the largest label, unless it is said how many."""
+    """Return numbers as names of `num_classes` classes, by default one more than the largest label."""
     largest = max(int(train.y.max()), int(test.y.max()))
     if num_classes is None and largest >= MOST_CLASSES:
-        raise InputError(f"the largest label is {largest}; labels must number the classes from 0")
+        raise InputError(f"the largest label is {largest}; labels must number classes from 0")
     return tuple(str(label) for label in range(max(1, largest + 1) if num_classes is None else num_classes))
 
 
 def with_classes(data: DataSet, num_classes: int | None) -> DataSet:
-    """The data set, if it has as many classes as was said."""
+    """Return the data set; reject it if it does not have the given number of classes."""
     if num_classes not in (None, data.num_classes):
-        raise InputError(f"num_classes is {num_classes}, but {data.name} names {data.num_classes} classes")
+        raise InputError(f"num_classes is {num_classes}, but {data.name} has {data.num_classes} classes")
     return data
 
 
 def is_integer(dtype: torch.dtype) -> bool:
-    """Whether a dtype holds whole numbers (truth values are not counted as such)."""
+    """Return whether a dtype has whole numbers; booleans do not count."""
     return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
 
 
@@ -161,10 +161,10 @@ def _integer_column(name: str, column: Tensor, length: int) -> Tensor:
     if column.dim() != 1 or not is_integer(column.dtype):
         raise InputError(
             f"{name} is {column.dtype} of shape {tuple(column.shape)};"
-            f" it must be one whole number per sample, of shape ({length},)"
+            f" it must have one whole number per sample, of shape ({length},)"
         )
     if len(column) != length:
-        raise InputError(f"x has {length} samples and {name} has {len(column)}; they must be equally many")
+        raise InputError(f"x has {length} samples, but {name} has {len(column)}; both must have the same length")
     return column.to(torch.int64)
 
 
@@ -188,7 +188,7 @@ def _reject_outside(split: str, what: str, values: Tensor, count: int) -> None:
 
 
 def _chunks(tensor: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Pieces along the first axis, small enough that a copy of one is nothing beside the whole."""
+    """Yield pieces along the first axis that are small compared with the whole, so that they can be copied."""
     row_bytes = max(1, math.prod(tensor.shape[1:]) * tensor.element_size())
     rows = max(1, _CHUNK_BYTES // row_bytes)
     for start in range(0, len(tensor), rows):

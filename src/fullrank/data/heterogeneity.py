@@ -1,4 +1,4 @@
-"""How different the clients of a partition are: counts, entropy, distances, a hash and a picture in text."""
+"""Measures of a partition's heterogeneity: counts, entropy, distances, a hash and a picture in text."""
 
 from __future__ import annotations
 
@@ -19,39 +19,38 @@ FloatArray = npt.NDArray[np.float64]
 
 RAMP = " ·░▒▓█"
 MAX_CLIENTS_DRAWN = 40
-MIN_NAME_WIDTH = 4  # three letters and a space: below that numbers say more
+MIN_NAME_WIDTH = 4  # three letters and a space; with fewer, numbers are clearer
 _TICK_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
 def counts(labels: Labels, parts: Sequence[IndexArray], num_classes: int) -> CountArray:
-    """How many samples of each class each client holds, (clients, classes); one held twice counts twice."""
+    """Count the samples of each client by class, (clients, classes); a sample held twice counts twice."""
     if not len(parts):
         raise InputError("the partition has no clients; it needs at least one")
     y = whole_labels(labels)
     if y.min() < 0 or y.max() >= num_classes:
-        raise InputError(f"labels lie between {y.min()} and {y.max()}; they must lie in 0..{num_classes - 1}")
+        raise InputError(f"labels are between {y.min()} and {y.max()}; they must be in 0..{num_classes - 1}")
     held = _joined(parts)
     holder = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     outside = np.flatnonzero((held < 0) | (held >= len(y)))
     if len(outside):
         client = holder[outside[0]]
-        raise InputError(f"client {client} has indices outside 0..{len(y) - 1}, the samples that there are")
+        raise InputError(f"client {client} has indices outside 0..{len(y) - 1}, the range of the samples")
     cells = np.bincount(holder * num_classes + y[held], minlength=len(parts) * num_classes)
     return cells.reshape(len(parts), num_classes)
 
 
 def label_entropy(counts: CountArray) -> FloatArray:
-    """Each client's entropy of labels in nats: 0 for one class (or no sample), log C for C equal ones."""
+    """Compute each client's entropy of labels in nats: 0 for one class (or no sample), log C for C equal ones."""
     shares = _shares(counts)
     return np.asarray(-(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(axis=1) + 0.0)
 
 
 def earth_movers_distance(counts: CountArray) -> FloatArray:
-    """Each client's distance to the distribution of labels over all clients, Σ_c |p_k(c) − p(c)|, in 0..2.
+    """Compute each client's distance to the label distribution of all clients, Σ_c |p_k(c) − p(c)|, in 0..2.
 
-    This is the quantity that Zhao et al. 2018 call the earth mover's distance: with classes all equally far
-    from one another it is twice the mass to be moved (twice the total variation). A client without samples
-    has no distribution; its entry is 0.
+    This is the quantity that Zhao et al. 2018 call the earth mover's distance: with equal distances between all classes
+    it is twice the mass to be moved (twice the total variation). The entry of a client without samples is 0.
     """
     everywhere = counts.sum(axis=0) / max(1, counts.sum())
     distances = np.abs(_shares(counts) - everywhere).sum(axis=1)
@@ -59,13 +58,13 @@ def earth_movers_distance(counts: CountArray) -> FloatArray:
 
 
 def partition_hash(parts: Sequence[IndexArray]) -> str:
-    """SHA-256 of the clients' sizes and indices as little-endian 64-bit integers; order matters."""
+    """Return SHA-256 of the clients' sizes and indices as little-endian 64-bit integers; order matters."""
     sizes = np.array([len(part) for part in parts], dtype=np.int64)
     return hashlib.sha256(_joined([sizes, *parts]).astype("<i8").tobytes()).hexdigest()
 
 
 def describe(labels: Labels, parts: Sequence[IndexArray], num_classes: int) -> dict[str, Any]:
-    """All of this module's numbers in plain types, ready for JSON; means are over clients with samples."""
+    """Return all measures of this module in types of JSON; means are over clients with samples."""
     table = counts(labels, parts, num_classes)
     held = np.zeros(len(labels), dtype=bool)
     held[_joined(parts)] = True
@@ -86,10 +85,10 @@ def describe(labels: Labels, parts: Sequence[IndexArray], num_classes: int) -> d
 
 
 def draw_text(counts: CountArray, class_names: Sequence[str] | None = None, width: int = 80) -> str:
-    """A picture of who has what, one line a client: its number, its size and a shaded cell for each class.
+    """Draw a partition as text, one line per client: its number, its size and a shaded cell for each class.
 
-    The shade is the class's share of the client's samples, relative to the largest share drawn. Adjacent
-    classes are drawn as one cell where they would not fit ``width`` otherwise.
+    The shade is the class's share of the client's samples, relative to the largest share drawn. Adjacent classes share
+    a cell if they would not fit ``width`` otherwise.
     """
     drawn = counts[:MAX_CLIENTS_DRAWN]
     sizes = drawn.sum(axis=1)
@@ -110,15 +109,15 @@ def draw_text(counts: CountArray, class_names: Sequence[str] | None = None, widt
 
 
 def class_labels(counts: CountArray, class_names: Sequence[str] | None) -> list[str]:
-    """The names of the table's classes, or their numbers where there are no names."""
+    """Return the names of the table's classes, or their numbers if there are no names."""
     classes = counts.shape[1]
     if class_names is not None and len(class_names) != classes:
-        raise InputError(f"{len(class_names)} class names for {classes} classes; one for each is needed")
+        raise InputError(f"{len(class_names)} class names for {classes} classes; give one for each class")
     return [str(name) for name in (range(classes) if class_names is None else class_names)]
 
 
 def _lay_out(counts: CountArray, class_names: Sequence[str] | None, room: int) -> tuple[list[str], int, int]:
-    """The cells' labels, the width of a cell and the number of classes in it, for ``room`` columns."""
+    """Return the cells' labels, the width of a cell and the number of classes in it, for ``room`` columns."""
     names = class_labels(counts, class_names)
     per_cell = math.ceil(len(names) / room)
     widest = room // math.ceil(len(names) / per_cell)
@@ -134,7 +133,7 @@ def _joined(parts: Sequence[IndexArray]) -> IndexArray:
 
 
 def _shares(counts: CountArray) -> FloatArray:
-    """Each client's distribution of labels; all zeros for a client without samples."""
+    """Return each client's distribution of labels; zeros for a client without samples."""
     return np.asarray(counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))
 
 
@@ -143,12 +142,12 @@ def _mean(values: npt.NDArray[Any]) -> float:
 
 
 def _shade(share: float, darkest: float) -> str:
-    """Blank for nothing at all, then equal steps up to the largest share."""
+    """Return a blank for a share of 0, else a shade in equal steps up to the largest share."""
     return RAMP[math.ceil(share / darkest * (len(RAMP) - 1))] if share > 0 else RAMP[0]
 
 
 def _header(labels: Sequence[str], cell: int) -> str:
-    """Each label over its cell, or every second, fifth, tenth … where they would run into one another."""
+    """Return labels above their cells, or only every second, fifth, tenth … so that they do not overlap."""
     longest = max(map(len, labels))
     step = next((step for step in _TICK_STEPS if step * cell > longest), len(labels))
     return "".join(label.ljust(step * cell) for label in labels[::step])

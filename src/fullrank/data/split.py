@@ -1,4 +1,4 @@
-"""Taking a share of the samples away, class by class."""
+"""Splitting a share of the samples off, by class."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ TEST_SHARE = 0.2
 
 
 def split_by_class(y: Tensor | npt.NDArray[Any], share: float, seed: int) -> tuple[Indices, Indices]:
-    """Positions to keep and positions taken away, each ascending; `share` of every class is taken.
+    """Return positions to keep and positions split off, each ascending; `share` of every class is split off.
 
-    In total ceil(share · N) are taken, allotted to classes by largest remainder (the lower class on a tie).
-    No class loses its last sample, so fewer are taken where there are almost as many classes as samples.
+    In total ceil(share · N) samples are split off, allotted to classes by largest remainder (the lower class on a tie).
+    No class loses its last sample, so fewer are split off if there are almost as many classes as samples.
 
     >>> keep, taken = split_by_class(torch.tensor([0, 0, 0, 1, 1, 1]), 0.3, seed=0)
     >>> len(keep), len(taken)
@@ -38,8 +38,8 @@ def split_by_class(y: Tensor | npt.NDArray[Any], share: float, seed: int) -> tup
         raise InputError(f"labels have shape {labels.shape}; they must be one per sample")
     _, class_of, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     quotas = _largest_remainder([int(size) for size in sizes], share)
-    # the length is part of the key, so that splitting the kept samples again with the same seed draws anew;
-    # ordering by drawn numbers, not Generator.permutation: only the raw stream is the same in every NumPy
+    # the length is part of the key, so that splitting the kept samples again with the same seed draws other numbers;
+    # samples are ordered by drawn numbers, because only the raw stream is the same in every version of NumPy
     drawn = generator(seed, "split", len(labels)).random(len(labels))
     order = np.lexsort((drawn, class_of))
     rank = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -48,7 +48,7 @@ def split_by_class(y: Tensor | npt.NDArray[Any], share: float, seed: int) -> tup
 
 
 def _largest_remainder(sizes: Sequence[int], share: float) -> list[int]:
-    # 0.07 · 100 is 7.000000000000001 in binary; as the decimal that was written it is 7
+    # 0.07 · 100 is 7.000000000000001 in binary, but 7 in decimal
     exact = Fraction(str(float(share)))
     quotas = [math.floor(exact * size) for size in sizes]
     missing = math.ceil(exact * sum(sizes)) - sum(quotas)
@@ -64,7 +64,7 @@ def _largest_remainder(sizes: Sequence[int], share: float) -> list[int]:
 
 
 def split_off_test(whole: Split, seed: int) -> tuple[Split, Split]:
-    """Training and test split of data that come whole: a fifth of every class is for the test."""
+    """Split a fifth of every class off as test data, for data that have no test split."""
     if whole.group is not None:
         raise InputError(
             "the data have groups, and splitting off a test set by class would put samples of one group on both sides; "
@@ -72,5 +72,7 @@ def split_off_test(whole: Split, seed: int) -> tuple[Split, Split]:
         )
     keep, taken = split_by_class(whole.y, TEST_SHARE, seed)
     if not len(taken):
-        raise InputError("no class has two samples, so no test set can be split off; give training and test data apart")
+        raise InputError(
+            "no class has two samples, so no test set can be split off; give training and test data separately"
+        )
     return whole.take(torch.from_numpy(keep)), whole.take(torch.from_numpy(taken))

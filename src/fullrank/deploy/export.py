@@ -1,4 +1,4 @@
-"""A run's model in files for deployment: plain where it can be, checked against the run's own before it is kept."""
+"""Export of a run's model to files for deployment, which are checked against the run's model before they are kept."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from fullrank.runs.result import Run, check_model, chosen_model, run_at, threads
 
 DESCRIPTION = "model.json"
 TOLERANCE = 1e-4
-"""By what share of the largest score an exported model's scores may differ from the run's own."""
+"""Largest allowed difference between an exported model's scores and the run's, as a share of the largest score."""
 SAMPLES = 100
-"""On which both are compared."""
+"""Number of samples on which both are compared."""
 ACCURACY, ACCURACY_ELSEWHERE = 0.001, 0.01
-"""By how much a model's test accuracy may differ from the recorded one, and by how much on another kind of device."""
+"""Largest allowed differences of test accuracy from the recorded one, on the same and on another kind of device."""
 VERSION = 1
 
 
@@ -49,14 +49,14 @@ class ExportFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """The result of an export."""
 
     path: Path
     """The directory."""
     facts: dict[str, Any]
-    """What its model.json says."""
+    """The content of its model.json."""
     remarks: tuple[str, ...] = ()
-    """What whoever exported it must know and model.json does not say, because it may name places on this machine."""
+    """Remarks that are not in model.json because they may name paths of this machine."""
 
 
 def export(
@@ -71,21 +71,19 @@ def export(
 ) -> Exported:
     """Write a run's model for deployment.
 
-    A re-parameterisable network becomes its plain form, any other stays as it is; float32 in any case. `model.json`
-    alongside the files says what a program needs to use them. Each file is read back and must predict as `run.model()`,
-    or the client's model, does on test samples; if one does not, none is kept and `ExportFailed` is raised. No sample
-    is written to any file. The global model needs the run's directory only: where the data are not there, the files are
+    A re-parameterisable network is converted to its plain form; all weights are in float32. `model.json` alongside the
+    files says what a program needs to use them. Each file is read back and must predict as `run.model()`, or the
+    client's model, does on test samples; if one does not, none is kept and `ExportFailed` is raised. No sample is
+    written to any file. The global model needs the run's directory only: if the data are not available, the files are
     compared on random inputs, and model.json says so. A model that a program gave to `fit` is exported from the run
-    that `fit` returns; its weights need the program's own class, the other formats do not.
+    that `fit` returns; its weights need the program's class, the other formats do not.
 
     Args:
-        run: A run or its directory.
-        to: Where the files go; without it `export` in the run's directory.
-        formats: Of "safetensors", "onnx" (fullrank[onnx]) and "torch" (.pt2).
-        client: The client whose own model is exported, in place of the global one.
-        stage: Which of the client's models, as `Run.client_model` takes it.
-        trust: Whether code outside the library that a run's directory names may be imported, which runs it.
-        root: Where the data lie, if not where they lay for the run.
+        run: A run or its directory. to: Where the files go; without it `export` in the run's directory. formats: One or
+        more of "safetensors", "onnx" (fullrank[onnx]) and "torch" (.pt2). client: The client whose own model is
+        exported instead of the global one. stage: Which of the client's models, as `Run.client_model` takes it. trust:
+        Whether code outside the library that a run's directory names may be imported, which runs it. root: The folder
+        of the data, if it is not the one of the run.
 
     Raises:
         InputError: If there is no such model, or if it no longer has the test accuracy that the run recorded.
@@ -120,13 +118,13 @@ def export(
 
 
 def load_export(path: str | Path, *, trust: bool = False) -> nn.Module:
-    """The module of an export in "safetensors", built from its model.json, in eval mode.
+    """Return the module of an export in "safetensors", built from its model.json, in eval mode.
 
-    It takes float32 inputs prepared as model.json says and gives the classes' scores.
+    It takes float32 inputs prepared as model.json describes and returns the classes' scores.
 
     Args:
-        path: The directory of the export.
-        trust: Whether code outside the library that model.json names (a model or method of somebody's own) may be
+        path: The directory of the export. trust: Whether code outside the library that model.json names (a user's model
+        or method) may be
             imported, which runs it.
     """
     path = Path(path)
@@ -140,7 +138,7 @@ def load_export(path: str | Path, *, trust: bool = False) -> nn.Module:
         plain = facts["model"]["form"] == "plain"
         how = "give it its plain form by fullrank.models.reparam.fuse.to_deploy, and load" if plain else "and load"
         raise InputError(
-            f'the model in "{path}" is a {facts["model"]["class"]} that a program gave: make one there, {how} '
+            f'the model in "{path}" is a {facts["model"]["class"]} that a program gave: create it there, {how} '
             f'"{file.name}" with safetensors.torch.load_model'
         )
     module = _rebuilt(facts)
@@ -151,7 +149,7 @@ def load_export(path: str | Path, *, trust: bool = False) -> nn.Module:
     return module
 
 
-# What is exported
+# The exported model
 
 
 def _reject_without_model(run: Run) -> None:
@@ -167,12 +165,12 @@ def _reject_without_model(run: Run) -> None:
 
 
 def _is_given(name: str) -> bool:
-    """Whether a program gave a model or method, so that its name leads nowhere."""
+    """Return whether a program gave a model or method, so that it cannot be found by name."""
     return name == GIVEN or name.startswith(f"{GIVEN}:")
 
 
 def _reject_other_accuracy(run: Run, recorded: float | None) -> None:
-    """Of a global model that does not score on the test set what the run recorded: other code makes other models."""
+    """Reject a global model whose test accuracy is not the recorded one, which means that code has changed."""
     assembly = run._assembly
     if assembly is None or assembly.federation.data.test is None or recorded is None:
         return
@@ -192,22 +190,22 @@ def _folder(run: Run, to: str | Path | None, client: int | None) -> Path:
             raise InputError(f'"{to}" is a file; name a directory to export to')
         return Path(to)
     if run.path is None:
-        raise InputError("the run is in no directory, so to= must say where to export it")
+        raise InputError("the run has no directory, so to= must name one to export to")
     return run.path / ("export" if client is None else f"export-client-{client}")
 
 
 def _trained(run: Run, client: int | None, stage: Stage | None) -> nn.Module:
-    """The run's model with tensors of its own on the CPU, in float32 or float64."""
+    """Return the run's model with its own copies of tensors on the CPU, in float32 or float64."""
     module = chosen_model(run, client, stage)
     for tensor in (*module.parameters(), *module.buffers()):
-        # They may be views of one vector, and images' channels may come last: neither belongs into a file.
+        # Tensors may be views of one vector, or in the channels-last format; files have neither.
         tensor.data = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         tensor.requires_grad_(False)
     return module if _dtype(module) == torch.float64 else module.float()
 
 
 def _deployed(trained: nn.Module) -> tuple[nn.Module, str]:
-    """A copy in its plain form, in float32, and what form that is."""
+    """Return a copy in its plain form, in float32, and the name of the form."""
     if any(operators(trained)):
         return to_deploy(trained).float().requires_grad_(False), "plain"
     return copy.deepcopy(trained).float(), "as trained"
@@ -219,9 +217,9 @@ def _dtype(module: nn.Module) -> torch.dtype:
 
 
 def _facts(run: Run, client: int | None, stage: Stage | None, plain: nn.Module, form: str) -> dict[str, Any]:
-    """What a program must know to use the model, and where it comes from."""
+    """Return the facts that a program needs to use the model, and the model's origin."""
     assembly, experiment, data = run._without_data(), run.experiment, run._data_facts()
-    # The constants that a network trained with are in its plain weights; their file need not come along.
+    # The plain weights include the constant scales, so their file is not needed.
     options = {key: value for key, value in experiment.model.options.items() if form != "plain" or key != "scales"}
     score = run.summary().get("accuracy", {}) if client is None else {}
     return {
@@ -260,7 +258,7 @@ def _facts(run: Run, client: int | None, stage: Stage | None, plain: nn.Module, 
 
 
 def _note(composition: Composition) -> str:
-    """What a client does beside its model; a method that personalises puts all that it knows into the model."""
+    """Return a note if clients predict by more than the exported model, which a `personalise` hook would include."""
     predicting = composition.defined("predict")
     if not predicting or composition.defined("personalise"):
         return ""
@@ -268,7 +266,7 @@ def _note(composition: Composition) -> str:
 
 
 def _hash_of(module: nn.Module) -> str:
-    """SHA-256 over all entries: equal weights have equal hashes in whatever file they are."""
+    """Return SHA-256 over all entries, which does not depend on the file format."""
     digest = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -277,7 +275,7 @@ def _hash_of(module: nn.Module) -> str:
 
 
 def _rebuilt(facts: Mapping[str, Any]) -> nn.Module:
-    """A module like the exported one, its entries still to be loaded, from what model.json says."""
+    """Build a module like the exported one from model.json, without loading its entries."""
     model, shape, seed = facts["model"], facts["input"]["shape"], facts["seed"]
     tables = dict(facts["method"])
     example = torch.zeros(2, *shape, dtype=_input_dtype(facts))
@@ -291,17 +289,17 @@ def _rebuilt(facts: Mapping[str, Any]) -> nn.Module:
 
 
 def _input_dtype(facts: Mapping[str, Any]) -> torch.dtype:
-    """Of prepared inputs: numbers that are no pixels (words of a text) reach a model as they are."""
+    """Return the dtype of prepared inputs; whole numbers that are not pixels, such as words, are not converted."""
     stored: torch.dtype = getattr(torch, facts["input"]["stored_as"])
     return torch.float32 if stored == torch.uint8 or stored.is_floating_point else stored
 
 
-# Files, and whether they hold
+# Files and their checks
 
 
 @dataclass(frozen=True)
 class _Samples:
-    """Prepared inputs, the scores that the run's own model gives them, what inputs they are, and why."""
+    """Prepared inputs, the run's own model's scores for them, what kind of inputs they are, and remarks."""
 
     x: Tensor
     scores: Tensor
@@ -309,7 +307,7 @@ class _Samples:
     remarks: tuple[str, ...] = ()
 
     def compare(self, predict: Predict) -> dict[str, Any]:
-        """The largest difference between scores, also as a share of the largest score, and how many classes agree."""
+        """Return the largest difference between scores, absolute and relative, and the number of equal classes."""
         with torch.no_grad():
             found = predict(self.x).double()
         largest = float((found - self.scores).abs().max())
@@ -322,12 +320,12 @@ class _Samples:
 
 
 def _samples(run: Run, trained: nn.Module) -> _Samples:
-    """Samples of the run's data, or random inputs of their shape where the data cannot be read."""
+    """Return samples of the run's data, or random inputs of their shape if the data cannot be read."""
     remarks: tuple[str, ...] = ()
     try:
         assembly = run._assembled()
         data = assembly.federation.data
-        # Evenly over the whole set, which may be sorted by class; training samples where there is no test set.
+        # Evenly spaced over the set, which may be sorted by class; training samples if there is no test set.
         x = (data.test or data.train).x
         x = x[torch.linspace(0, len(x) - 1, min(SAMPLES, len(x))).long()].cpu()
         kind = "test samples" if data.test is not None else "training samples"
@@ -346,17 +344,17 @@ def _random_inputs(like: DataSet) -> Tensor:
     drawn = torch.Generator().manual_seed(0)
     if dtype.is_floating_point:
         return torch.randn(shape, generator=drawn, dtype=dtype)
-    # Of whole numbers that are no pixels nobody knows here how many a model takes.
+    # For whole numbers that are not pixels, the range that the model takes is unknown.
     return torch.randint(256 if dtype == torch.uint8 else 2, shape, generator=drawn, dtype=dtype)
 
 
 def _written(
     kind: Format, plain: nn.Module, facts: Mapping[str, Any], samples: _Samples, folder: Path
 ) -> dict[str, Any]:
-    """Write one file and read it back; what is to be known of it, if it holds."""
+    """Write one file, read it back, compare it, and return its facts."""
     path = folder / kind.file
-    # Zeros of their own, because torch.export stores its example with the whole storage behind it. Two of them, because
-    # it takes a size of 1 for a constant.
+    # New zeros, because torch.export stores its example with the whole storage behind it; a batch of two, because it
+    # takes a size of 1 for a constant.
     kind.write(plain, torch.zeros(2, *samples.x.shape[1:], dtype=samples.x.dtype), path)
     try:
         found = samples.compare(kind.read(path, _to_fill(plain, facts)))
@@ -374,7 +372,7 @@ def _written(
 
 
 def _to_fill(plain: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
-    """A module for weights that are read back: built as `load_export` builds it, where no program gave the model."""
+    """Return a module to load weights into, built as in `load_export` unless a program gave the model."""
     if not _is_given(facts["model"]["name"]) and not _is_given(facts["method"]["name"]):
         return _rebuilt(json.loads(json.dumps(facts)))
     empty = copy.deepcopy(plain)
@@ -385,7 +383,7 @@ def _to_fill(plain: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
 
 @contextlib.contextmanager
 def _place_for(folder: Path, wanted: Mapping[str, Format]) -> Iterator[Path]:
-    """A directory beside the files' place: what does not hold is gone with it, and what was there before stays."""
+    """Give a temporary directory in the target folder, so that files that fail leave earlier ones untouched."""
     _reject_others_files(folder, wanted)
     new = not folder.exists()
     with writing(folder):
@@ -396,17 +394,17 @@ def _place_for(folder: Path, wanted: Mapping[str, Format]) -> Iterator[Path]:
             yield Path(path)
     except BaseException:
         if new:
-            with contextlib.suppress(OSError):  # somebody else has put something there meanwhile
+            with contextlib.suppress(OSError):  # another process may have written there meanwhile
                 folder.rmdir()
         raise
 
 
 def _reject_others_files(folder: Path, wanted: Mapping[str, Format]) -> None:
-    """Files of an earlier export, which its model.json lists, are replaced; others of these names are not ours."""
+    """Reject a folder with files of these names that are not listed in the model.json of an earlier export."""
     own = _listed(folder)
     for name in (DESCRIPTION, *(kind.file for kind in wanted.values())):
         if (folder / name).exists() and name not in own:
-            raise InputError(f'"{folder / name}" is there already and no export of fullrank; choose another --to (to=)')
+            raise InputError(f'"{folder / name}" exists and is no export of fullrank; choose another --to (to=)')
 
 
 def _forget_earlier(folder: Path) -> None:
@@ -415,7 +413,7 @@ def _forget_earlier(folder: Path) -> None:
 
 
 def _listed(folder: Path) -> list[str]:
-    """The files of an earlier export in a directory."""
+    """Return the files of an earlier export in a directory."""
     try:
         facts = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
         return [DESCRIPTION, *(kind.file for kind in FORMATS.values() if kind.file in facts["files"])]

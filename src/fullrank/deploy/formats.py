@@ -1,4 +1,4 @@
-"""The files that an exported model is written to, and how each is read back as something that predicts.
+"""The file formats of exported models: how each is written, and read back to predict.
 
 torch's tracer is slow to load, and ONNX is an extra: both are imported when they are needed.
 """
@@ -23,36 +23,36 @@ from fullrank.errors import InputError, nearest
 from fullrank.files import save_tensors
 
 OPSET = 18
-"""Of ONNX: the oldest that torch's exporter writes without converting, so that old runtimes read it too."""
+"""The ONNX opset: the oldest that torch's exporter writes without converting, so that old runtimes read it too."""
 INPUT, OUTPUT, BATCH = "x", "logits", "batch"
-"""What an ONNX file calls its input, its output and the axis of any length."""
+"""Names of an ONNX file's input, output and axis of any length."""
 
 Predict: TypeAlias = Callable[[Tensor], Tensor]
-"""Scores (N, C) of a batch of prepared inputs."""
+"""A function that returns scores (N, C) of a batch of prepared inputs."""
 
 
 @dataclass(frozen=True)
 class Format:
-    """One way to write a model."""
+    """A file format of exported models."""
 
     file: str
     write: Callable[[nn.Module, Tensor, Path], None]
-    """Of a module in eval mode, with a batch of two inputs or more as an example."""
+    """Writes a module in eval mode, given a batch of two inputs or more as an example."""
     read: Callable[[Path, nn.Module], Predict]
-    """The file as something that predicts; the module is there for files that hold weights alone."""
+    """Reads the file as a function that predicts; the module is for files that hold weights only."""
     needs: tuple[str, ...] = ()
-    """Modules that an extra brings."""
+    """Modules that an extra installs."""
 
     def facts(self) -> dict[str, Any]:
-        """What is to be known of the file beside the model."""
+        """Return facts about the file itself."""
         versions = {name: importlib.metadata.version(name) for name in self.needs}
         return {"opset": OPSET, "input": INPUT, "output": OUTPUT, "versions": versions} if self.needs else {}
 
 
 def chosen(names: Sequence[str]) -> dict[str, Format]:
-    """The formats of these names, each once; rejected where one is unknown or its extra is missing."""
+    """Return the formats of these names, each once; reject an unknown one and one whose extra is missing."""
     if not names:
-        raise InputError(f"no format was named; known: {', '.join(FORMATS)}")
+        raise InputError(f"no format was named; choose from {', '.join(FORMATS)}")
     for name in names:
         if name not in FORMATS:
             raise InputError(f'the format "{name}" is not known; {nearest(name, FORMATS)}')
@@ -98,7 +98,7 @@ def _write_onnx(module: nn.Module, example: Tensor, path: Path) -> None:
         assert made is not None
         for graph in (made.model.graph, *made.model.functions.values()):
             for node in graph:
-                node.metadata_props.clear()  # where a node came from, with files of this machine
+                node.metadata_props.clear()  # the origins of a node, with paths of this machine
         made.save(path)
 
 
@@ -106,7 +106,7 @@ def _read_onnx(path: Path, module: nn.Module) -> Predict:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = torch.get_num_threads()  # as many as everything else takes
+    options.intra_op_num_threads = torch.get_num_threads()  # as many as torch uses
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
     def predict(x: Tensor) -> Tensor:
@@ -116,10 +116,10 @@ def _read_onnx(path: Path, module: nn.Module) -> Predict:
 
 
 def _traced(module: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
-    """The module's forward as a program for batches of any size.
+    """Return the module's forward as a program for batches of any size.
 
-    By running it with symbols for sizes, which takes any Python but sees a number in `len(x)`; where that fails, by
-    reading its bytecode, which sees a symbol there and takes less.
+    It is traced by running it with symbolic sizes, which supports any Python but makes `len(x)` a number; if that
+    fails, by analysing its bytecode, which keeps `len(x)` symbolic and supports less.
     """
     any_size = ({0: torch.export.Dim(BATCH)},)
     problems: list[Exception] = []
@@ -138,7 +138,7 @@ def _traced(module: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
 
 
 def _without_traces(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """The program without the lines of source from which it came: they name files of the exporting machine."""
+    """Return the program without its stack traces, which name files of the exporting machine."""
     for part in program.graph_module.modules():
         if isinstance(part, torch.fx.GraphModule):
             for node in part.graph.nodes:
@@ -148,7 +148,7 @@ def _without_traces(program: torch.export.ExportedProgram) -> torch.export.Expor
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what torch's exporters say of packages that nobody needs here, and of their own deprecations."""
+    """Silence what torch's exporters print about optional packages and their own deprecations."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -165,4 +165,4 @@ FORMATS = {
     "onnx": Format("model.onnx", _write_onnx, _read_onnx, ("onnx", "onnxscript", "onnxruntime")),
     "torch": Format("model.pt2", _write_program, _read_program),
 }
-"""By the name that a user gives."""
+"""Formats by the name that a user gives."""

@@ -55,7 +55,7 @@ def find(name: str) -> type[Method]:
 
 
 def reject_no_method(method: Any) -> None:
-    """Of what a program hands over as a method: what is neither a name nor an instance."""
+    """Reject a method that is neither a name nor an instance."""
     if isinstance(method, type):
         raise InputError(f"method is the class {method.__name__}; give an instance, {method.__name__}()")
     if not isinstance(method, (str, Method)):
@@ -63,7 +63,7 @@ def reject_no_method(method: Any) -> None:
 
 
 def reject_undeclared(method: Method) -> None:
-    """Of an instance: one of a class that `find` would reject, alone or in a composition."""
+    """Reject an instance whose class, or the class of one of its parts, `find` would reject."""
     for part in method.parts:
         cls = type(part)
         _reject_undeclared_fields(cls, f"{cls.__module__}:{cls.__qualname__}")
@@ -72,15 +72,15 @@ def reject_undeclared(method: Method) -> None:
 def _reject_undeclared_fields(cls: type[Method], name: str) -> None:
     if missed := _undeclared_fields(cls):
         raise InputError(
-            f'method.name: "{name}" sets {", ".join(missed)} to no effect: a hyper-parameter is declared with its type '
+            f'method.name: "{name}" sets {", ".join(missed)} without effect: declare a hyper-parameter with its type '
             f"({missed[0]}: float = …) in a class with @dataclass(frozen=True) above it"
         )
 
 
 def _undeclared_fields(cls: type[Method]) -> list[str]:
-    """What a class, or one that it inherits from, sets like a hyper-parameter, but `dataclass` does not see."""
+    """Return class attributes that look like hyper-parameters but that `dataclass` does not see."""
     fields = {field.name for field in dataclasses.fields(cls)}
-    declared: dict[str, bool] = {}  # by the class that has the last word on a name
+    declared: dict[str, bool] = {}  # the most derived class decides about a name
     for owner in cls.__mro__:
         if issubclass(owner, Method):
             kinds = inspect.get_annotations(owner)
@@ -100,7 +100,9 @@ def check_fields(cls: type[Method], table: Mapping[str, Any]) -> dict[str, Any]:
         if key not in fields:
             raise InputError(f"method.{cls.name}.{key}: there is no such hyper-parameter; {nearest(key, fields)}")
         if table[key] is None and fields[key].default is not None:
-            raise InputError(f"method.{cls.name}.{key} = None: a file cannot say that; leave it out for its default")
+            raise InputError(
+                f"method.{cls.name}.{key} = None: TOML has no such value; leave the key out for its default"
+            )
     kinds = get_type_hints(cls, include_extras=True)
     return {
         name: checked(kinds[name], table[name], f"method.{cls.name}.{name}") if name in table else _default(cls, field)

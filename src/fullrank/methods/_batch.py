@@ -1,4 +1,4 @@
-"""The batch as criterion, losses and gradient corrections see it."""
+"""The batch that criterion, losses and gradient corrections receive."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fullrank.trees import Tensors, Tree
 
 
 class Batch:
-    """One batch with everything a method may look at.
+    """One batch, with everything that a method may use.
 
-    What a head returns beside its logits appears under its own name (`b.mu`).
+    Tensors that a head returns in addition to logits are attributes by their names (`b.mu`).
     """
 
     x: Tensor
@@ -21,31 +21,31 @@ class Batch:
     y: Tensor
     """Labels (N,)."""
     z: Tensor
-    """The representation (N, d): what the head sees."""
+    """The representation (N, d), which is the head's input."""
     logits: Tensor
     """Scores (N, C)."""
     base: Tensor
     """The criterion's value."""
     w: Tensors
-    """Shared entries, current."""
+    """Current shared entries."""
     model: Tensors
-    """All entries, current."""
+    """All current entries."""
     w0: Tensors
     """Shared entries as received."""
     own: Tree
     """This method's client state."""
     sent: Tree
-    """What this method's server half broadcast."""
+    """The entries that this method's server half broadcast."""
     fixed: Tree
-    """What this method computed before the fit."""
+    """The result of this method's `before` hook."""
     counts: Tensor
     """The client's number of samples of each class (C,)."""
     label_smoothing: float
-    """Of `train.label_smoothing`, for criteria that know it."""
+    """The value of `train.label_smoothing`, for criteria that support it."""
     features: Callable[[Tree], Tensor]
     """`features(tree)`: z of this batch under other weights, in eval mode, without gradient; the rest as received."""
     grad_at: Callable[[Tensors], Tensors]
-    """`grad_at(w)`: the gradient of everything to the left, at other values of some or all trained entries."""
+    """`grad_at(w)`: the gradient before this correction, at other values of some or all trained entries."""
 
     def __init__(self, extras: Tensors, **values: Any):
         self.extras = extras
@@ -58,7 +58,7 @@ class Batch:
         raise AttributeError(f"a batch has no {name}" + (f"; the head gives {', '.join(extras)}" if extras else ""))
 
     def but(self, **values: Any) -> Batch:
-        """A copy with other values."""
+        """Return a copy with other values."""
         other = object.__new__(Batch)
         other.__dict__ = {**self.__dict__, **values}
         return other

@@ -1,4 +1,4 @@
-"""Composition of methods: each keeps its own space for state and uploads; hooks are chained, summed or exclusive."""
+"""Composition of methods: each has its own state and uploads; hooks are chained, summed or exclusive."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from fullrank.methods._method import Method
 from fullrank.objectives.criteria import CRITERIA, find_criterion
 
 RESERVED = ("criterion", "drift", "fit", "grad_norm", "model", "optimizer")
-"""What no method can be called: clients keep other things than its state there, or metrics count other things."""
+"""Names that no method can have, because clients' states or metrics use them for other things."""
 EXCLUSIVE = ("head", "criterion", "train", "weight", "personalise", "predict")
 
 
 def defines(method: Method, hook: str) -> bool:
-    """Whether a method overrides a hook. A hyper-parameter of the same name (MOON's `head`) is none."""
+    """Return whether a method overrides a hook; a hyper-parameter of the same name (MOON's `head`) does not."""
     own = getattr(type(method), hook)
     return callable(own) and own is not getattr(Method, hook)
 
 
 @dataclass(frozen=True)
 class Composed(Method):
-    """Several methods as one; made by `a + b`."""
+    """Several methods as one, made by `a + b`."""
 
     members: tuple[Method, ...]
 
@@ -32,7 +32,7 @@ class Composed(Method):
         names = [part.name for part in self.members]
         for index, name in enumerate(names):
             if name in names[:index]:
-                raise Conflict(f'the method "{name}" stands twice in "{"+".join(names)}"')
+                raise Conflict(f'the method "{name}" occurs twice in "{"+".join(names)}"')
         for hook in EXCLUSIVE:
             owners = [part.name for part in self.members if defines(part, hook)]
             if len(owners) > 1:
@@ -82,11 +82,11 @@ class Composition:
             )
         self._criterion = find_criterion(criterion)
         self.correct: set[str] = set()
-        """The parts whose gradient corrections are known to return gradients."""
+        """The parts whose gradient corrections have been checked to return gradients."""
         if taken := [part.name for part in self.parts if part.name in RESERVED]:
             raise InputError(
-                f'no method can be called "{taken[0]}": states and metrics hold other things under that name; '
-                'give the class another, or set its name = "…"'
+                f'no method can be called "{taken[0]}": states and metrics use this name for other things; '
+                'rename the class, or set its name = "…"'
             )
 
     def exclusive(self, hook: str) -> tuple[Method, Callable[..., Any]]:
@@ -97,22 +97,22 @@ class Composition:
         if hook == "criterion" and (criterion := self._criterion) is not None:
             return self.parts[0], lambda b: criterion(b.logits, b.y)
         part = next((part for part in self.parts if defines(part, hook)), self.parts[0])
-        return part, getattr(type(part), hook).__get__(part)  # of the class: a hyper-parameter may have the same name
+        return part, getattr(type(part), hook).__get__(part)  # from the class: a hyper-parameter may share its name
 
     def defined(self, hook: str) -> tuple[Method, ...]:
-        """The parts that define a hook, as written."""
+        """Return the parts that define a hook, in the order in which they were composed."""
         return tuple(part for part in self.parts if defines(part, hook))
 
     @cached_property
     def losses(self) -> tuple[Method, ...]:
-        """In the order of names, so that composition commutes to the bit."""
+        """The parts with a loss in the order of names, so that composition commutes to the bit."""
         return tuple(sorted(self.defined("loss"), key=lambda part: part.name))
 
     @cached_property
     def corrections(self) -> tuple[Method, ...]:
-        """Gradient corrections: as written, then the drift corrections by name.
+        """The parts with a gradient correction: in the order of composition, then drift corrections by name.
 
-        A control variate that another correction then scaled would no longer estimate what it corrects.
+        A control variate that another correction scaled afterwards would no longer estimate the drift.
         """
         parts = self.defined("grad")
         drifting = sorted((part for part in parts if part.drift), key=lambda part: part.name)
@@ -120,7 +120,7 @@ class Composition:
 
     @cached_property
     def aggregators(self) -> tuple[Method, ...]:
-        """As written, the one that weighs the clients first."""
+        """The parts that aggregate: first the one that weights the clients, then in the order of composition."""
         return tuple(sorted(self.defined("aggregate"), key=lambda part: not defines(part, "weight")))
 
     @cached_property
@@ -129,5 +129,5 @@ class Composition:
         return tuple(selector for part in self.parts for selector in part.personal)
 
     def part(self, name: str) -> Method:
-        """A part by name."""
+        """Return a part by name."""
         return next(part for part in self.parts if part.name == name)

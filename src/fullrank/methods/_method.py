@@ -22,20 +22,23 @@ if TYPE_CHECKING:
     from fullrank.models import Network
 
 NotNegative: TypeAlias = Annotated[float, Field(ge=0, le=1e30, allow_inf_nan=False)]
-"""A finite number from 0 on: what a coefficient of a loss is."""
+"""The type of a loss's coefficient: a finite number of at least 0."""
 Positive: TypeAlias = Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)]
-"""A finite number above 0: what a learning rate is."""
+"""The type of a learning rate: a finite number above 0."""
 Momentum: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
-"""A share of what was before."""
+"""The type of a momentum: at least 0 and below 1."""
 
 
 @dataclass(frozen=True)
 class Method:
     """Federated averaging. A subclass overrides the hooks in which it differs, and nothing else.
 
-    Hyper-parameters are dataclass fields: decorate subclasses with `@dataclass(frozen=True)`. Inside `criterion`,
-    `loss` and `grad` everything is a pure function of tensors: no `.item()`, no Python branch on data, no boolean
-    indexing. Trees are never written in place: a new value is a new tree.
+    Hyper-parameters are dataclass fields: decorate subclasses with `@dataclass(frozen=True)`. `criterion`, `loss` and
+    `grad` must be pure functions of tensors: no `.item()`, no Python branch on data, no boolean indexing. Trees are
+    never written in place; a new value is a new tree.
+
+    Hooks of composed methods run one after the other (chained), are added up (summed), or can be defined by one method
+    only (exclusive).
 
     >>> @dataclass(frozen=True)
     ... class WeightShrink(Method):
@@ -48,30 +51,33 @@ class Method:
     """
 
     name: ClassVar[str] = "method"
-    """How files, the command line and the checkpoint call it: the class name in lower case unless set."""
+    """The method's name in files, commands and checkpoints; by default the class name in lower case."""
     paper: ClassVar[str] = ""
-    """Where it comes from."""
+    """The paper that describes the method."""
     sends: ClassVar[str] = "weights, BatchNorm statistics, the number of samples"
-    """What leaves a site of the model itself, in plain words."""
+    """The parts of the model that leave a site, in plain words."""
     uploads: ClassVar[Mapping[str, str]] = {}
-    """Whatever else it sends: the names that `after`, or a function that `server.ask` calls, returns, each with what it
-    is in plain words. `fullrank.testing.check` finds what is missing here."""
+    """Further uploads: the names that `after`, or a function that `server.ask` calls, returns, each with a description
+    in plain words. `fullrank.testing.check` reports missing names."""
     keeps: ClassVar[str] = "nothing"
-    """What a client keeps between rounds, in plain words."""
+    """The state that a client keeps between rounds, in plain words."""
     personal: ClassVar[tuple[str, ...]] = ()
     """Selectors of entries that never leave a client."""
     aside: ClassVar[tuple[str, ...]] = ()
-    """Those of them without which the global model predicts: it is complete although a client has more."""
+    """Selectors of personal entries that the global model does not need in order to predict."""
     broadcast: ClassVar[tuple[str, ...]] = ()
-    """Entries of its server state, where it has one, that travel down each round."""
+    """Entries of the method's server state that are sent to clients in each round."""
     receives: ClassVar[str] = ""
-    """What these are, in plain words."""
+    """A description of the broadcast entries in plain words."""
     drift: ClassVar[bool] = False
-    """Its gradient correction concerns the distance to the global model: shared entries only, last, no side fits."""
+    """Whether the gradient correction concerns the distance to the global model.
+
+    Such a correction comes last, applies to shared entries only, and not to side fits.
+    """
     neutral: ClassVar[Mapping[str, Any]] = {}
-    """Field values at which it is FedAvg to the bit."""
+    """Field values with which the method equals FedAvg to the bit."""
     tried_on: ClassVar[Mapping[str, Any]] = {}
-    """The `[model]` table of a small network that it works with, where not any will do: checks and tests take it."""
+    """The `[model]` table of a small network for checks and tests, if the method does not work with every network."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -99,41 +105,42 @@ class Method:
         return net.head
 
     def caution(self, settings: Settings) -> str:
-        """A sentence for the user if these settings take away what the method promises."""
+        """Return a warning for the user if these settings break a promise of the method; empty otherwise."""
         return ""
 
     def caution_of_data(self, counts: np.ndarray, clients: np.ndarray) -> str:
-        """A sentence for the user about these data: training samples by client and class (K, C), and the clients' ids.
+        """Return a warning for the user about the data; empty if there is none.
 
-        It is asked for before the first round, with all clients that may take part.
+        It is called before the first round with the training samples by client and class (K, C) and the ids of all
+        clients that may take part.
         """
         return ""
 
     # State
 
     def server_state(self, server: ServerView) -> Tree:
-        """What the server keeps for this method, at the start."""
+        """Return the initial state that the server keeps for this method."""
         return {}
 
     def client_state(self, client: ClientView) -> Tree:
-        """What a client keeps for this method, when it is first called upon."""
+        """Return the initial state that a client keeps for this method, when it first takes part."""
         return {}
 
     # The local step
 
     def before(self, client: ClientView) -> Tree:
-        """Before each fit: what its steps need and none of them changes, which they see as `b.fixed`.
+        """Return tensors that the steps of the next fit need and do not change, available as `b.fixed`.
 
-        A copy is made of it; it asks for no fit itself.
+        The result is copied. The hook must not run a fit.
         """
         return {}
 
     def criterion(self, b: Batch) -> Tensor:
-        """The base loss of a batch. Exclusive."""
+        """Return the base loss of a batch. Exclusive."""
         return F.cross_entropy(b.logits, b.y, label_smoothing=b.label_smoothing)
 
     def loss(self, b: Batch) -> Tensor:
-        """A term added to the criterion, whose value is `b.base`. Summed."""
+        """Return a term added to the criterion, whose value is `b.base`. Summed."""
         return b.base * 0
 
     def grad(self, g: Tree, b: Batch) -> Tree:
@@ -147,24 +154,24 @@ class Method:
         client.train()
 
     def after(self, client: ClientView) -> Mapping[str, Sum | Mean]:
-        """After local training: update `client.own`, return further uploads."""
+        """Update `client.own` after local training, and return further uploads."""
         return {}
 
     def weight(self, client: ClientView) -> float:
-        """This client's weight in the mean of the weights. Exclusive."""
+        """Return the client's weight in the mean of the models. Exclusive."""
         return client.n
 
     # The server's round
 
     def aggregate(self, server: ServerView, new: Tree, up: Mapping[str, Tree]) -> Tree:
-        """The new shared entries: `new` is the mean of the weights so far, `up` holds the reduced uploads.
+        """Return the new shared entries: `new` is the mean of the weights so far, `up` holds the reduced uploads.
 
-        The result may also hold frozen entries, which then travel again. Chained.
+        The result may also have frozen entries, which are then sent again. Chained.
         """
         return new
 
     def finish(self, server: ServerView) -> None:
-        """After the last round. What it makes of the model is the result; further rounds go on from before it."""
+        """Change the model after the last round; a continued run starts from the model before this hook."""
 
     # The personal model
 
@@ -173,5 +180,5 @@ class Method:
         return None
 
     def predict(self, b: Batch) -> Tensor:
-        """The personal model's scores. Exclusive."""
+        """Return the personal model's scores. Exclusive."""
         return b.logits

@@ -1,4 +1,4 @@
-"""What methods with global class prototypes share."""
+"""The common parts of methods with global class prototypes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 CLIENTS_NAMED = 5
 FEATURE_SUMS = "for every class that it has, the sum of its features and how many samples that is"
-"""What a client sends for prototypes, in plain words."""
+"""The description of a client's uploads for prototypes, in plain words."""
 
 
 def single_samples(method: str, counts: np.ndarray, clients: np.ndarray, min_count: int = 0) -> str:
-    """A warning that names clients which would send a statistic of one sample; empty where `min_count` prevents it."""
+    """Return a warning with the clients that would send a statistic of one sample; empty if `min_count` prevents it."""
     if min_count > 1:
         return ""
     found = clients[(counts == 1).any(1)]
@@ -40,10 +40,10 @@ def single_samples(method: str, counts: np.ndarray, clients: np.ndarray, min_cou
 
 @dataclass(frozen=True)
 class WithPrototypes(Method):
-    """The mean of z over all samples of a class, under the models that clients trained, is sent to all of them.
+    """A method that sends every client the mean of z over all samples of each class, under the clients' trained models.
 
-    Clients send sums and counts of the classes of which they have at least `min_count` samples. A class that nobody
-    sent keeps its prototype; as long as it has none it is not `available`, which is not a prototype of zeros.
+    Clients send sums and counts of the classes of which they have at least `min_count` samples. A class that no client
+    sent keeps its prototype; a class without a prototype is not `available`, which differs from a prototype of zeros.
     """
 
     broadcast: ClassVar[tuple[str, ...]] = ("prototypes", "available")
@@ -53,23 +53,23 @@ class WithPrototypes(Method):
     min_count: Annotated[int, Field(ge=0)] = field(default=0, kw_only=True)
 
     def caution_of_data(self, counts: np.ndarray, clients: np.ndarray) -> str:
-        """Names clients that would send the feature of a single sample."""
+        """Warn about clients that would send the feature of a single sample."""
         return single_samples(self.name, counts, clients, self.min_count)
 
     def server_state(self, server: "ServerView") -> Tree:
-        """No prototypes yet."""
+        """Return zeros, none of them available."""
         like = next(iter(server.model.values()))
         none = like.new_zeros(server.net.num_classes, server.net.feature_dim, dtype=server.net.dtype)
         return {"prototypes": none, "available": torch.zeros_like(none[:, 0], dtype=torch.bool)}
 
     def after(self, client: "ClientView") -> Mapping[str, Sum]:
-        """Class sums and counts under the trained model, in eval mode and without augmentation."""
+        """Return class sums and counts under the trained model, in eval mode and without augmentation."""
         sums, counts = client.prototypes()
         enough = counts >= self.min_count
         return {"classes": Sum({"sums": sums * enough[:, None], "counts": counts * enough})}
 
     def aggregate(self, server: "ServerView", new: Tree, up: Mapping[str, Tree]) -> Tree:
-        """The mean of each class that somebody sent."""
+        """Set the prototypes of the classes that clients sent to their means."""
         sums, counts = up["classes"]["sums"], up["classes"]["counts"]
         old, has = server.own, counts > 0
         means = (sums / counts.clamp(min=1)[:, None]).to(old["prototypes"].dtype)

@@ -21,20 +21,21 @@ if TYPE_CHECKING:
     from fullrank.local.views import ClientView
 
 JITTER = 1e-6
-"""Added to every variance."""
+"""A constant that is added to every variance."""
 Array: TypeAlias = NDArray[np.float64]
 
 
 def gaussian(n: float, z: Array, zz: Array) -> tuple[Array, Array]:
-    """Mean and unbiased covariance from n, Σz and Σzzᵀ; a single sample has none."""
+    """Compute mean and unbiased covariance from n, Σz and Σzzᵀ; a single sample has no covariance."""
     mean = z / n
     return mean, (zz - n * np.outer(mean, mean)) / (n - 1) if n > 1 else np.zeros_like(zz)
 
 
 def draw(rng: np.random.Generator, samples: int, n: float, z: Array, zz: Array) -> Array:
-    """Virtual features of one class.
+    """Draw virtual features of one class.
 
-    By the symmetric root: a covariance of few samples is singular, and rounding must not turn its small axes.
+    The symmetric root is used because a covariance of few samples is singular, and rounding must not turn its small
+    axes.
     """
     mean, covariance = gaussian(n, z, zz)
     variances, axes = np.linalg.eigh(covariance + JITTER * np.eye(len(z)))
@@ -46,10 +47,10 @@ def draw(rng: np.random.Generator, samples: int, n: float, z: Array, zz: Array) 
 class CCVR(Method):
     """FedAvg; after the last round, the classifier is retrained on features drawn from a Gaussian per class.
 
-    Once, all clients send per class n, Σz and Σzzᵀ under the final model. A client sends nothing of a class of which it
-    has fewer than `min_count` samples: with 0 or 1, the sum of a single sample is that sample's own feature. With μ_c
-    and Σ_c of all of them together, `samples` virtual features a class come from N(μ_c, Σ_c + 1e-6·I), and only
-    the head is trained on them (SGD, momentum 0.9).
+    All clients send once, for each class, n, Σz and Σzzᵀ under the final model. A client sends nothing about a class of
+    which it has fewer than `min_count` samples: with 0 or 1, the sum of a single sample is that sample's feature. With
+    μ_c and Σ_c over all clients, `samples` virtual features per class are drawn from N(μ_c, Σ_c + 1e-6·I), and only the
+    head is trained on them (SGD, momentum 0.9).
     """
 
     paper = "Luo et al., NeurIPS 2021"
@@ -64,17 +65,17 @@ class CCVR(Method):
     min_count: Annotated[int, Field(ge=0)] = 0
 
     def caution_of_data(self, counts: np.ndarray, clients: np.ndarray) -> str:
-        """Names clients that would send the feature of a single sample."""
+        """Warn about clients that would send the feature of a single sample."""
         return single_samples(self.name, counts, clients, self.min_count)
 
     def server_state(self, server: "ServerView") -> Tree:
-        """Nothing; but it is said before the first round if there is no common classifier to train."""
+        """Return no state, but reject before the first round a model without a common classifier."""
         if apart := sorted(select(server.net, "head") - server.w.keys()):
-            raise Conflict(f"ccvr trains the common classifier anew, but {apart[0]} is personal or frozen")
+            raise Conflict(f"ccvr retrains the common classifier, but {apart[0]} is personal or frozen")
         return {}
 
     def moments(self, client: "ClientView") -> Mapping[str, Sum]:
-        """n, Σz and Σzzᵀ of each class, in float64."""
+        """Return n, Σz and Σzzᵀ of each class, in float64."""
         z, y = client.features()
         z, n = z.double(), (client.counts * (client.counts >= self.min_count)).double()
         of_class = [z[y == c] * (n[c] > 0) for c in range(len(n))]
@@ -82,7 +83,7 @@ class CCVR(Method):
         return {"moments": Sum({"n": n, "z": first, "zz": torch.stack([some.mT @ some for some in of_class])})}
 
     def finish(self, server: "ServerView") -> None:
-        """Ask, draw, train."""
+        """Ask clients for their statistics, draw features, and train the head on them."""
         moments = {name: value.cpu().numpy() for name, value in server.ask(self.moments)["moments"].items()}
         rng = server.generator("features")
         known = np.flatnonzero(moments["n"])

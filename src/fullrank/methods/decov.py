@@ -13,7 +13,7 @@ from fullrank.objectives import decov
 class DeCov(Method):
     """Adds λ·½(‖Σ‖_F² − ‖diag Σ‖²) to each client's loss, Σ the covariance of the representation in the batch.
 
-    Unlike FedDecorr's term it grows with the size of the representation. A client sends what it sends in FedAvg.
+    Unlike FedDecorr's term it grows with the scale of the representation. Clients send the same as in FedAvg.
     """
 
     paper = "Cogswell et al., ICLR 2016"
@@ -22,5 +22,5 @@ class DeCov(Method):
     lam: NotNegative = 0.1
 
     def loss(self, b: Batch) -> Tensor:
-        """Half the sum of the squared covariances of different dimensions."""
+        """Return half the sum of the squared covariances of different dimensions, times λ."""
         return self.lam * decov(b.z)

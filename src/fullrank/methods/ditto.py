@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ditto(Method):
-    """FedAvg, and in addition a personal model v at each client: min f_k(v) + (λ/2)‖v − w‖², w as received.
+    """FedAvg with an additional personal model v at each client: min f_k(v) + (λ/2)‖v − w‖², w as received.
 
-    v starts at the model of the first contact, is trained after the global one in every round in which the client
-    takes part, for `epochs` (0: as many as the global one), and never leaves the site.
+    v starts at the model that the client first receives, is trained after the global one in every round in which the
+    client takes part, for `epochs` (0: as many as the global one), and never leaves the site.
     """
 
     paper = "Li et al., ICML 2021"
@@ -30,19 +30,19 @@ class Ditto(Method):
     epochs: Annotated[int, Field(ge=0)] = 0
 
     def client_state(self, client: "ClientView") -> Tree:
-        """The personal model."""
+        """Return the personal model's initial weights."""
         return {"v": client.model}
 
     def near(self, b: Batch) -> Tensor:
-        """(λ/2)‖v − w‖² over the shared entries."""
+        """Return (λ/2)‖v − w‖² over the shared entries."""
         return self.lam * proximal(b.w, b.w0)
 
     def train(self, client: "ClientView") -> None:
-        """The global path first, as if it were alone; then v, on batches of its own."""
+        """Train the global model as in FedAvg, then v, on its own batches."""
         client.fit()
         client.own = {"v": client.fit(model=client.own["v"], loss=self.near, epochs=self.epochs or None)}
 
     def personalise(self, client: "ClientView") -> Tree:
-        """The client's v."""
+        """Return the client's v."""
         v: Tree = client.own["v"]
         return v

@@ -10,10 +10,10 @@ from fullrank.methods.fedadam import FedAdam
 
 @dataclass(frozen=True)
 class FedAdagrad(FedAdam):
-    """As FedAdam, with v ← v + Δ², which only grows; without momentum by default."""
+    """FedAdam with v ← v + Δ², which only grows; without momentum by default."""
 
     beta1: Momentum = 0.0
 
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
-        """Adagrad's."""
+        """Return Adagrad's second moment."""
         return v + delta**2

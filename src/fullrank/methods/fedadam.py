@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class FedAdam(Method):
     """Adam on the server, with Δ = w̄ − w as its gradient: m ← β1·m + (1−β1)Δ, w ← w + η·m/(√v + τ).
 
-    v ← β2·v + (1−β2)Δ² starts at τ²; there is no bias correction. Buffers are averaged, never optimised.
+    v ← β2·v + (1−β2)Δ² starts at τ²; there is no bias correction. Buffers are averaged, not optimised.
     """
 
     paper = "Reddi et al., ICLR 2021, Algorithm 2"
@@ -29,15 +29,15 @@ class FedAdam(Method):
     tau: Positive = 1e-3
 
     def server_state(self, server: "ServerView") -> Tree:
-        """Both moments."""
+        """Return the initial moments."""
         return {"m": zeros(server.w), "v": pointwise(server.w, lambda w: torch.full_like(w, self.tau**2))}
 
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
-        """What distinguishes Adam, Yogi and Adagrad."""
+        """Return the new second moment, in which Adam, Yogi and Adagrad differ."""
         return self.beta2 * v + (1 - self.beta2) * delta**2
 
     def aggregate(self, server: "ServerView", new: Tree, up: Mapping[str, Tree]) -> Tree:
-        """One server step."""
+        """Make one server step."""
         delta = pointwise(new, lambda mean, w: mean - w, server.w)
         m = pointwise(server.own["m"], lambda m, d: self.beta1 * m + (1 - self.beta1) * d, delta)
         v = pointwise(server.own["v"], self.second_moment, delta)

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedAvgM(Method):
-    """Momentum on the server: Δ = w̄ − w is what clients ask for, and the step remembers the steps before.
+    """Momentum on the server: the update Δ = w̄ − w of the clients is combined with previous steps.
 
-    `ema` (as FedDecorr and MOON run it): m ← ρm + (1−ρ)Δ, w ← w + m. `hsu` (the paper's): v ← ρv − Δ, w ← w − v, a step
-    1/(1−ρ) times larger in the long run. Buffers are averaged, never given momentum.
+    `ema` (as in FedDecorr and MOON): m ← ρm + (1−ρ)Δ, w ← w + m. `hsu` (the paper's): v ← ρv − Δ, w ← w − v, a step
+    1/(1−ρ) times larger in the long run. Buffers are averaged, without momentum.
     """
 
     paper = "Hsu et al., 2019"
@@ -26,11 +26,11 @@ class FedAvgM(Method):
     form: Literal["ema", "hsu"] = "ema"
 
     def server_state(self, server: "ServerView") -> Tree:
-        """The step before."""
+        """Return zeros as the previous step."""
         return {"m": zeros(server.w)}
 
     def aggregate(self, server: "ServerView", new: Tree, up: Mapping[str, Tree]) -> Tree:
-        """Written around the mean, w̄ + ρ(m − Δ) and w̄ − ρv, so that ρ = 0 is FedAvg to the bit."""
+        """Make one server step, as w̄ + ρ(m − Δ) or w̄ − ρv, so that ρ = 0 is FedAvg to the bit."""
         rho, old, w = self.momentum, server.own["m"], server.w
         delta = pointwise(new, lambda mean, w: mean - w, w)
         if self.form == "ema":

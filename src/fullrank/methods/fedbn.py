@@ -7,10 +7,10 @@ from fullrank.methods._method import Method
 
 @dataclass(frozen=True)
 class FedBN(Method):
-    """Every normalisation layer stays at its client, affine weights and statistics alike; all else is averaged.
+    """Every normalisation layer, with affine weights and statistics, is personal; all other entries are averaged.
 
-    Layers are found by their type, so those in shortcuts count too. There is no complete global model: a client's is
-    evaluated on its own data. Norm layers stay with their client.
+    Layers are found by their type, so those in shortcuts count too. There is no complete global model; each client's
+    model is evaluated on its own data.
     """
 
     paper = "Li et al., ICLR 2021"

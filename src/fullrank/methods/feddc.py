@@ -21,7 +21,7 @@ class FedDC(FedDyn):
     """FedDyn's drift h_k with SCAFFOLD's variates g_k: the gradient g becomes g + α(h_k + w_k − w) + (ḡ − g_k).
 
     g_k ← g_k − ḡ + (w − w_k)/travel estimates the client's gradient, ḡ is the mean of all clients' g_k; h_k and the new
-    model as in FedDyn. Adam has no travel. The change of g_k leaves the site as well: as much again.
+    model as in FedDyn. Adam has no travel. The change of g_k leaves the site too, which doubles the uploads.
     """
 
     paper = "Gao et al., CVPR 2022"
@@ -31,19 +31,19 @@ class FedDC(FedDyn):
     receives = "the mean of all clients' mean gradients, as large as the weights"
 
     def server_state(self, server: "ServerView") -> Tree:
-        """The means of all clients' drifts and variates."""
+        """Return the initial means of all clients' drifts and variates."""
         return {"h": zeros(server.w), "g": zeros(server.w)}
 
     def client_state(self, client: "ClientView") -> Tree:
-        """The client's drift and variate."""
+        """Return the client's initial drift and variate."""
         return {"h": zeros(client.w0), "g": zeros(client.w0)}
 
     def grad(self, g: Tree, b: Batch) -> Tree:
-        """FedDyn's correction, then SCAFFOLD's."""
+        """Apply FedDyn's correction, then SCAFFOLD's."""
         return pointwise(super().grad(g, b), lambda g, mean, gk: g + (mean - gk), b.sent["g"], b.own["g"])
 
     def after(self, client: "ClientView") -> Mapping[str, Sum]:
-        """The new drift and variate, kept here; the variate's change, sent."""
+        """Keep the new drift and variate, and send the variate's change."""
         super().after(client)
         old, travel = client.own["g"], client.travel
         new = pointwise(old, lambda gk, g, w0, w: gk - g + (w0 - w) / travel, client.sent["g"], client.w0, client.w)
@@ -51,7 +51,7 @@ class FedDC(FedDyn):
         return {"change": Sum(pointwise(new, torch.sub, old))}
 
     def aggregate(self, server: "ServerView", new: Tree, up: Mapping[str, Tree]) -> Tree:
-        """The mean variate over all clients, then FedDyn's model."""
+        """Update the mean variate over all clients, then return FedDyn's model."""
         g = pointwise(server.own["g"], lambda g, change: g + change / server.clients, up["change"])
         server.own = {**server.own, "g": g}
         return super().aggregate(server, new, up)

@@ -41,5 +41,5 @@ class FedDecorr(Method):
     scale: Literal["code", "paper", "algorithm"] = "code"
 
     def loss(self, b: Batch) -> Tensor:
-        """β · L_decorr(z)."""
+        """Return β · L_decorr(z)."""
         return self.beta * decorrelation(b.z, scale=self.scale)

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 class FedDyn(Method):
     """A regulariser that follows each client's drift: the gradient g becomes g + α(h_k + w_k − w).
 
-    h_k, kept at the site, adds up all its steps w_k − w; h, the mean of all clients' h_k, is added to the plain mean of
-    the participants: w ← mean w_k + h, whatever their sample counts. A client sends what it sends in FedAvg.
+    h_k, kept at the site, is the sum of all the client's steps w_k − w; h, the mean of all clients' h_k, is added to
+    the mean of the participants, which is not weighted by samples: w ← mean w_k + h. Clients send the same as in
+    FedAvg.
     """
 
     paper = "Acar et al., ICLR 2021"
@@ -31,29 +32,29 @@ class FedDyn(Method):
     alpha: NotNegative = 0.01
 
     def server_state(self, server: "ServerView") -> Tree:
-        """The mean of all clients' drifts."""
+        """Return zeros as the mean of all clients' drifts."""
         return {"h": zeros(server.w)}
 
     def client_state(self, client: "ClientView") -> Tree:
-        """The client's drift."""
+        """Return zeros as the client's drift."""
         return {"h": zeros(client.w0)}
 
     def grad(self, g: Tree, b: Batch) -> Tree:
-        """In a client's first round this is FedProx, to the bit."""
+        """Correct the gradient; in a client's first round this equals FedProx to the bit."""
         return pointwise(g, lambda g, h, w, w0: g + self.alpha * (h + (w - w0)), b.own["h"], b.w, b.w0)
 
     def weight(self, client: "ClientView") -> float:
-        """All alike."""
+        """Return equal weights for all clients."""
         return 1.0
 
     def after(self, client: "ClientView") -> Mapping[str, Sum]:
-        """Add this round's step to the drift."""
+        """Add the round's step to the drift."""
         step = pointwise(client.w, torch.sub, client.w0)
         client.own = {**client.own, "h": pointwise(client.own["h"], torch.add, step)}
         return {}
 
     def aggregate(self, server: "ServerView", new: Tree, up: Mapping[str, Tree]) -> Tree:
-        """Those who sat out did not drift, so the mean step counts by the participants' share of all clients."""
+        """Add h to the mean; h grows by the mean step times the share of participants, as others did not drift."""
         share = len(server.taking_part) / server.clients
         h = pointwise(server.own["h"], lambda h, mean, w: h + share * (mean - w), new, server.w)
         server.own = {**server.own, "h": h}

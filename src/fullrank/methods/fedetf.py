@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 _SGD = {"optimizer": "sgd", "nesterov": False}
 FRAME: dict[str, Any] = {**_SGD, "lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "epochs": 3}
 PROJECTION: dict[str, Any] = {**_SGD, "lr": 0.05, "momentum": 0.9, "weight_decay": 5e-4, "decay_on": "all", "epochs": 3}
-"""How the authors' code fine-tunes the frame and the projection, alternately, each time with a new SGD."""
+"""Settings of the authors' code for fine-tuning frame and projection alternately, each time with a new SGD."""
 
 
 class FrameHead(nn.Module):
-    """β·cosines between the projected feature, of unit length, and the fixed vectors of a simplex ETF."""
+    """A head that gives β·cosines between the projected feature and the fixed vectors of a simplex ETF."""
 
     def __init__(self, width: int, classes: int, dim: int, beta: float, dtype: torch.dtype):
         super().__init__()
-        self.projection = nn.Linear(width, dim).to(dtype)  # the same numbers are drawn whatever the dtype
+        self.projection = nn.Linear(width, dim).to(dtype)  # the same numbers are drawn for every dtype
         self.beta = nn.Parameter(torch.tensor(beta, dtype=dtype))
         seed = int(torch.randint(2**31, ()))
         frame = simplex_etf(classes, dim, seed).mT.contiguous().to(dtype)
         self.frame = nn.Parameter(frame, requires_grad=False)
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensors]:
-        """The logits, and the normalised projection μ."""
+        """Return the logits, and the normalised projection μ."""
         mu = F.normalize(self.projection(z))
         return self.beta * F.linear(mu, self.frame), {"mu": mu}
 
@@ -63,24 +63,24 @@ class FedETF(Method):
     repeats: Annotated[int, Field(ge=0)] = 20
 
     def head(self, net: "Network") -> nn.Module:
-        """Projection, temperature and frame."""
+        """Return a head with projection, temperature and frame."""
         if self.dim and self.dim < net.num_classes - 1:
             raise InputError(
                 f"method.fedetf.dim = {self.dim}: vectors of {net.num_classes} classes at equal angles need at least "
-                f"{net.num_classes - 1} dimensions; 0 takes as many as there are classes"
+                f"{net.num_classes - 1} dimensions; 0 means the number of classes"
             )
         return FrameHead(net.feature_dim, net.num_classes, self.dim or net.num_classes, self.beta, net.dtype)
 
     def criterion(self, b: Batch) -> Tensor:
-        """The balanced loss ℓ_g."""
+        """Return the balanced loss ℓ_g."""
         return balanced_cross_entropy(b.logits, b.y, b.counts, self.gamma, label_smoothing=b.label_smoothing)
 
     def plain(self, b: Batch) -> Tensor:
-        """Cross-entropy, for fine-tuning."""
+        """Return the cross-entropy, for fine-tuning."""
         return F.cross_entropy(b.logits, b.y, label_smoothing=b.label_smoothing)
 
     def personalise(self, client: "ClientView") -> None:
-        """Feature adaptation, then frame and projection in turns; how good the model is after each is noted."""
+        """Adapt the features, then fine-tune frame and projection in turns; the model is evaluated after each stage."""
         head = client.network.head_name
         frame, projection, beta = (f"{head}.{part}" if head else part for part in ("frame", "projection", "beta"))
         if self.preset == "repo":

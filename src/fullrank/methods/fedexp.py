@@ -20,7 +20,7 @@ class FedExP(Method):
     """The server goes further than the mean w̄ where clients disagree: w ← w + s(w̄ − w).
 
     s = max(1, Σ p_k‖Δ_k‖² / (2(‖w̄ − w‖² + ε))), with Δ_k = w_k − w and p_k the share of samples. Buffers are averaged.
-    ‖Δ_k‖² leaves the site as well as the weights.
+    ‖Δ_k‖² leaves the site in addition to the weights.
     """
 
     paper = "Jhunjhunwala et al., ICLR 2023"
@@ -29,12 +29,12 @@ class FedExP(Method):
     epsilon: Positive = 1e-3
 
     def after(self, client: "ClientView") -> Mapping[str, Mean]:
-        """The squared length of the client's step."""
+        """Return the squared length of the client's step."""
         length = norm(pointwise(client.w, torch.sub, client.w0))
         return {"step": Mean({"square": length**2}, client.n)}
 
     def aggregate(self, server: "ServerView", new: Tree, up: Mapping[str, Tree]) -> Tree:
-        """By `lerp`, whose end at s = 1 is the mean to the bit."""
+        """Extrapolate with `lerp`, whose result at s = 1 is the mean to the bit."""
         step = pointwise(server.w, lambda w, mean: mean.double() - w.double(), new)
         s = max(1.0, float(up["step"]["square"]) / (2 * (float(norm(step)) ** 2 + self.epsilon)))
         return pointwise(server.w, lambda w, mean: torch.lerp(w, mean, s), new)

@@ -15,9 +15,9 @@ from fullrank.methods._method import Method, NotNegative
 class FedLC(Method):
     """Calibrated logits: a client's cross-entropy is that of logits − τ·n_c^(−1/4), n_c its samples of class c.
 
-    Rare classes get a larger margin. Of a class that the client lacks the margin is infinite: it drops out of the
-    softmax (`absent="drop"`), label smoothing included; `absent="one"` treats it as if there were one sample.
-    Predictions use the plain logits. What leaves a site is what leaves it in FedAvg.
+    Rare classes get a larger margin. A class that the client lacks has an infinite margin: it is left out of the
+    softmax (`absent="drop"`) and of label smoothing; `absent="one"` treats it as if there were one sample. Predictions
+    use the plain logits. Clients send the same as in FedAvg.
     """
 
     paper = "Zhang et al., ICML 2022"
@@ -27,7 +27,7 @@ class FedLC(Method):
     absent: Literal["drop", "one"] = "drop"
 
     def criterion(self, b: Batch) -> Tensor:
-        """Cross-entropy of the calibrated logits."""
+        """Return the cross-entropy of the calibrated logits."""
         logits = b.logits - self.tau * b.counts.clamp(min=1).pow(-0.25).to(b.logits.dtype)
         if self.absent == "one":
             return F.cross_entropy(logits, b.y, label_smoothing=b.label_smoothing)

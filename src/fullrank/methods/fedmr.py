@@ -24,15 +24,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedMR(WithPrototypes):
-    """Adds μ1·L_intra + μ2·L_inter: features decorrelated inside each class, classes kept apart by global prototypes.
+    """Adds μ1·L_intra + μ2·L_inter: features decorrelated inside each class, classes separated by global prototypes.
 
     L_intra is (Σ_c (N_c−1)²·mean_{i≠j} r_ij²) / Σ_c N_c with r the correlations inside class c of the batch (`scale`
     "paper": Eq. 3). L_inter is the mean over classes, samples and other classes j of max(‖z−g_y‖ − ‖z−g_j‖ + margin,
-    0), g the class prototypes of the round before, and 0 in the first. `reading`: other classes only among the client's
-    own (`local`), Eq. 4 as printed (`literal`), or only ‖z−g_y‖ (`pull`). `lite` takes the first so many samples of a
-    batch for L_inter (0: all); `share` lets only a fixed share of the clients ever send prototypes; `onehot` prototypes
-    are unit vectors, and as with μ2 = 0 none are sent. A client sends nothing of a class of which it has fewer than
-    `min_count` samples: with 0 or 1, the sum of a single sample is that sample's own feature.
+    0), g the class prototypes of the previous round, and 0 in the first. `reading` selects a variant of L_inter: other
+    classes only among the client's own (`local`), Eq. 4 as printed (`literal`), or only ‖z−g_y‖ (`pull`). `lite` limits
+    L_inter to the first samples of a batch (0: all); with `share`, only a fixed share of the clients ever sends
+    prototypes; `onehot` prototypes are unit vectors, and as with μ2 = 0 none are sent. A client sends nothing about a
+    class of which it has fewer than `min_count` samples: with 0 or 1, the sum of a single sample is that sample's
+    feature.
     """
 
     paper = "Fan et al., TMLR 2023"
@@ -50,15 +51,15 @@ class FedMR(WithPrototypes):
 
     @property
     def exchanges(self) -> bool:
-        """Whether prototypes travel."""
+        """Whether prototypes are exchanged."""
         return self.mu2 > 0 and self.prototypes == "means"
 
     def caution_of_data(self, counts: np.ndarray, clients: np.ndarray) -> str:
-        """Names clients that would send the feature of a single sample, where prototypes travel."""
+        """Warn about clients that would send the feature of a single sample, if prototypes are exchanged."""
         return super().caution_of_data(counts, clients) if self.exchanges else ""
 
     def server_state(self, server: "ServerView") -> Tree:
-        """No prototypes yet; none at all where they do not travel."""
+        """Return zeros, none of them available; nothing if prototypes are not exchanged."""
         if self.mu2 > 0 and self.prototypes == "onehot" and server.net.feature_dim < server.net.num_classes:
             raise InputError(
                 f'method.fedmr.prototypes = "onehot" needs as many features as classes; this model has '
@@ -67,7 +68,7 @@ class FedMR(WithPrototypes):
         return super().server_state(server) if self.exchanges else {}
 
     def loss(self, b: Batch) -> Tensor:
-        """Both terms, of which one with a coefficient of 0 costs nothing."""
+        """Return the sum of both terms; a term with a coefficient of 0 is not computed."""
         terms = []
         if self.mu1:
             terms.append(self.mu1 * intra_class_decorrelation(b.z, b.y, len(b.counts), self.scale))
@@ -90,7 +91,7 @@ class FedMR(WithPrototypes):
         return prototype_margin(z, y, prototypes, here, self.margin)
 
     def after(self, client: "ClientView") -> Mapping[str, Sum]:
-        """Class sums and counts, of those clients that ever send any; zeros of the others."""
+        """Return class sums and counts of clients that send prototypes; zeros of the others."""
         if not self.exchanges:
             return {}
         ((name, sent),) = super().after(client).items()
@@ -99,5 +100,5 @@ class FedMR(WithPrototypes):
         return {name: sent}
 
     def aggregate(self, server: "ServerView", new: Tree, up: Mapping[str, Tree]) -> Tree:
-        """New prototypes, where they travel."""
+        """Update the prototypes if they are exchanged."""
         return super().aggregate(server, new, up) if self.exchanges else new

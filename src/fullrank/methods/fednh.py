@@ -28,14 +28,14 @@ class Hypersphere(nn.Module):
         if classes > width:
             raise InputError(
                 f"fednh needs at least as many features as classes: {classes} prototypes cannot be orthogonal "
-                f"in {width} dimensions; take a model with a wider representation"
+                f"in {width} dimensions; choose a model with a wider representation"
             )
         frame = torch.linalg.qr(torch.randn(width, classes, dtype=torch.float64)).Q
         self.prototypes = nn.Parameter(frame.mT.contiguous().to(dtype), requires_grad=False)
         self.scale = nn.Parameter(torch.tensor(scale, dtype=dtype))
 
     def forward(self, z: Tensor) -> Tensor:
-        """The logits."""
+        """Return the logits."""
         return self.scale * F.linear(F.normalize(z), self.prototypes)
 
 
@@ -58,16 +58,16 @@ class FedNH(Method):
     scale: Positive = 1.0
 
     def head(self, net: "Network") -> nn.Module:
-        """The prototypes."""
+        """Return a head of prototypes."""
         return Hypersphere(net.feature_dim, net.num_classes, self.scale, net.dtype)
 
     def after(self, client: "ClientView") -> Mapping[str, Sum]:
-        """Where this client's classes lie."""
+        """Return for each class the direction of the client's mean, times its count."""
         sums, counts = client.prototypes(normalise=True)
         return {"seen": Sum({"sums": counts.to(sums.dtype)[:, None] * F.normalize(sums), "counts": counts})}
 
     def aggregate(self, server: "ServerView", new: Tree, up: Mapping[str, Tree]) -> Tree:
-        """Turn the prototypes."""
+        """Turn the prototypes towards the clients' directions."""
         sums, counts = up["seen"]["sums"], up["seen"]["counts"]
         name = f"{server.net.head_name}.prototypes"
         turned = F.normalize(torch.lerp(server.model[name], F.normalize(sums), 1 - self.smoothing))

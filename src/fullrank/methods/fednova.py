@@ -17,25 +17,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedNova(Method):
-    """Clients that made more steps do not count for more: w ← w − (Σ p_k a_k) · Σ p_k (w − w_k)/a_k.
+    """Normalised averaging of clients with unequal numbers of steps: w ← w − (Σ p_k a_k) · Σ p_k (w − w_k)/a_k.
 
     p_k is the share of samples, a_k how far a constant unit gradient would have moved a weight under the client's
-    learning rates and momentum. In addition to the weights, a_k and 1/a_k leave the site. Adam has no such a_k.
+    learning rates and momentum. In addition to the weights, a_k and 1/a_k leave the site. Adam has no a_k.
     """
 
     paper = "Wang et al., NeurIPS 2020"
     uploads = {"travel": "how far its optimiser can have moved a weight, and the inverse of that"}
 
     def weight(self, client: "ClientView") -> float:
-        """By samples per distance."""
+        """Return the number of samples divided by the distance."""
         return client.n / client.travel
 
     def after(self, client: "ClientView") -> Mapping[str, Mean]:
-        """The distance and its inverse, of which the server sees the means."""
+        """Return the distance and its inverse, of which the server receives the means."""
         far = torch.tensor(client.travel, dtype=torch.float64)
         return {"travel": Mean({"a": far, "inverse": 1 / far}, client.n)}
 
     def aggregate(self, server: "ServerView", new: Tree, up: Mapping[str, Tree]) -> Tree:
-        """The mean weighted by n_k/a_k, then as far as the mean distance: equal clients give their mean."""
+        """Scale the mean weighted by n_k/a_k to the mean distance, so that equal clients give their mean."""
         s = float(up["travel"]["a"] * up["travel"]["inverse"])
         return pointwise(server.w, lambda w, mean: torch.lerp(w, mean, s), new)

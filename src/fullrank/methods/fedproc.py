@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedProc(WithPrototypes):
-    """Pulls representations to their class's global prototype first, and turns to cross-entropy as rounds go by.
+    """Pulls representations to their class's global prototype at first, and shifts to cross-entropy with the rounds.
 
     The loss of round t is a·CE + (1−a)·ℓ with a = min(t/rounds, 1), and only CE in round 0; ℓ is the cross-entropy of
-    the cosines of z with the prototypes of all classes that have one, over samples whose own class has. A prototype is
-    the mean of z over all samples of a class, under the clients' trained models; a class that nobody has keeps its last
-    one. A client sends nothing of a class of which it has fewer than `min_count` samples: with 0 or 1, the sum of a
-    single sample is that sample's own feature.
+    the cosines of z with the prototypes of all classes that have one, over samples whose own class has one. A prototype
+    is the mean of z over all samples of a class, under the clients' trained models; a class without samples keeps its
+    last one. A client sends nothing about a class of which it has fewer than `min_count` samples: with 0 or 1, the sum
+    of a single sample is that sample's feature.
     """
 
     paper = "Mu et al., 2021"
@@ -36,17 +36,17 @@ class FedProc(WithPrototypes):
     rounds: Annotated[int, Field(ge=0)] = 100
 
     def server_state(self, server: "ServerView") -> Tree:
-        """There are no prototypes yet, so the loss is the cross-entropy."""
+        """Return no prototypes and a = 1, with which the loss is the cross-entropy."""
         state = super().server_state(server)
         return {**state, "a": state["prototypes"].new_ones(())}
 
     def loss(self, b: Batch) -> Tensor:
-        """Written around the criterion's value, so that a = 1 is FedAvg to the bit."""
+        """Return the term that turns the criterion into a·CE + (1−a)·ℓ, so that a = 1 is FedAvg to the bit."""
         a: Tensor = b.sent["a"]
         return (1 - a) * (_nearest(b.z, b.y, b.sent["prototypes"], b.sent["available"]) - b.base)
 
     def aggregate(self, server: "ServerView", new: Tree, up: Mapping[str, Tree]) -> Tree:
-        """New means where some client has the class, and the next round's a."""
+        """Update the prototypes of classes that clients have, and a for the next round."""
         new = super().aggregate(server, new, up)
         share = min((server.round + 1) / self.rounds, 1.0) if self.rounds else 1.0
         server.own = {**server.own, "a": torch.full_like(server.own["a"], share)}
@@ -54,8 +54,8 @@ class FedProc(WithPrototypes):
 
 
 def _nearest(z: Tensor, y: Tensor, prototypes: Tensor, available: Tensor) -> Tensor:
-    """Cross-entropy of cosines, over available classes and the samples of such; 0 where there are none."""
-    # A finite number, because no class at all may be available; next to a cosine its exponential is 0.
+    """Return the cross-entropy of cosines over available classes and their samples; 0 if there are none."""
+    # A finite number, because possibly no class is available; relative to a cosine its exponential is 0.
     cosines = (F.normalize(z) @ F.normalize(prototypes).mT).masked_fill(~available, -1e4)
     counted = available[y].to(z.dtype)
     return (F.cross_entropy(cosines, y, reduction="none") * counted).sum() / counted.sum().clamp(min=1)

@@ -12,10 +12,10 @@ from fullrank.methods._prototypes import WithPrototypes
 
 
 class NearestPrototype:
-    """FedProto's prediction: a class of its own, because the method's hyper-parameter has the name of the hook."""
+    """FedProto's prediction, in a separate class because the method's hyper-parameter has the name of the hook."""
 
     def predict(self, b: Batch) -> Tensor:
-        """Minus the squared distance to each prototype, a missing one farther than all; without any, the logits."""
+        """Return minus the squared distance to each prototype, a missing one farthest; without any, the logits."""
         if vars(self)["predict"] == "logits":
             return b.logits
         prototypes, available = b.sent["prototypes"], b.sent["available"]
@@ -28,12 +28,13 @@ class NearestPrototype:
 
 @dataclass(frozen=True)
 class FedProto(NearestPrototype, WithPrototypes):
-    """No weights travel, class prototypes do: each client adds λ·mean‖z − g_y‖²/d to its own loss.
+    """Clients exchange class prototypes instead of weights, and add λ·mean‖z − g_y‖²/d to their losses.
 
-    After training a client sends the sum of z and the number of samples of each class, and g = Σ sums / Σ counts goes
-    to all. It sends nothing of a class of which it has fewer than `min_count` samples: with 0 or 1, the sum of a single
-    sample is that sample's own feature. A class that nobody sent keeps its prototype; as long as it has none it adds
-    nothing. Clients predict by the nearest prototype, or by their own `logits`; there is no global model.
+    After training a client sends the sum of z and the number of samples of each class, and all clients receive g = Σ
+    sums / Σ counts. A client sends nothing about a class of which it has fewer than `min_count` samples: with 0 or 1,
+    the sum of a single sample is that sample's feature. A class that no client sent keeps its prototype; without a
+    prototype it adds nothing to the loss. Clients predict by the nearest prototype, or by their own `logits`; there is
+    no global model.
     """
 
     paper = "Tan et al., AAAI 2022"
@@ -45,6 +46,6 @@ class FedProto(NearestPrototype, WithPrototypes):
     predict: Literal["nearest", "logits"] = field(default_factory=lambda: "nearest")  # type: ignore[assignment]
 
     def loss(self, b: Batch) -> Tensor:
-        """The mean over all numbers of the batch; samples whose prototype is missing count with 0."""
+        """Return λ times the mean squared deviation from prototypes; samples without a prototype count as 0."""
         off: Tensor = (b.z - b.sent["prototypes"][b.y]) * b.sent["available"][b.y][:, None]
         return self.lam * off.square().mean()

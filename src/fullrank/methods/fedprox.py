@@ -17,5 +17,5 @@ class FedProx(Method):
     mu: NotNegative = 0.001
 
     def grad(self, g: Tree, b: Batch) -> Tree:
-        """Eq. 2 of the paper, differentiated."""
+        """Add the gradient of the proximal term (Eq. 2 of the paper)."""
         return pointwise(g, lambda g, w, w0: g + self.mu * (w - w0), b.w, b.w0)

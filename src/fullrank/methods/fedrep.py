@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedRep(Method):
-    """A classifier of each client's own on a common representation: the head is trained first, then all the rest.
+    """A personal classifier for each client on a common representation: the head is trained first, then the rest.
 
-    Each client runs `head_epochs` (0: as many as train.epochs) on its head with the rest still, then the round's epochs
-    on the rest with the head still; the rest is averaged. Statistics of norm layers move in both fits. The head never
-    leaves a site, so there is no global model to evaluate.
+    Each client trains its head for `head_epochs` (0: as many as train.epochs) with the rest frozen, then the rest for
+    the round's epochs with the head frozen; the rest is averaged. Statistics of norm layers move in both fits. The head
+    never leaves a site, so there is no global model to evaluate.
     """
 
     paper = "Collins et al., ICML 2021"
@@ -28,6 +28,6 @@ class FedRep(Method):
     head_epochs: Annotated[int, Field(ge=0)] = 0
 
     def train(self, client: "ClientView") -> None:
-        """Two fits, each sample seen by both."""
+        """Run two fits, of the head and of the rest."""
         client.fit("head", epochs=self.head_epochs or None)
         client.fit(("backbone", "neck") if list(client.network.neck.parameters()) else "backbone")

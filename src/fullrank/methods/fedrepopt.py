@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedRepOpt(Method):
-    """A plain network trains as the one with branches would: the gradient of each 3×3 kernel is multiplied by M.
+    """A plain network that trains like one with branches: the gradient of each 3×3 kernel is multiplied by M.
 
-    M is α₃² everywhere; at the kernel's middle it is α₁² more and, where a channel meets itself and the branches
-    included the identity, 1 more (RepGhost: α² and 1). With it, steps of SGD on W' = α₃W₃ + α₁W₁ + s·I are the
-    images of those on W₃, W₁ and s, weight decay and momentum included, and so are their means over clients. The
-    paper's equation 1, which multiplies all of a kernel by α₃² + α₁², is not that; its code is. Clipping the gradient's
-    norm ends the likeness, since norms differ, and so does Adam.
+    M is α₃² everywhere, plus α₁² at the kernel's centre, plus 1 on the diagonal of channels at the centre if there is
+    an identity branch (RepGhost: α² and 1). With it, steps of SGD on W' = α₃W₃ + α₁W₁ + s·I are the images of those on
+    W₃, W₁ and s, weight decay and momentum included, and so are their means over clients. The paper's equation 1, which
+    multiplies all of a kernel by α₃² + α₁², does not have this property; its code does. Clipping of the gradient's norm
+    breaks the equivalence, since norms differ, and so does Adam.
 
-    It takes a network with `mode = "repopt"`, which carries the constants α as entries that never train: they come to
-    a site once and never leave it.
+    The method needs a network with `mode = "repopt"`, which has the constants α as entries that are never trained: they
+    are sent to a site once and never leave it.
     """
 
     paper = "Lau et al., ACCV 2024; Ding et al., ICLR 2023 (RepOptimizers)"
@@ -44,31 +44,31 @@ class FedRepOpt(Method):
     }
 
     def model(self, net: Network) -> Network:
-        """The network itself, if it carries scales."""
+        """Return the network, and reject one without scales."""
         if not mapped_kernels(tuple(net.names)):
-            raise InputError(
-                "fedrepopt needs a network that carries scales: a repvgg or repghost with model.mode = repopt"
-            )
+            raise InputError("fedrepopt needs a network with scales: a repvgg or repghost with model.mode = repopt")
         return net
 
     def before(self, client: ClientView) -> Tree:
-        """M of every parameter that is not frozen: 1 for those that do not stand for branches."""
+        """Return M of every parameter that is not frozen, 1 for parameters without scales."""
         model = client.model
         weights, scales = ({n: model[n] for n in names} for names in (client.trainable, client.entries.frozen))
         return {"multiplier": multiplier(weights, scales)}
 
     def grad(self, g: Tree, b: Batch) -> Tree:
-        """M⊙g."""
+        """Return M⊙g."""
         m = b.fixed["multiplier"]
         if flats(g, m):
             return pointwise(g, torch.mul, m)
         kernels = part_of(g, [kernel.name for kernel in mapped_kernels(tuple(b.model))])
-        if named := {name: slope for name, slope in kernels.items() if name not in m}:  # frozen, and yet in this fit
+        if named := {
+            name: slope for name, slope in kernels.items() if name not in m
+        }:  # frozen, but trained in this fit
             m = {**m, **multiplier(named, b.model)}
         return {**g, **{name: slope * m[name] for name, slope in kernels.items()}}
 
     def caution(self, settings: Settings) -> str:
-        """Of what ends the likeness."""
+        """Warn about settings that break the equivalence."""
         if settings.optimizer != "sgd":
             cause = f"train.optimizer = {settings.optimizer}"
         elif settings.clip_norm:
@@ -79,21 +79,21 @@ class FedRepOpt(Method):
 
 
 class MappedKernel(NamedTuple):
-    """A kernel that stands for branches, by the names of its entries."""
+    """The names of the entries of a kernel that stands for branches."""
 
     name: str
     scale: str
-    """Of the 3×3 branch."""
+    """Name of the 3×3 branch's scale."""
     pointwise: str
-    """Of the 1×1 branch, if there is one."""
+    """Name of the 1×1 branch's scale, if there is one."""
     identity: bool
 
 
 @torch.no_grad()
 def multiplier(weights: Tensors, scales: Tensors) -> Tensors:
-    """M of some entries of a model, from a tree with the scales that it carries: laid out like the entries.
+    """Compute M of some entries of a model from a tree with its scales, laid out like the entries.
 
-    All are computed in one table: a network has many kernels, and each operation of its own costs a launch.
+    All are computed in one table, because a network has many kernels and separate operations would each cost a launch.
     """
     m = pointwise(weights, torch.ones_like)
     kernels = [kernel for kernel in mapped_kernels(tuple(scales)) if kernel.name in m]
@@ -115,7 +115,7 @@ def multiplier(weights: Tensors, scales: Tensors) -> Tensors:
 
 @lru_cache(maxsize=64)
 def mapped_kernels(names: tuple[str, ...]) -> tuple[MappedKernel, ...]:
-    """Those of a network with entries of these names."""
+    """Return the kernels with scales of a network with entries of these names."""
     return tuple(_found(names))
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TwoHeads(nn.Linear):
-    """A classifier that keeps its names, and a personal one that adds to its logits and learns from neither."""
+    """A classifier that keeps its names, and a personal one that adds to its logits without a gradient to the rest."""
 
     def __init__(self, generic: nn.Linear):
         sizes = generic.in_features, generic.out_features, generic.bias is not None
@@ -28,18 +28,19 @@ class TwoHeads(nn.Linear):
         self.personal_head.load_state_dict(generic.state_dict())
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensors]:  # type: ignore[override]
-        """The generic logits; `both` are the personal model's."""
+        """Return the generic logits, and as `both` the personal model's logits."""
         logits = super().forward(z)
         return logits, {"both": logits.detach() + self.personal_head(z.detach())}
 
 
 @dataclass(frozen=True)
 class FedRoD(Method):
-    """One representation, two classifiers: a generic one for everybody, and one of each client's own that adds to it.
+    """One representation with two classifiers: a generic one for all clients, and a personal one that adds to it.
 
-    The generic one and the body learn by balanced softmax: the cross-entropy of logits + log n_c. The personal one, a
-    copy of the generic one at the start, learns by the plain cross-entropy of both logits' sum, of which no gradient
-    reaches the rest, and never leaves its site. The global model predicts by the generic logits, a client by the sum.
+    The generic classifier and the body are trained by balanced softmax, the cross-entropy of logits + log n_c. The
+    personal classifier, initially a copy of the generic one, is trained by the cross-entropy of the sum of both logits,
+    without a gradient to the rest, and never leaves its site. The global model predicts by the generic logits, a client
+    by the sum.
     """
 
     paper = "Chen and Chao, ICLR 2022"
@@ -47,27 +48,27 @@ class FedRoD(Method):
     personal = aside = ("*.personal_head.*",)
 
     def head(self, net: "Network") -> nn.Module:
-        """Both classifiers."""
+        """Return a head with both classifiers."""
         generic = net.bare_head()
         if not isinstance(generic, nn.Linear):
             raise InputError(f"fedrod needs a linear classifier; this model's is a {type(generic).__name__}")
         return TwoHeads(generic)
 
     def criterion(self, b: Batch) -> Tensor:
-        """Balanced softmax for the generic classifier and the body."""
+        """Return the balanced softmax loss, which trains the generic classifier and the body."""
         return balanced_cross_entropy(b.logits, b.y, b.counts, label_smoothing=b.label_smoothing)
 
     def loss(self, b: Batch) -> Tensor:
-        """Cross-entropy of the sum, for the personal classifier alone."""
+        """Return the cross-entropy of the sum, which trains only the personal classifier."""
         return F.cross_entropy(b.both, b.y, label_smoothing=b.label_smoothing)
 
     def predict(self, b: Batch) -> Tensor:
-        """The sum."""
+        """Return the sum of generic and personal logits."""
         both: Tensor = b.both
         return both
 
     def personalise(self, client: "ClientView") -> Tensors:
-        """The same model with the sum as its classifier: linear ones add up."""
+        """Return the model with the sum of both linear classifiers as its classifier."""
         head, model = client.network.head_name, client.model
         own = {n: t for n, t in model.items() if n.startswith(f"{head}.personal_head.")}
         summed = {n.replace(".personal_head.", "."): t for n, t in own.items()}

@@ -16,8 +16,8 @@ from fullrank.methods._method import Method
 class FedRS(Method):
     """Restricted softmax: in a client's cross-entropy, the logits of classes that it does not have are multiplied by α.
 
-    So its training pushes their classifier rows away less. Predictions use the plain logits. What leaves a site is what
-    leaves it in FedAvg.
+    Its training therefore pushes their classifier rows away less. Predictions use the plain logits. Clients send the
+    same as in FedAvg.
     """
 
     paper = "Li and Zhan, KDD 2021"
@@ -26,7 +26,7 @@ class FedRS(Method):
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.5
 
     def criterion(self, b: Batch) -> Tensor:
-        """Cross-entropy of the scaled logits, the bias scaled with them."""
+        """Return the cross-entropy of the scaled logits, with a scaled bias."""
         return F.cross_entropy(
             b.logits * torch.where(b.counts > 0, 1.0, self.alpha).to(b.logits.dtype),
             b.y,

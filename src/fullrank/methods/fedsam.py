@@ -9,10 +9,10 @@ from fullrank.trees import Tree, norm, pointwise
 
 @dataclass(frozen=True)
 class FedSAM(Method):
-    """Clients descend along the gradient at w + ρ·g/‖g‖, where their loss is worst nearby, so as to find flat minima.
+    """Clients descend along the gradient at w + ρ·g/‖g‖, where the loss nearby is largest, to find flat minima.
 
-    The norm is over all trained entries, without weight decay. BatchNorm's statistics move in the first pass only.
-    Each step costs two. A client sends what it sends in FedAvg.
+    The norm is over all trained entries, without weight decay. BatchNorm's statistics move in the first pass only. Each
+    step costs two. Clients send the same as in FedAvg.
     """
 
     paper = "Qu et al., ICML 2022; Caldarola et al., ECCV 2022"
@@ -21,7 +21,7 @@ class FedSAM(Method):
     rho: NotNegative = 0.05
 
     def grad(self, g: Tree, b: Batch) -> Tree:
-        """The gradient a step of length ρ uphill."""
+        """Return the gradient after a step of length ρ along the gradient."""
         uphill = self.rho / (norm(g) + 1e-12)
-        here = b.w if b.w.keys() == g.keys() else b.model  # the same entries, in one piece where they lie so
+        here = b.w if b.w.keys() == g.keys() else b.model  # the same entries, as one vector if they are one
         return b.grad_at(pointwise(g, lambda g, w: w + uphill * g, here))

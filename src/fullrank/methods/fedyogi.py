@@ -9,8 +9,8 @@ from fullrank.methods.fedadam import FedAdam
 
 @dataclass(frozen=True)
 class FedYogi(FedAdam):
-    """As FedAdam, with v ← v − (1−β2)Δ²·sign(v − Δ²), which grows and shrinks by steps of the same size."""
+    """FedAdam with v ← v − (1−β2)Δ²·sign(v − Δ²), which grows and shrinks by steps of the same size."""
 
     def second_moment(self, v: Tensor, delta: Tensor) -> Tensor:
-        """Yogi's."""
+        """Return Yogi's second moment."""
         return v - (1 - self.beta2) * delta**2 * (v - delta**2).sign()

@@ -17,12 +17,13 @@ if TYPE_CHECKING:
     from fullrank.models import Network
 
 WIDTH = 256
-"""Of the representation behind a projection head."""
+"""Width of the representation behind a projection head."""
 
 
 @dataclass(frozen=True)
 class Moon(Method):
-    """Adds μ times MOON's contrast: a client's representation should be near the global model's, far from its last one.
+    """Adds μ times MOON's contrast, which draws a client's representation to the global model's, away from its last
+    one.
 
     −log e^{s_g}/(e^{s_g} + e^{s_p}), s the cosine of z with that of the global (g) or previous local (p) model, divided
     by the temperature; 0 until the client has a previous model, which stays at the site with its statistics. `head`
@@ -38,7 +39,7 @@ class Moon(Method):
     head: Literal["none", "moon", "feddecorr"] = "none"  # type: ignore[assignment]
 
     def model(self, net: "Network") -> "Network":
-        """The projection, if there is to be one."""
+        """Add the projection head if there is one."""
         if self.head != "none":
             d = net.feature_dim
             hidden = d if self.head == "moon" else d // 2
@@ -46,15 +47,15 @@ class Moon(Method):
         return net
 
     def client_state(self, client: "ClientView") -> Tree:
-        """No previous model yet, but room for it."""
+        """Return the current model in place of a previous one, marked as missing."""
         return {"model": client.model, "has": client.counts.new_zeros(())}
 
     def loss(self, b: Batch) -> Tensor:
-        """Eq. 3, where there is a previous model; both other networks in eval mode."""
+        """Return Eq. 3 if there is a previous model, with both other networks in eval mode."""
         has: Tensor = b.own["has"]
         return self.mu * has * contrastive(b.z, b.features(b.w0), b.features(b.own["model"]), self.temperature)
 
     def after(self, client: "ClientView") -> Mapping[str, Sum]:
-        """This round's model is the next one's previous."""
+        """Keep the round's model as the next round's previous one."""
         client.own = {"model": client.model, "has": client.counts.new_ones(())}
         return {}

@@ -21,8 +21,8 @@ class Scaffold(Method):
     """Control variates against drift: a client's gradient g becomes g + (c − c_k), before weight decay and momentum.
 
     c_k ← c_k − c + (w − w_k)/travel estimates the client's gradient (option II), c is the mean of all clients' c_k.
-    Travel is how far a constant unit gradient would have moved a weight, which Adam does not have. `uniform` weighs
-    clients alike, as the paper does. The change of c_k leaves the site as well: as much again.
+    Travel is how far a constant unit gradient would have moved a weight, which is not defined for Adam. `uniform` gives
+    clients equal weight, as in the paper. The change of c_k leaves the site too, which doubles the uploads.
     """
 
     paper = "Karimireddy et al., ICML 2020, option II"
@@ -34,29 +34,29 @@ class Scaffold(Method):
     weights: Literal["samples", "uniform"] = "samples"
 
     def server_state(self, server: "ServerView") -> Tree:
-        """The mean of all clients' variates."""
+        """Return zeros as the mean of all clients' variates."""
         return {"c": zeros(server.w)}
 
     def client_state(self, client: "ClientView") -> Tree:
-        """The client's own variate."""
+        """Return zeros as the client's variate."""
         return {"c": zeros(client.w0)}
 
     def grad(self, g: Tree, b: Batch) -> Tree:
-        """Written so that equal variates leave the gradient as it is, to the bit."""
+        """Correct the gradient, such that equal variates leave it unchanged to the bit."""
         return pointwise(g, lambda g, c, ck: g + (c - ck), b.sent["c"], b.own["c"])
 
     def weight(self, client: "ClientView") -> float:
-        """By samples, or alike."""
+        """Return the number of samples, or equal weights with `uniform`."""
         return client.n if self.weights == "samples" else 1.0
 
     def after(self, client: "ClientView") -> Mapping[str, Sum]:
-        """The new variate, kept here; its change, sent."""
+        """Keep the new variate, and send its change."""
         old, travel = client.own["c"], client.travel
         new = pointwise(old, lambda ck, c, w0, w: ck - c + (w0 - w) / travel, client.sent["c"], client.w0, client.w)
         client.own = {"c": new}
         return {"change": Sum(pointwise(new, torch.sub, old))}
 
     def aggregate(self, server: "ServerView", new: Tree, up: Mapping[str, Tree]) -> Tree:
-        """Those who sat out kept their variates, so the changes are divided by the number of all clients."""
+        """Update the mean variate; variates of absent clients did not change, so the sum is divided by all clients."""
         server.own = {"c": pointwise(server.own["c"], lambda c, change: c + change / server.clients, up["change"])}
         return new

@@ -13,9 +13,9 @@ from fullrank.objectives import structured_decov
 
 @dataclass(frozen=True)
 class StructuredDeCov(Method):
-    """As DeCov, but only dimensions of different groups must not covary: λ·½ Σ Σ_ij² over such pairs.
+    """DeCov over pairs of dimensions in different groups only: adds λ·½ Σ Σ_ij² over such pairs to each client's loss.
 
-    The groups are contiguous; one a dimension is DeCov. A client sends what it sends in FedAvg.
+    The groups are contiguous; with one per dimension it is DeCov. Clients send the same as in FedAvg.
     """
 
     name = "structured_decov"
@@ -26,5 +26,5 @@ class StructuredDeCov(Method):
     groups: Annotated[int, Field(ge=1)] = 8
 
     def loss(self, b: Batch) -> Tensor:
-        """Half the sum of the squared covariances between groups."""
+        """Return half the sum of the squared covariances between groups, times λ."""
         return self.lam * structured_decov(b.z, self.groups)

@@ -83,7 +83,7 @@ def build(name: str, num_classes: int, in_channels: int = 3, **options: Any) -> 
 
 
 def _built(function: Callable[..., nn.Module], name: str, arguments: dict[str, Any]) -> nn.Module:
-    """A network of the library; its options have been checked, so that only their size can be wrong."""
+    """Return a network of the library; its options have been checked, so that only their size can be wrong."""
     try:
         return function(**arguments)
     except (RuntimeError, MemoryError, OverflowError, TypeError) as error:

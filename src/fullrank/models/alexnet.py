@@ -9,15 +9,15 @@ from torch import Tensor, nn
 from fullrank.models.layers import FromSize
 from fullrank.models.net import Net
 
-SMALLEST = 63  # pixels: below, the third pooling finds less than its window
+SMALLEST = 63  # pixels: a smaller image is smaller than the window of the third pooling
 POOLED, FEATURES = 6, 4096
 
 
 class PoolToSix(nn.Module):
-    """Averages a map to 6×6.
+    """Average a map to 6×6.
 
-    At 7×7, which is 256×256 images', by 2×2 windows, one at every pixel: adaptive pooling takes the same ones, but on
-    a GPU it sums its gradient in an order that changes from run to run.
+    A 7×7 map, that of 256×256 images, is averaged by 2×2 windows with stride 1. Adaptive pooling uses the same windows,
+    but on a GPU it sums its gradient in an order that changes from run to run.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class PoolToSix(nn.Module):
         self.adaptive = nn.AdaptiveAvgPool2d(POOLED)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The 6×6 map."""
+        """Return the 6×6 map."""
         pool = self.pairs if x.shape[-2:] == (POOLED + 1, POOLED + 1) else self.adaptive
         pooled: Tensor = pool(x)
         return pooled
@@ -36,8 +36,8 @@ def alexnet_bn(num_classes: int, in_channels: int = 3) -> Net:
     """AlexNet with BatchNorm after every layer but the last, as in FedBN.
 
     Krizhevsky et al.'s network (NeurIPS 2012) in torchvision's widths, without dropout, as Li et al. (ICLR 2021) train
-    it on 256×256 images; smaller ones will do from 63×63 on. z is the second dense layer's output after its ReLU, in
-    4096 dimensions. The dense layers have BatchNorm too, so that nothing can be learned from a batch of one sample.
+    it on 256×256 images; images need at least 63×63 pixels. z is the second dense layer's output after its ReLU, in
+    4096 dimensions. The dense layers have BatchNorm too, so a batch of one sample cannot be trained on.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         layer1=_convolved(in_channels, 64, 11, stride=4, padding=2),

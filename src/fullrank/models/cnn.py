@@ -39,10 +39,10 @@ def cnn(
 
 
 class _PoolTo(nn.Module):
-    """Averages a map down to side × side.
+    """Average a map down to side × side.
 
-    Where the side divides the map's, by windows of equal size: on a GPU, adaptive pooling sums its gradient in an
-    order that changes from run to run.
+    If `side` divides the map's side, windows of equal size are used, because adaptive pooling on a GPU sums its
+    gradient in an order that changes from run to run.
     """
 
     def __init__(self, side: int):
@@ -63,4 +63,4 @@ def _norm(kind: str, channels: int) -> nn.Module:
         return nn.GroupNorm(max(groups for groups in range(1, 9) if channels % groups == 0), channels)
     if kind == "none":
         return nn.Identity()
-    raise InputError(f'model.norm = "{kind}": the CNN knows none, batch and group')
+    raise InputError(f'model.norm = "{kind}": must be none, batch or group')

@@ -22,11 +22,11 @@ STAGES = (
     (6, 192, 4, 5, 2),
     (6, 320, 1, 3, 1),
 )
-SQUEEZE = 4  # squeeze-and-excitation narrows to a quarter of a block's input
+SQUEEZE = 4  # squeeze-and-excitation has a quarter of the width of a block's input
 
 
 class SqueezeExcite(nn.Module):
-    """Weighs the channels of a map by a small network on their means (Hu et al., CVPR 2018)."""
+    """Weight the channels of a map by a small network on their means (Hu et al., CVPR 2018)."""
 
     def __init__(self, width: int, squeezed: int):
         super().__init__()
@@ -39,15 +39,15 @@ class SqueezeExcite(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """The map with its channels weighed."""
+        """Return the map with its channels weighted."""
         weighed: Tensor = x * self.weigh(x)
         return weighed
 
 
 class StochasticDepth(nn.Module):
-    """In training leaves a branch out, sample by sample, and scales it up where it stays (Huang et al., ECCV 2016).
+    """Drop a branch in training, sample by sample, and scale it up where it is kept (Huang et al., ECCV 2016).
 
-    It is dropout of one number a sample, so that whoever asks for layers that draw numbers finds it.
+    It applies `nn.Dropout` to one number per sample, so that it is found among the layers that draw random numbers.
     """
 
     def __init__(self, rate: float):
@@ -55,15 +55,15 @@ class StochasticDepth(nn.Module):
         self.dropout = nn.Dropout(rate)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The branch times 0 or 1 / (1 − rate)."""
+        """Return the branch times 0 or 1 / (1 − rate)."""
         stays: Tensor = self.dropout(x.new_ones(len(x), 1, 1, 1))
         return x * stays
 
 
 class MBConv(nn.Module):
-    """Widen by 1×1, convolve each channel, weigh the channels, narrow by 1×1 without an activation.
+    """Widen by 1×1, convolve each channel, weight the channels, narrow by 1×1 without an activation.
 
-    The input is added where the shape stays. At expansion 1 nothing is widened.
+    The input is added if the shape stays the same. Expansion 1 has no widening convolution.
     """
 
     def __init__(self, in_width: int, width: int, expansion: int, kernel: int, stride: int, drop_rate: float):
@@ -78,7 +78,7 @@ class MBConv(nn.Module):
         self.depth: nn.Module = StochasticDepth(drop_rate) if self.added and drop_rate else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output, its input added where the shape stays."""
+        """Return the block's output, with its input added if the shape stays the same."""
         out: Tensor = self.project(self.squeeze(self.depthwise(self.expand(x))))
         return x + self.depth(out) if self.added else out
 
@@ -91,13 +91,13 @@ def efficientnet_b0(
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.2,
     drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.2,
 ) -> Net:
-    """The smallest EfficientNet, for large images; with `bottleneck` = 640 FedMR's for ISIC-2019.
+    """The smallest EfficientNet, for large images; `bottleneck` = 640 gives FedMR's network for ISIC-2019.
 
-    Tan and Le's EfficientNet-B0 (ICML 2019). In training, a block that keeps its input's shape is left out with a
-    probability that grows with its depth towards `drop_path`, and `dropout` stands between z and the head; both are
-    theirs. BatchNorm's constants and the initialisation are PyTorch's own. The mean of the last map, 32 times smaller
-    than the image, has 1280 dimensions; with a `bottleneck`, a linear layer without an activation narrows it. That is
-    z.
+    Tan and Le's EfficientNet-B0 (ICML 2019). As in the paper, a block that keeps its input's shape is skipped in
+    training with a probability that grows with its depth towards `drop_path`, and `dropout` is applied between z and
+    the head. BatchNorm's constants and the initialisation are PyTorch's defaults. z is the mean of the last map, which
+    is 32 times smaller than the image, in 1280 dimensions; with a `bottleneck`, a linear layer without an activation
+    narrows it.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         stem=nn.Sequential(conv_bn(in_channels, STEM, 3, stride=2), nn.SiLU())

@@ -38,7 +38,8 @@ def classify(
     """Sort a network's entries: `personal` and `freeze` are selectors, `buffers` the policy of `train.buffers`.
 
     `freeze` acts on a buffer that a selector names, and on the statistics of a norm layer all of whose parameters are
-    named. A parameter that requires no gradient is frozen too, which by itself leaves statistics moving, as in PyTorch.
+    named. A parameter that requires no gradient is frozen too; as in PyTorch, that does not freeze the statistics of
+    its layer.
     """
     own = select(network, personal) | (set(network.buffer_names) if buffers == "local" else set())
     named = select(network, freeze)
@@ -54,7 +55,7 @@ def classify(
 
 
 def _frozen_buffers(network: Network, named: set[str]) -> set[str]:
-    """The buffers among the named entries, and those of norm layers all of whose parameters are named."""
+    """Return the named buffers, and the buffers of norm layers all of whose parameters are named."""
     parameters: dict[str, set[str]] = {}
     for name in network.parameter_names:
         parameters.setdefault(name.rpartition(".")[0], set()).add(name)
@@ -67,7 +68,7 @@ def _frozen_buffers(network: Network, named: set[str]) -> set[str]:
 
 
 def select(network: Network, selectors: str | Iterable[str]) -> set[str]:
-    """The names of the entries that selectors name; one that names nothing is rejected.
+    """Return the names of the entries that selectors name; reject a selector that names no entry.
 
     A selector is "all", "norm" (by module type), "head", "neck", "backbone", "buffers", an entry's name, a prefix
     (`backbone.layer1`) or a pattern (`*.bias`).

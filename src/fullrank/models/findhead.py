@@ -1,4 +1,4 @@
-"""Finds the classifier of anybody's module, by watching one forward."""
+"""Find the classifier of any module, by observing one forward."""
 
 from __future__ import annotations
 
@@ -16,16 +16,20 @@ Dropouts = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropou
 
 
 def output_width(module: nn.Module, example: Tensor, head: str | None = None) -> int:
-    """How many scores a module's classifier gives."""
+    """Return the number of scores that a module's classifier gives."""
     return int(find_head(module, example, head)[3].shape[-1])
 
 
 def find_head(module: nn.Module, example: Tensor, head: str | None) -> tuple[str, str, Any, Any, Any]:
-    """One eval forward: the name of the classifier, of the module whose input is z; z, logits, the model's result."""
+    """Run one forward in eval mode to find the classifier.
+
+    Returns:
+        The name of the classifier, the name of the module whose input is z, z, the logits, and the model's result.
+    """
     if isinstance(module, Net):
         if head not in (None, "head"):
             raise InputError(
-                f'model.head = "{head}" (head= in a program) is for networks of your own; the library\'s have theirs, '
+                f'model.head = "{head}" (head= in a program) is for your own networks; the library\'s have theirs, '
                 "so leave it out"
             )
         with _first_forward(module, example):
@@ -63,7 +67,7 @@ def find_head(module: nn.Module, example: Tensor, head: str | None) -> tuple[str
     name, z, logits = candidates[-1]
     if sum(c[0] == name for c in calls) > 1:
         raise InputError(f'the layer "{name}" is called more than once in a forward; name the classifier: head=')
-    # In eval mode a dropout hands on its very input, so the one in front of the classifier is known by identity
+    # In eval mode a dropout returns its input itself, so the one in front of the classifier is recognised by identity
     # (unless something wrote into the tensor in between, as an in-place ReLU does).
     in_front = [
         c[0]
@@ -77,7 +81,7 @@ def find_head(module: nn.Module, example: Tensor, head: str | None) -> tuple[str
 
 @contextlib.contextmanager
 def _first_forward(module: nn.Module, example: Tensor) -> Iterator[None]:
-    """In eval mode; data that the model cannot take are rejected."""
+    """Set eval mode, and reject data that the model cannot take."""
     try:
         with _eval(module):
             yield

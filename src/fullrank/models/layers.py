@@ -10,7 +10,7 @@ from fullrank.errors import InputError
 
 
 def conv_bn(in_width: int, width: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    """A convolution without bias that keeps the map's size at stride 1, and BatchNorm."""
+    """Build a convolution without bias that keeps the map's size at stride 1, followed by BatchNorm."""
     return nn.Sequential(
         nn.Conv2d(in_width, width, kernel, stride, padding=kernel // 2, groups=groups, bias=False),
         nn.BatchNorm2d(width),
@@ -18,22 +18,22 @@ def conv_bn(in_width: int, width: int, kernel: int, stride: int = 1, groups: int
 
 
 def global_pool() -> nn.Sequential:
-    """The mean over a map of any size, as one vector per sample."""
+    """Build layers that average a map of any size into one vector per sample."""
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
 class FromSize(nn.Sequential):
-    """Layers in turn, for images that leave something to the last of them."""
+    """A sequence of layers that needs images of a least size."""
 
     def __init__(self, model: str, smallest: int, layers: OrderedDict[str, nn.Module]):
         super().__init__(layers)
         self.model, self.smallest = model, smallest
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the last layer gives; smaller images are rejected."""
+        """Return the last layer's output; reject images that are too small."""
         if x.dim() == 4 and min(x.shape[2:]) < self.smallest:
             raise InputError(
-                f'model.name = "{self.model}" needs images of at least {self.smallest}×{self.smallest} pixels, and '
+                f'model.name = "{self.model}" needs images of at least {self.smallest}×{self.smallest} pixels, but '
                 f"these have {x.shape[2]}×{x.shape[3]}; choose a model for small images, as the library's cnn is"
             )
         for layer in self:

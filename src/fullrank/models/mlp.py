@@ -21,8 +21,8 @@ def mlp(
 ) -> Net:
     """`depth` dense layers of `width` units with ReLU; z is the last one's output (`features` wide where given).
 
-    The first layer takes its width from the first batch that it sees, so any input shape will do; `in_channels` is
-    accepted like every network's and not needed.
+    The first layer takes its input width from the first batch, so any input shape will do; `in_channels` is accepted
+    because every network is given it, and is ignored.
     """
     widths = [width] * (depth - 1) + [features or width]
     layers: list[nn.Module] = [nn.Flatten()]

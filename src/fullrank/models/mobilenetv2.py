@@ -25,8 +25,8 @@ STAGES = (
 class InvertedResidual(nn.Module):
     """Widen by 1×1, convolve each channel by 3×3, narrow by 1×1 without an activation.
 
-    At stride 1 the input is added, through a 1×1 convolution with BatchNorm where the widths differ; the paper adds it
-    only where they agree.
+    At stride 1 the input is added, through a 1×1 convolution with BatchNorm if the widths differ; the paper adds it
+    only if they agree.
     """
 
     def __init__(self, in_width: int, width: int, expansion: int, stride: int):
@@ -40,7 +40,7 @@ class InvertedResidual(nn.Module):
             self.shortcut = nn.Identity() if in_width == width else conv_bn(in_width, width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output, its input added at stride 1."""
+        """Return the block's output, with its input added at stride 1."""
         out: Tensor = self.project(self.depthwise(self.expand(x)))
         return out if self.shortcut is None else out + self.shortcut(x)
 

@@ -1,4 +1,4 @@
-"""The form that the library's own networks have: a backbone, a neck and a head; and what a forward gives."""
+"""The structure of the library's networks (a backbone, a neck and a head), and the output of a forward."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fullrank.trees import Tensors
 
 
 class Output(NamedTuple):
-    """One forward: logits (N, C), the representation z (N, d), and whatever else the head names."""
+    """The output of a forward: logits (N, C), the representation z (N, d), and further tensors that the head names."""
 
     logits: Tensor
     z: Tensor
@@ -18,10 +18,10 @@ class Output(NamedTuple):
 
 
 class Net(nn.Module):
-    """A backbone that gives the representation, a neck (the identity unless a method puts one), a linear head."""
+    """A backbone that gives the representation, a neck (the identity unless a method sets one), and a linear head."""
 
     made_for: str = ""
-    """The method without which it does not train as it is meant to, if there is one."""
+    """The method that the network needs in order to train as intended; empty if it needs none."""
 
     def __init__(self, backbone: nn.Module, feature_dim: int, num_classes: int, dropout: float = 0.0):
         super().__init__()
@@ -32,21 +32,21 @@ class Net(nn.Module):
         self.feature_dim = feature_dim
 
     def features(self, x: Tensor) -> Tensor:
-        """The representation z: what the head sees, before dropout."""
+        """Return the representation z, the input of the head before dropout."""
         z: Tensor = self.neck(self.backbone(x))
         return z
 
     def represent(self, x: Tensor) -> Output:
-        """Logits and representation of one forward."""
+        """Return logits and representation of one forward."""
         z = self.features(x)
         return output_of(self.head(self.dropout(z)), z)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits."""
+        """Return the logits."""
         return self.represent(x).logits
 
 
 def output_of(result: Any, z: Tensor) -> Output:
-    """A head's result, which may name more than logits, with the representation that it saw."""
+    """Return a head's result, which may have more than logits, together with the representation that it received."""
     logits, extras = result if isinstance(result, tuple) else (result, {})
     return Output(logits, z, extras)

@@ -1,7 +1,7 @@
-"""What the library sees of a model: a forward that also gives the representation, entries by name, a head to replace.
+"""A model as the library uses it: a forward that also gives the representation, entries by name, a head to replace.
 
-A network of the library is a `Net`: backbone, neck, head. A user's own module is taken as it is: its classifier stays
-at its own place, its entries keep their names, and the representation is read where it enters the classifier.
+A network of the library is a `Net`: backbone, neck, head. A user's module is not changed: its classifier stays where it
+is, its entries keep their names, and the representation is read where it enters the classifier.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class Network:
-    """A module together with the place of its classifier."""
+    """A module together with the position of its classifier."""
 
     def __init__(self, module: nn.Module, head_name: str, z_name: str, num_classes: int, feature_dim: int):
         self.module = module
@@ -34,15 +34,15 @@ class Network:
         self.z_name = z_name  # the module whose input is z: the head, or the dropout in front of it
         self.num_classes = num_classes
         self.feature_dim = feature_dim
-        self.neck_name = "neck" if isinstance(module, Net) else ""  # empty until a method puts a neck
+        self.neck_name = "neck" if isinstance(module, Net) else ""  # empty until a method sets a neck
         self.half: torch.dtype | None = None
-        """The shorter dtype in which forwards compute where that is safe (autocast); None: all in the model's own."""
+        """The half-precision dtype of autocast; with None, forwards compute in the model's own dtype."""
         self.channels_last = False
-        """Whether images are handed over with their channels last, as fast convolutions want them."""
+        """Whether images are passed in the channels-last memory format, which fast convolutions need."""
         self.still: tuple[str, ...] = ()
-        """Names of buffers that never change: the layers that hold them compute as in evaluation while others train."""
+        """Names of buffers that never change; the layers that hold them stay in eval mode while others train."""
         self.flat: Flat | None = None
-        """The parameters as views of one vector, once `flatten_` has laid them out so."""
+        """The parameters as views of one vector, after `flatten_`."""
         self._neck_hook: _Neck | None = None
         self._settled = False
         self._tied: tuple[tuple[str, str], ...] = ()
@@ -51,9 +51,9 @@ class Network:
 
     @classmethod
     def of(cls, module: nn.Module, example: Tensor, num_classes: int, head: str | None = None) -> Network:
-        """Take a module as it is; `example` is a small batch of inputs, `head` the classifier's name if not found.
+        """Wrap a module, finding its classifier in one forward of `example`, a small batch of inputs.
 
-        Lazy modules are materialised by this first forward.
+        Lazy modules are materialised by this forward. `head` names the classifier where it cannot be found.
         """
         head_name, z_name, z, logits, result = find_head(module, example, head)
         asks = "name the classifier with head= (model.head in a file)"
@@ -75,7 +75,7 @@ class Network:
     # Entries
 
     def settle(self) -> None:
-        """From now on the module has the entries and layers that it has: they are looked up once, not each time."""
+        """Fix the module's entries and layers, so that they are looked up once instead of each time."""
         self._walked = Structure.of(self.module)
         self._tied = self._find_tied()
         self._settled = True
@@ -87,7 +87,7 @@ class Network:
         return self._walked
 
     def fact(self, key: Hashable, find: Callable[[], T]) -> T:
-        """What follows from the module's entries and layers alone: found once, if they are settled."""
+        """Return a value that depends on the entries and layers only; it is cached once they are settled."""
         facts = self._structure.facts
         if key not in facts:
             facts[key] = find()
@@ -95,7 +95,7 @@ class Network:
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_walked": None, "flat": None}  # a copy has layers and tensors of its own
+        return {**self.__dict__, "_walked": None, "flat": None}  # a copy has its own layers and tensors
 
     @property
     def parameter_names(self) -> tuple[str, ...]:
@@ -115,16 +115,16 @@ class Network:
         return self.parameter_names + self.buffer_names
 
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The module's own parameters by name."""
+        """Return the module's own parameters by name."""
         return {name: table[local] for name, table, local in self._structure.parameters}
 
     def tensors(self) -> Tensors:
-        """The module's own parameters and buffers by name: live, not copies."""
+        """Return the module's own parameters and buffers by name, not copies."""
         found = self._structure
         return {name: table[local] for name, table, local in (*found.parameters, *found.buffers)}
 
     def some(self, names: Iterable[str]) -> Tensors:
-        """The module's own tensors of some names: live, flat where they lie side by side in one vector."""
+        """Return the module's own tensors of some names, not copies; as a `Flat` if they are adjacent in one vector."""
         wanted = tuple(names)
         flat = self.flat
         if flat is not None:
@@ -145,7 +145,7 @@ class Network:
     def flatten_(self, order: Iterable[str]) -> None:
         """Lay the parameters out in one vector, in this order of names; no value changes.
 
-        Not where parameters have several dtypes, nor in recurrent layers, which lay out their own.
+        Do nothing if parameters have several dtypes or the model has recurrent layers, which lay out their own.
         """
         parameters = self.parameters()
         if len({p.dtype for p in parameters.values()}) != 1 or any(
@@ -154,16 +154,16 @@ class Network:
             return
         ordered = {name: parameters[name] for name in order}
         if ordered.keys() != parameters.keys():
-            raise ValueError("every parameter must have its place")
+            raise ValueError("order must name every parameter")
         layout = Layout.of({name: _dense(p.detach()) for name, p in ordered.items()})
         flat = Flat.copied({name: p.detach() for name, p in ordered.items()}, layout)
         for name, view in flat.items():
             ordered[name].data = view
         self.flat = Flat(flat.base, layout, ordered)
-        self._structure.facts.clear()  # of tensors that lie elsewhere now
+        self._structure.facts.clear()  # they refer to the previous tensors
 
     def owner(self, name: str) -> nn.Module:
-        """The submodule that holds an entry."""
+        """Return the submodule that holds an entry."""
         return self.module.get_submodule(name.rpartition(".")[0])
 
     @property
@@ -174,7 +174,7 @@ class Network:
 
     @property
     def has_dropout(self) -> bool:
-        """Whether a training forward draws random numbers, as far as its layers tell."""
+        """Whether a training forward draws random numbers in a dropout layer."""
         return any(isinstance(m, Dropouts) and m.p > 0 for m in self._structure.modules)
 
     @property
@@ -187,7 +187,7 @@ class Network:
 
     @property
     def head(self) -> nn.Module:
-        """The classifier, at its own place."""
+        """The classifier."""
         return self.module.get_submodule(self.head_name)
 
     @head.setter
@@ -197,8 +197,8 @@ class Network:
         self._settled, self.flat = False, None
         neck, replaced = self.neck, head is not self.head
         self.module.set_submodule(self.head_name, head)
-        if not isinstance(self.module, Net) and _logits_alone not in head._forward_hooks.values():
-            head.register_forward_hook(_logits_alone)
+        if not isinstance(self.module, Net) and _logits_only not in head._forward_hooks.values():
+            head.register_forward_hook(_logits_only)
         before_z = self._neck_hook if self.z_name == self.head_name else None
         if before_z is not None and before_z not in head._forward_pre_hooks.values():
             head.register_forward_pre_hook(before_z)
@@ -208,7 +208,7 @@ class Network:
 
     @property
     def neck(self) -> nn.Module:
-        """What stands between the backbone and the classifier."""
+        """The module between the backbone and the classifier; the identity unless a method sets one."""
         return self.module.get_submodule(self.neck_name) if self.neck_name else nn.Identity()
 
     @neck.setter
@@ -227,16 +227,21 @@ class Network:
             self._neck_hook.neck = neck
 
     def _place_of_neck(self) -> str:
-        """The outermost module around the classifier that may have one more child: a container would call it."""
+        """Return a name in the outermost module around the classifier that can have one more child.
+
+        A container cannot: it would call the child.
+        """
         path = self.z_name.split(".") if self.z_name else []
         for depth in range(len(path) + 1):
             owner = self.module.get_submodule(".".join(path[:depth]))
             if not isinstance(owner, _CALLS_ITS_CHILDREN) and not hasattr(owner, "neck"):
                 return ".".join([*path[:depth], "neck"])
-        raise InputError("the model has no place for a neck: its classifier and all around it are containers; wrap it")
+        raise InputError(
+            "the model has no place for a neck: its classifier and all around it are containers; wrap it in a module"
+        )
 
     def bare_head(self) -> nn.Module:
-        """A copy of the classifier alone, without a neck that a method put in front of it."""
+        """Return a copy of the classifier without the neck that a method may have set in front of it."""
         head = copy.deepcopy(self.head)
         hooks = head._forward_pre_hooks
         for key in [key for key, hook in hooks.items() if isinstance(hook, _Neck)]:
@@ -248,7 +253,7 @@ class Network:
     # Forwards
 
     def __call__(self, x: Tensor) -> Output:
-        """Forward in the module's current mode, with its own tensors."""
+        """Run a forward in the module's current mode, with its own tensors."""
         if self.channels_last and x.dim() == 4:
             x = _with_channels_last(x)
         if self.half is None:
@@ -284,18 +289,21 @@ class Network:
         return out._replace(logits=result)
 
     def at(self, tensors: Mapping[str, Tensor], x: Tensor) -> Output:
-        """Forward in the module's current mode with the given tensors in place of its own (`functional_call`)."""
+        """Run a forward in the module's current mode with the given tensors (`functional_call`)."""
         renamed = {f"module.{name}": tensor for name, tensor in tensors.items()}
         for name, other in self._tied if self._settled else self._find_tied():
             if name in tensors:
                 renamed[f"module.{other}"] = tensors[name]
-        dtype = self.dtype  # of the model's own entries: those given may be in the shorter one already
-        # Not torch's own tying, which leaves the given tensors behind in a layer that has two names.
+        dtype = self.dtype  # of the model's own entries: the given tensors may be in half precision already
+        # torch's own tying would leave the given tensors behind in a layer that has two names.
         out: Output = torch.func.functional_call(self._functional, renamed, (x,), tie_weights=False)
         return out if self.half is None else _in_dtype(out, dtype)
 
     def _find_tied(self) -> tuple[tuple[str, str], ...]:
-        """Entries that several layers hold, with a further name each; a layer with two names holds its entries once."""
+        """Return entries that several layers hold, each with a further name.
+
+        A layer with two names counts as one layer.
+        """
         first: dict[int, str] = {}
         seen: set[tuple[int, str]] = set()
         tied: list[tuple[str, str]] = []
@@ -308,7 +316,7 @@ class Network:
         return tuple(tied)
 
     def set_mode(self, train: bool, stats: str = "move") -> None:
-        """Train or eval mode; `stats="freeze"` leaves norm layers in eval mode."""
+        """Set train or eval mode; `stats="freeze"` leaves norm layers in eval mode."""
         parts = self._structure.modules
         if self.fact("plain train", lambda: isinstance(self.module, Net) and not any(map(_has_own_train, parts))):
             for module in parts:
@@ -325,7 +333,7 @@ class Network:
 
     @contextlib.contextmanager
     def mode(self, train: bool, stats: str = "move") -> Iterator[None]:
-        """Train or eval mode inside, the former modes afterwards."""
+        """Set train or eval mode inside a `with` block, and restore the former modes afterwards."""
         before = [(module, module.training) for module in self._structure.modules]
         self.set_mode(train, stats)
         try:
@@ -336,13 +344,13 @@ class Network:
 
 
 def _has_own_train(module: nn.Module) -> bool:
-    """Whether a layer decides itself what a change of mode means: by its class, or as the layer that it is."""
+    """Return whether a layer overrides how modes are set, in its class or in the instance."""
     names = ("train", "children", "named_children", "__setattr__")
     return "train" in vars(module) or any(getattr(type(module), n) is not getattr(nn.Module, n) for n in names)
 
 
 def _switch(module: nn.Module, training: bool) -> None:
-    """A layer's mode; past `nn.Module.__setattr__`, which looks for parameters first, in each of hundreds of layers."""
+    """Set a layer's mode without `nn.Module.__setattr__`, which would search for parameters in hundreds of layers."""
     if module.training == training:
         return
     if type(module).__setattr__ is nn.Module.__setattr__:
@@ -352,15 +360,15 @@ def _switch(module: nn.Module, training: bool) -> None:
 
 
 def _in_dtype(out: Output, dtype: torch.dtype) -> Output:
-    """What comes of a forward is compared, exponentiated and summed: in the model's own dtype."""
+    """Convert an output to the model's own dtype, for losses exponentiate and sum it."""
     logits, z, extras = out
     return Output(logits.to(dtype), z.to(dtype), {name: value.to(dtype) for name, value in extras.items()})
 
 
 def _with_channels_last(x: Tensor) -> Tensor:
-    """Images with their channels last in memory.
+    """Return images in the channels-last memory format.
 
-    One channel is last in any order, and only strides can say so; on a GPU the weights' do.
+    With one channel every order is channels-last, and only strides can mark it; on a GPU the weights' strides do.
     """
     if x.shape[1] > 1 or x.is_cuda:
         return x.contiguous(memory_format=torch.channels_last)
@@ -369,9 +377,9 @@ def _with_channels_last(x: Tensor) -> Tensor:
 
 
 def takes_channels_last(network: Network) -> bool:
-    """Whether images may be handed over with their channels last: a `view` of a feature map forbids it.
+    """Return whether images may be passed in the channels-last format: a `view` of a feature map forbids it.
 
-    The library's networks and torch's layers have none; what others wrote might.
+    The library's networks and torch's layers have no such view; other layers might.
     """
     parts = list(network.module.modules())
     known = all(type(part).__module__.partition(".")[0] in ("torch", __name__.partition(".")[0]) for part in parts)
@@ -379,14 +387,14 @@ def takes_channels_last(network: Network) -> bool:
 
 
 def _dense(tensor: Tensor) -> Tensor:
-    """The tensor itself if it fills its memory in some order of its axes; else a copy that does."""
+    """Return the tensor itself if it is dense in some order of its axes, else a contiguous copy."""
     if tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)):
         return tensor
     return tensor.contiguous()
 
 
 class _Functional(nn.Module):
-    """Gives `functional_call` a module whose forward returns the whole `Output`."""
+    """A module for `functional_call` whose forward returns the whole `Output`."""
 
     def __init__(self, network: Network):
         super().__init__()
@@ -398,7 +406,7 @@ class _Functional(nn.Module):
 
 
 class _Neck:
-    """A hook that sends a module's input through the neck first (an object, so that deep copies copy its neck)."""
+    """A hook that passes a module's input through the neck first (an object, so that deep copies copy its neck)."""
 
     def __init__(self, neck: nn.Module):
         self.neck = neck
@@ -407,7 +415,7 @@ class _Neck:
         return (self.neck(args[0]), *args[1:])
 
 
-def _logits_alone(module: nn.Module, args: tuple[Any, ...], result: Any) -> Tensor:
-    """The rest of a user's module, and whoever calls it, sees a replaced classifier's logits only."""
+def _logits_only(module: nn.Module, args: tuple[Any, ...], result: Any) -> Tensor:
+    """Reduce a replaced classifier's result to its logits, which is all that the rest of a user's module can take."""
     logits: Tensor = result[0] if isinstance(result, tuple) else result
     return logits

@@ -14,11 +14,11 @@ from fullrank.models.layers import conv_bn, global_pool
 from fullrank.models.net import Net
 
 Shortcut = Callable[[int, int, int], nn.Module]
-"""From input width, output width and stride to what a block adds to its residual."""
+"""A function of input width, output width and stride that builds the shortcut of a block."""
 
 
 class ZeroPad(nn.Module):
-    """He et al.'s option A, without parameters: every stride-th pixel, and as many zero channels on either side."""
+    """He et al.'s option A, without parameters: every stride-th pixel, with zero channels added on both sides."""
 
     def __init__(self, in_width: int, width: int, stride: int):
         super().__init__()
@@ -26,17 +26,17 @@ class ZeroPad(nn.Module):
         self.added = (width - in_width) // 2
 
     def forward(self, x: Tensor) -> Tensor:
-        """The thinned map between its zero channels."""
+        """Return the subsampled map with its zero channels."""
         return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.added, self.added))
 
 
 def projection(in_width: int, width: int, stride: int) -> nn.Module:
-    """He et al.'s option B: a 1×1 convolution with BatchNorm."""
+    """Build He et al.'s option B: a 1×1 convolution with BatchNorm."""
     return conv_bn(in_width, width, 1, stride)
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions around which the input is added, as it is or, where the shape changes, by `shortcut`."""
+    """Two 3×3 convolutions with a shortcut: the identity or, if the shape changes, `shortcut`."""
 
     def __init__(self, in_width: int, width: int, stride: int, shortcut: Shortcut):
         super().__init__()
@@ -46,7 +46,7 @@ class BasicBlock(nn.Module):
         self.shortcut = nn.Identity() if same else shortcut(in_width, width, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output, after its ReLU."""
+        """Return the block's output, after its ReLU."""
         residual = self.conv2(F.relu(self.conv1(x)))
         return F.relu(residual + self.shortcut(x))
 
@@ -54,9 +54,9 @@ class BasicBlock(nn.Module):
 def resnet18(num_classes: int, in_channels: int = 3, *, init: Literal["default", "fan-out"] = "default") -> Net:
     """ResNet18 with a 3×3 stem and no max-pooling, as in FedDecorr, FedETF and MOON.
 
-    The stem has stride 1, so that the last map of a 32×32 image is 4×4; z has 512 dimensions. FedDecorr and FedETF
-    start from PyTorch's own initialisation; `init="fan-out"` draws the convolutions from a normal distribution by
-    fan-out, as MOON's network and torchvision's do.
+    The stem has stride 1, so that the last map of a 32×32 image is 4×4; z has 512 dimensions. FedDecorr and FedETF use
+    PyTorch's default initialisation; `init="fan-out"` draws the convolutions from a normal distribution by fan-out, as
+    in MOON's network and torchvision's.
     """
     net = _resnet(num_classes, in_channels, (64, 128, 256, 512), 2, projection)
     if init == "fan-out":
@@ -64,7 +64,7 @@ def resnet18(num_classes: int, in_channels: int = 3, *, init: Literal["default",
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     elif init != "default":
-        raise InputError(f'model.init = "{init}": ResNet18 knows default and fan-out')
+        raise InputError(f'model.init = "{init}": must be default or fan-out')
     return net
 
 
@@ -89,14 +89,14 @@ def resnet32(num_classes: int, in_channels: int = 3) -> Net:
 def resnet20_conv(num_classes: int, in_channels: int = 3) -> Net:
     """ResNet20 for CIFAR, as in FedETF: 1×1 convolutions as shortcuts.
 
-    He et al.'s network (CVPR 2016, section 4.2) with option B where the shape changes, and PyTorch's own
+    He et al.'s network (CVPR 2016, section 4.2) with option B if the shape changes, and PyTorch's default
     initialisation; z has 64 dimensions.
     """
     return _resnet(num_classes, in_channels, (16, 32, 64), 3, projection)
 
 
 def _resnet(num_classes: int, in_channels: int, widths: Sequence[int], blocks: int, shortcut: Shortcut) -> Net:
-    """A 3×3 stem, one stage of `blocks` blocks per width, each but the first halving the map, and its mean as z."""
+    """Build a 3×3 stem and one stage of `blocks` blocks per width, each but the first halving the map."""
     layers: OrderedDict[str, nn.Module] = OrderedDict(stem=nn.Sequential(conv_bn(in_channels, widths[0], 3), nn.ReLU()))
     last = widths[0]
     for number, width in enumerate(widths, start=1):

@@ -1,4 +1,4 @@
-"""What a walk over a module finds, so that it is done once."""
+"""The result of a walk over a module, so that the walk is made once."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Structure:
-    """The places of a module's entries, not their tensors, which may be replaced."""
+    """The positions of a module's entries; not their tensors, which may be replaced."""
 
     parameters: tuple[tuple[str, dict[str, Any], str], ...]
-    """Of each parameter its name, the table of the layer that holds it, and its name there."""
+    """Each parameter's name, the table of the layer that holds it, and its name there."""
     buffers: tuple[tuple[str, dict[str, Any], str], ...]
-    """Likewise of the buffers that belong to the model's state."""
+    """The same for the buffers that belong to the model's state."""
     modules: tuple[nn.Module, ...]
     facts: dict[Hashable, Any] = field(default_factory=dict)
-    """What follows from it and was asked for before."""
+    """Values that depend on the structure only and have been computed before."""
 
     @classmethod
     def of(cls, module: nn.Module) -> Structure:

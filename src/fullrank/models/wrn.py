@@ -14,7 +14,7 @@ from fullrank.models.net import Net
 
 STEM, WIDTHS = 16, (160, 320, 640)  # ten times the widths of He et al.'s ResNets for CIFAR
 BLOCKS = 4  # in each stage: with two convolutions a block, three shortcuts and the stem, 28 layers
-LAST_MOMENTUM = 0.9  # FedMR's: the last statistics are nearly those of the last batch
+LAST_MOMENTUM = 0.9  # FedMR's value: the last statistics are nearly those of the last batch
 
 
 class WideBlock(nn.Module):
@@ -34,7 +34,7 @@ class WideBlock(nn.Module):
         self.shortcut: nn.Module = nn.Identity() if same else nn.Conv2d(in_width, width, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The sum, without an activation after it."""
+        """Return the sum of branch and shortcut, without an activation after it."""
         out = self.dropout(self.conv1(F.relu(self.norm1(x))))
         out = self.conv2(F.relu(self.norm2(out)))
         added: Tensor = out + self.shortcut(x)
@@ -44,7 +44,7 @@ class WideBlock(nn.Module):
 def wrn_28_10(num_classes: int, in_channels: int = 3, *, dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3) -> Net:
     """WRN-28-10 for CIFAR, as in FedMR: dropout inside its blocks.
 
-    Zagoruyko and Komodakis's network (BMVC 2016) of depth 28 and ten times the width. As FedMR writes it, convolutions
+    Zagoruyko and Komodakis's network (BMVC 2016) of depth 28 and ten times the width. As in FedMR's code, convolutions
     have biases, a block's stride is at its second convolution, and the last BatchNorm has momentum 0.9; PyTorch's own
     initialisation. The last map is 8×8 for 32×32 images; its mean, in 640 dimensions, is z.
     """

@@ -1,7 +1,7 @@
 """The losses, as pure functions of tensors that any training loop can use.
 
-They know nothing of clients, rounds or models. Each is differentiable and branches on shapes only, never on
-data, so the same code runs eagerly, under `torch.func.vmap` and `torch.func.grad`, and traced.
+They take no clients, rounds or models. Each is differentiable and branches on shapes only, never on data, so the same
+code runs eagerly, under `torch.func.vmap` and `torch.func.grad`, and traced.
 """
 
 from fullrank.objectives.balanced import balanced_cross_entropy

@@ -14,11 +14,11 @@ from fullrank.errors import InputError
 def balanced_cross_entropy(
     logits: Tensor, y: Tensor, counts: Tensor, gamma: float = 1.0, *, label_smoothing: float = 0.0
 ) -> Tensor:
-    """Balanced softmax: the cross-entropy of logits + γ·log n, with n_c the number of samples of class c.
+    """Compute balanced softmax, the cross-entropy of logits + γ·log n with n_c the number of samples of class c.
 
-    A frequent class has to win by less, so what is learned is as if all classes were equally frequent. A class
-    without samples counts as one sample: log 1 = 0. Equal counts, or γ = 0, give plain cross-entropy. Half precision
-    is computed and answered in float32.
+    The shift makes up for unequal class frequencies: the model learns as if all classes were equally frequent. A class
+    without samples counts as one sample: log 1 = 0. Equal counts, or γ = 0, give plain cross-entropy. For
+    half-precision logits, computation and result are in float32.
 
     >>> zero = torch.zeros(3, 3)
     >>> round(balanced_cross_entropy(zero[:1], torch.tensor([0]), torch.tensor([8, 2, 0])).item(), 6)

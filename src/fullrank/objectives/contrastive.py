@@ -10,10 +10,11 @@ from fullrank.errors import InputError
 
 
 def contrastive(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float = 0.5) -> Tensor:
-    """MOON's loss (Eq. 3): features `z` (N, d) should be nearer to the global model's than to the previous model's.
+    """Compute MOON's loss (Eq. 3), which draws features `z` (N, d) to the global model's, away from the previous ones.
 
-    Mean over samples of −log e^{s_g} / (e^{s_g} + e^{s_p}), where s_g and s_p are the cosines of z with the two others,
-    divided by the temperature. The two others are constants: no gradient flows to them. Two alike give log 2.
+    The loss is the mean over samples of −log e^{s_g} / (e^{s_g} + e^{s_p}), where s_g and s_p are the cosines of z with
+    the features of the global and of the previous model, divided by the temperature. Those features are constants: no
+    gradient flows to them. If they are equal, the loss is log 2.
 
     >>> z, near, far = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1.0]]), torch.tensor([[0.0, 1.0]])
     >>> round(contrastive(z, near, far).item(), 6), round(contrastive(z, near, far, temperature=1.0).item(), 6)
@@ -21,7 +22,7 @@ def contrastive(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: fl
     """
     if not z.shape == z_global.shape == z_previous.shape or z.ndim != 2:
         shapes = ", ".join(str(tuple(features.shape)) for features in (z, z_global, z_previous))
-        raise InputError(f"contrastive: three features of one shape (samples, width) are compared, not {shapes}")
+        raise InputError(f"contrastive: z, z_global and z_previous must have one shape (samples, width), not {shapes}")
     near, far = (F.cosine_similarity(_wide(z), _wide(other.detach())) for other in (z_global, z_previous))
     return F.softplus((far - near) / temperature).mean()
 

@@ -4,8 +4,8 @@ Shi, Liang, Zhang, Tan and Bai, *Towards Understanding and Mitigating Dimensiona
 Federated Learning* (ICLR 2023), and, with Xue, *Understanding and Mitigating Dimensional Collapse in
 Federated Learning* (TPAMI).
 
-A spectrum's squares are the same in rows and in columns, ‖ZᵀZ‖_F = ‖ZZᵀ‖_F, so everything here needs only the
-smaller of the two Gram matrices: N·d·min(N, d) operations, where the equations as printed cost N·d².
+Since ‖ZᵀZ‖_F = ‖ZZᵀ‖_F, everything here needs only the smaller of the two Gram matrices: N·d·min(N, d) operations,
+where the equations as printed cost N·d².
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from fullrank.errors import InputError, nearest
 Scale = Literal["code", "paper", "algorithm"]
 
 EPS = 1e-8
-"""Added to each variance, as the authors' code does: a dead feature correlates with nothing, not NaN."""
+"""Added to each variance, as in the authors' code, so that a dead feature has correlation 0 rather than NaN."""
 
 
 def decorrelation(z: Tensor, scale: Scale = "code") -> Tensor:
-    """FedDecorr's loss: how strongly the columns of the features `z` (N, d) correlate within the batch.
+    """Compute FedDecorr's loss, which measures how strongly the columns of features `z` (N, d) correlate in the batch.
 
-    With r_ij the correlation of columns i and j, the papers and their code use three different scales:
+    With r_ij the correlation of columns i and j, the papers and their code use three scales:
 
     - `"paper"`, ICLR Eq. 8 and TPAMI Eq. 9: ‖K‖_F² / d² of the correlation matrix K, diagonal included;
     - `"algorithm"`, Algorithm 1 as printed: ((N−1)/N)² times that, and NaN if a column is constant;
-    - `"code"`, the authors' released code, of which β = 0.1 is meant: (N−1)²/N · mean of r_ij² over i ≠ j.
+    - `"code"`, the authors' released code, to which their β = 0.1 refers: (N−1)²/N · mean of r_ij² over i ≠ j.
 
-    Their gradients are parallel: β = 0.1 in `"code"` is β = 0.1 · (N−1)²/N · d/(d−1) in `"paper"`. A constant
-    column counts as uncorrelated (but not in `"algorithm"`). A single sample has no correlation: 0, with a
-    zero gradient. Half precision is computed and answered in float32.
+    Their gradients are parallel: β = 0.1 in `"code"` is β = 0.1 · (N−1)²/N · d/(d−1) in `"paper"`. A constant column
+    counts as uncorrelated (except in `"algorithm"`). For a single sample the loss is 0, with a zero gradient. For
+    half-precision features, computation and result are in float32.
 
     >>> z = torch.tensor([[1.0, 1, 0], [2, 3, 1], [3, 2, -1], [4, 6, 0]])
     >>> [round(decorrelation(z, scale).item(), 4) for scale in ("code", "paper", "algorithm")]
@@ -60,10 +60,10 @@ def decorrelation(z: Tensor, scale: Scale = "code") -> Tensor:
 
 
 def singular_variance(z: Tensor) -> Tensor:
-    """L_singular (ICLR Eq. 6, TPAMI Eq. 7): the variance of the covariance's d singular values.
+    """Compute L_singular (ICLR Eq. 6, TPAMI Eq. 7), the variance of the covariance's d singular values.
 
-    The covariance Σ of `z` (N, d) is the biased one, and nothing is decomposed: with λ̄ = tr Σ / d,
-    Σ_i (λ_i − λ̄)² = ‖Σ − λ̄I‖_F². The N×N Gram matrix has the same singular values but for d − N zeros.
+    The covariance Σ of `z` (N, d) is the biased one. No decomposition is needed: with λ̄ = tr Σ / d, Σ_i (λ_i − λ̄)² =
+    ‖Σ − λ̄I‖_F². The N×N Gram matrix has the same singular values up to d − N zeros.
 
     >>> round(singular_variance(torch.tensor([[2.0, 1], [2, -1], [-2, 1], [-2, -1]])).item(), 6)
     2.25
@@ -85,12 +85,12 @@ def _shape(z: Tensor) -> tuple[int, int]:
 
 
 def _zero(z: Tensor) -> Tensor:
-    # An empty sum hangs on the graph and, unlike 0 · z, is zero whatever z holds.
+    # An empty sum stays in the graph and, unlike 0 · z, is zero even if z is not finite.
     return _wide(z)[:0].sum()
 
 
 def _centred(z: Tensor) -> Tensor:
-    # Measured from the first row, a constant column is exactly zero; a rounded mean would give it a variance.
+    # The first row is subtracted, so that a constant column is exactly zero; a rounded mean would give it a variance.
     z = _wide(z)
     z = z - z[:1].detach()
     return z - z.mean(0)
@@ -101,6 +101,6 @@ def _wide(z: Tensor) -> Tensor:
 
 
 def _gram(z: Tensor) -> Tensor:
-    # Autocast would round the products to half precision, and the off-diagonal is a difference.
+    # Autocast would round the products to half precision, and the off-diagonal sum is a difference of two of them.
     with torch.autocast(z.device.type, enabled=False):
         return z @ z.mT if z.shape[0] <= z.shape[1] else z.mT @ z

@@ -13,10 +13,10 @@ from fullrank.objectives.decorrelation import _centred, _gram, _shape, _zero
 
 
 def decov(z: Tensor) -> Tensor:
-    """DeCov: ½(‖Σ‖_F² − ‖diag Σ‖²), Σ the biased covariance of the columns of the features `z` (N, d).
+    """Compute DeCov, ½(‖Σ‖_F² − ‖diag Σ‖²), with Σ the biased covariance of the columns of features `z` (N, d).
 
-    It depends on the features' size: a times larger ones give a⁴ times as much. A single sample gives 0. Half
-    precision is computed and answered in float32. Only the smaller of the two Gram matrices is needed.
+    Multiplying the features by a multiplies the loss by a⁴. A single sample gives 0. For half-precision features,
+    computation and result are in float32. Only the smaller of the two Gram matrices is needed.
 
     >>> z = torch.tensor([[1.0, 1, 0], [2, 3, 1], [3, 2, -1], [4, 6, 0]])
     >>> decov(z).item()
@@ -33,10 +33,10 @@ def decov(z: Tensor) -> Tensor:
 
 
 def structured_decov(z: Tensor, groups: int = 8) -> Tensor:
-    """Structured-DeCov: ½ Σ Σ_ij² over pairs of columns in different groups; within a group they may correlate.
+    """Compute Structured-DeCov, ½ Σ Σ_ij² over pairs of columns in different groups; within a group they may correlate.
 
-    The groups are contiguous and of equal width, the first ones one wider where d is no multiple. One group gives 0;
-    as many as columns, or more, give `decov`.
+    The groups are contiguous and of equal width; if `groups` does not divide d, the first ones are wider by one column.
+    One group gives 0; d groups or more give `decov`.
 
     >>> z = torch.tensor([[1.0, 1, 0, 2], [2, 3, 1, 0], [3, 2, -1, 1], [4, 6, 0, 1]])
     >>> structured_decov(z, groups=2).item(), structured_decov(z, groups=4).item()
@@ -44,7 +44,7 @@ def structured_decov(z: Tensor, groups: int = 8) -> Tensor:
     """
     n, d = _shape(z)
     if groups < 1:
-        raise InputError(f"structured_decov: groups = {groups}, but there is at least one")
+        raise InputError(f"structured_decov: groups = {groups}: must be at least 1")
     if n < 2:
         return _zero(z)
     z = _centred(z)

@@ -12,11 +12,11 @@ from fullrank.errors import InputError
 
 
 def simplex_etf(num_classes: int, dim: int | None = None, seed: int = 0) -> Tensor:
-    """`num_classes` unit vectors, as columns (dim, C) in float64, of which any two have the cosine −1/(C−1).
+    """Return `num_classes` unit vectors, any two with cosine −1/(C−1), as the columns of a float64 matrix (dim, C).
 
     V = √(C/(C−1)) · U·(I − 11ᵀ/C), with U (dim, C) orthonormal columns from the QR decomposition of uniform random
     numbers; `dim` is C unless given. In C−1 dimensions, the fewest that hold C such vectors, V = √(C/(C−1)) · Q·Eᵀ,
-    with E the eigenvectors of I − 11ᵀ/C whose eigenvalue is 1 and Q a random rotation. VᵀV is the same in all.
+    with E the eigenvectors of I − 11ᵀ/C whose eigenvalue is 1 and Q a random rotation. VᵀV does not depend on `dim`.
 
     >>> v = simplex_etf(4, 6)
     >>> bool(torch.allclose(v.mT @ v, (4 * torch.eye(4) - 1).double() / 3))
@@ -27,7 +27,7 @@ def simplex_etf(num_classes: int, dim: int | None = None, seed: int = 0) -> Tens
         raise InputError(f"a simplex needs at least 2 classes, not {num_classes}")
     if dim < num_classes - 1:
         raise InputError(
-            f"{num_classes} vectors with equal angles need at least {num_classes - 1} dimensions, and {dim} are given"
+            f"{num_classes} vectors with equal angles need at least {num_classes - 1} dimensions, not {dim}"
         )
     rng = np.random.default_rng(seed)
     centring = np.eye(num_classes) - 1 / num_classes

@@ -1,8 +1,8 @@
 """Decorrelation within each class: Fan, Yao, Zhang, Lyu, Zhang and Wang, *Federated Learning under Partially
 Class-Disjoint Data via Manifold Reshaping* (TMLR 2023), whose code takes the loss from class-wise decorrelation (CwD).
 
-With Ẑ the features standardised class by class, Σ_c ‖Ẑ_cᵀẐ_c‖_F² = Σ (ẑ_m·ẑ_n)² over pairs m, n of one class. So one
-N×N Gram matrix, masked, serves all classes: N²·d operations without a loop, where the equations cost N·d².
+With Ẑ the features standardised class by class, Σ_c ‖Ẑ_cᵀẐ_c‖_F² = Σ (ẑ_m·ẑ_n)² over pairs m, n of one class. One
+masked N×N Gram matrix therefore serves all classes: N²·d operations without a loop, where the equations cost N·d².
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ Scale = Literal["code", "paper"]
 
 
 def intra_class_decorrelation(z: Tensor, y: Tensor, num_classes: int, scale: Scale = "code") -> Tensor:
-    """FedMR's L_intra: how strongly the columns of the features `z` (N, d) correlate inside each class of `y` (N,).
+    """Compute FedMR's L_intra: how strongly the columns of features `z` (N, d) correlate inside each class of `y` (N,).
 
     With r_ij the correlation of columns i and j over the N_c samples of class c in the batch:
 
-    - `"code"`, the authors' release, of which μ1 = 0.01 is meant: Σ_c (N_c−1)²·mean_{i≠j} r_ij² / Σ_c N_c;
+    - `"code"`, the authors' released code, to which their μ1 = 0.01 refers: Σ_c (N_c−1)²·mean_{i≠j} r_ij² / Σ_c N_c;
     - `"paper"`, Eq. 3 with one normaliser throughout: the mean over classes of ‖K_c‖_F², diagonal included.
 
-    Classes with a single sample have no correlation and count nowhere; without any other class the loss is 0, with a
-    zero gradient. A batch of one class gives FedDecorr's loss. A feature that is constant in a class correlates with
-    nothing there. Half precision is computed and answered in float32. It differentiates in reverse mode, any number of
-    times. How many classes there are does not matter: only those of the batch cost anything.
+    Classes with a single sample have no correlation and are ignored; if there is no other class, the loss is 0, with a
+    zero gradient. A batch of one class gives FedDecorr's loss. A feature that is constant in a class counts as
+    uncorrelated there. For half-precision features, computation and result are in float32. The loss is differentiable
+    in reverse mode, any number of times. Its cost does not depend on `num_classes`.
 
     >>> z, y = torch.tensor([[1.0, 1], [2, 3], [3, 2], [0, 1], [1, 0], [9, 9]]), torch.tensor([0, 0, 0, 1, 1, 2])
     >>> [round(intra_class_decorrelation(z, y, 3, scale).item(), 4) for scale in ("code", "paper")]
@@ -48,9 +48,9 @@ def intra_class_decorrelation(z: Tensor, y: Tensor, num_classes: int, scale: Sca
     size = alike.sum(1, keepdim=True)
     pairs = (size - 1).clamp(min=1)  # a single sample's features are 0 below, whatever they are divided by
     counts = (size > 1).to(z.dtype)
-    # Autocast would round the products to half precision, and the off-diagonal is a difference.
+    # Autocast would round the products to half precision, and the off-diagonal sum is a difference of two of them.
     with torch.autocast(z.device.type, enabled=False):
-        # Measured from the first sample of its class, a column that is constant there is exactly zero.
+        # The first sample of each class is subtracted, so that a column that is constant there is exactly zero.
         z = z - z.detach()[alike.argmax(1)]
         if scale == "paper":
             classes = (counts / size).sum()  # every class as often as it has samples, each time a share of 1
@@ -72,10 +72,10 @@ class _Correlations(torch.autograd.Function):
     is centred; `weight` (N, N) is 0 for samples of different classes. With `pairs` (N, 1), the number of a class's
     samples less one, correlations of features with themselves are left out.
 
-    The gradient is written out because it takes a third of the operations that it would by the chain rule, and on a GPU
-    each is a launch. With û = v·s, s = (spread@v² + ε)^−½ and v centred: ∂/∂û = 4·((weight∘ûûᵀ)@û − pairs∘ρ∘û), ρ a
-    feature's correlation with itself (1, or less where ε counts), ∂/∂v = s∘(∂/∂û − û∘spread@(û∘∂/∂û)), and centring
-    is its own transpose.
+    The gradient is written out because that takes a third of the operations of the chain rule, each of which is a
+    launch on a GPU. With û = v·s, s = (spread@v² + ε)^−½ and v centred: ∂/∂û = 4·((weight∘ûûᵀ)@û − pairs∘ρ∘û), ρ a
+    feature's correlation with itself (1, or less where ε counts), ∂/∂v = s∘(∂/∂û − û∘spread@(û∘∂/∂û)), and centring is
+    its own transpose.
     """
 
     generate_vmap_rule = True
@@ -102,7 +102,7 @@ class _Correlations(torch.autograd.Function):
         if slope is None:
             return (None,) * 5
         z, mean, spread, weight, pairs, unit, inverse, weighted, own = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradient may be differentiated again: by way of the features
+        if torch.is_grad_enabled():  # the gradient may be differentiated again, through the features
             unit, inverse, gram, own = _standardised(z, mean, spread, pairs)
             weighted = gram * weight
         with torch.autocast(z.device.type, enabled=False):
@@ -116,7 +116,7 @@ class _Correlations(torch.autograd.Function):
 def _standardised(
     z: Tensor, mean: Tensor, spread: Tensor, pairs: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Standardised features, by what they were multiplied, their products, and each feature's sum of squares."""
+    """Return standardised features, the factors that scaled them, their products, and each feature's sum of squares."""
     centred = z - mean @ z
     variance = spread @ centred.square()
     inverse = (variance + EPS).rsqrt()

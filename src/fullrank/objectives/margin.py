@@ -1,7 +1,7 @@
 """Prototype margins: FedMR's inter-class loss (TMLR 2023, Eq. 4) in the readings that its text allows.
 
-A class counts as much as any other, whatever the number of its samples in the batch. Prototypes are constants; a
-sample whose own class has none contributes 0.
+All classes of a batch have the same weight, regardless of their number of samples. Prototypes are constants; a sample
+whose class has no prototype contributes 0.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from torch import Tensor
 from fullrank.errors import InputError
 
 _EXACT = "donot_use_mm_for_euclid_dist"
-"""Expanded squares would lose the small distances."""
+"""Small distances would be lost if squares were expanded."""
 
 
 def prototype_margin(z: Tensor, y: Tensor, prototypes: Tensor, available: Tensor, margin: float = 0.0) -> Tensor:
-    """How much nearer a sample is to other classes' prototypes than to its own.
+    """Compute the mean margin by which samples are nearer to other classes' prototypes than to their own.
 
-    For features `z` (N, d) with labels `y` (N,), and `prototypes` (C, d) of which those are `available` (C,): the mean
-    over the batch's classes, over a class's samples, and over the other available classes j, of
-    max(‖z − g_y‖ − ‖z − g_j‖ + margin, 0). It is 0, and so is its gradient, once every sample is nearest to its own.
+    For features `z` (N, d) with labels `y` (N,), and `prototypes` (C, d) with a mask `available` (C,): the mean over
+    the batch's classes, over a class's samples, and over the other available classes j, of max(‖z − g_y‖ − ‖z − g_j‖ +
+    margin, 0). With margin 0, the loss and its gradient are 0 once every sample is nearest to its own prototype.
 
     >>> g = torch.tensor([[0.0, 0], [4, 0], [0, 3]])
     >>> z = torch.tensor([[1.0, 0], [3, 0], [0, 2]])
@@ -30,12 +30,13 @@ def prototype_margin(z: Tensor, y: Tensor, prototypes: Tensor, available: Tensor
     distance = _distances(z, y, prototypes, available)
     known = available.to(distance.dtype)
     beyond = (distance.gather(1, y[:, None]) - distance + margin).relu() * known
-    # Beyond its own class's prototype a sample is by the margin itself, which does not count.
+    # The term of a sample's own class is the margin itself, which does not count.
     return _over_classes((beyond.sum(1) - max(margin, 0.0)) * (known[y] / (known.sum() - 1).clamp(min=1)), y)
 
 
 def prototype_pull(z: Tensor, y: Tensor, prototypes: Tensor, available: Tensor) -> Tensor:
-    """Without a margin, as named after the paper's Theorem 1: the mean over classes and samples of ‖z − g_y‖.
+    """Compute the loss without a margin, as after the paper's Theorem 1: the mean over classes and samples of ‖z −
+    g_y‖.
 
     >>> g, z = torch.tensor([[0.0, 0], [4, 0], [0, 3]]), torch.tensor([[1.0, 0], [3, 0], [0, 2]])
     >>> round(prototype_pull(z, torch.tensor([0, 0, 1]), g, torch.tensor([True, True, True])).item(), 6)
@@ -46,10 +47,10 @@ def prototype_pull(z: Tensor, y: Tensor, prototypes: Tensor, available: Tensor) 
 
 
 def prototype_margin_literal(z: Tensor, y: Tensor, prototypes: Tensor, available: Tensor) -> Tensor:
-    """Eq. 4 as printed: the n-th samples of two classes compared, each with its own class's prototype.
+    """Compute Eq. 4 as printed, which compares the n-th samples of two classes, each with its own class's prototype.
 
-    The mean over ordered pairs of the batch's classes, and over n up to the smaller one's size, of
-    max(‖z_n^i − g_i‖ − ‖z_n^j − g_j‖, 0), samples numbered as they come in the batch; 0 for a single class.
+    The loss is the mean over ordered pairs of the batch's classes, and over n up to the smaller one's size, of
+    max(‖z_n^i − g_i‖ − ‖z_n^j − g_j‖, 0), with samples numbered in the order of the batch; 0 for a single class.
     """
     own = _distances(z, y, prototypes, available).gather(1, y[:, None])[:, 0]
     alike = (y[:, None] == y).to(own.dtype)
@@ -63,7 +64,7 @@ def prototype_margin_literal(z: Tensor, y: Tensor, prototypes: Tensor, available
 
 
 def _distances(z: Tensor, y: Tensor, prototypes: Tensor, available: Tensor) -> Tensor:
-    """From every sample to every prototype."""
+    """Compute the distance of every sample to every prototype."""
     if z.ndim != 2 or y.shape != z.shape[:1] or prototypes.shape[1:] != z.shape[1:]:
         raise InputError(
             "prototypes: features must be (samples, width), labels (samples,) and prototypes (classes, width), "
@@ -71,7 +72,7 @@ def _distances(z: Tensor, y: Tensor, prototypes: Tensor, available: Tensor) -> T
         )
     if available.shape != prototypes.shape[:1] or available.dtype != torch.bool:
         raise InputError(
-            f"available must say True or False of each of {len(prototypes)} classes, "
+            f"available must be a boolean tensor of {len(prototypes)} classes, "
             f"not {tuple(available.shape)} of {available.dtype}"
         )
     z = z.to(torch.promote_types(z.dtype, torch.float32))
@@ -79,6 +80,6 @@ def _distances(z: Tensor, y: Tensor, prototypes: Tensor, available: Tensor) -> T
 
 
 def _over_classes(each: Tensor, y: Tensor) -> Tensor:
-    """The mean over the batch's classes of the mean over a class's samples."""
+    """Return the mean over the batch's classes of the mean over a class's samples."""
     share = 1 / (y[:, None] == y).to(each.dtype).sum(1)
     return (share * each).sum() / share.sum().clamp(min=1)

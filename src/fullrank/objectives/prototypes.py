@@ -1,4 +1,4 @@
-"""Class prototypes: what a representation says of each class."""
+"""Class prototypes: sums and means of features by class."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from fullrank.errors import InputError
 
 
 def class_prototypes(z: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """The sum of the features `z` (N, d) of each class, (C, d), and the number of its samples, (C,).
+    """Return the sum of the features `z` (N, d) of each class, (C, d), and the number of its samples, (C,).
 
     Sums and counts of several parts of the data add up to those of the whole; sums / counts are the class means. A
-    class without samples has zeros in both: divide only where the count is not 0. Differentiable in z.
+    class without samples has zeros in both: divide only where the count is not 0. The sums are differentiable in z.
 
     >>> sums, counts = class_prototypes(torch.tensor([[1.0, 2], [3, 4], [5, 6]]), torch.tensor([2, 0, 2]), 3)
     >>> sums.tolist(), counts.tolist()
@@ -20,7 +20,7 @@ def class_prototypes(z: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Te
     """
     if z.ndim != 2 or y.shape != z.shape[:1]:
         raise InputError(
-            f"class_prototypes: features (samples, width) and labels (samples), not {tuple(z.shape)}, {tuple(y.shape)}"
+            f"class_prototypes: z must be (samples, width) and y (samples,), not {tuple(z.shape)} and {tuple(y.shape)}"
         )
     z = z.to(torch.promote_types(z.dtype, torch.float32))
     member = (y[:, None] == torch.arange(num_classes, device=y.device)).to(z.dtype)

@@ -13,10 +13,10 @@ from fullrank.errors import InputError
 
 
 def proximal(w: Mapping[str, Tensor], w0: Mapping[str, Tensor]) -> Tensor:
-    """FedProx (Eq. 2 without μ): ½ Σ ‖w − w0‖² over the named weights, whose gradient is w − w0.
+    """Compute FedProx's term (Eq. 2 without μ), ½ Σ ‖w − w0‖² over the named weights, whose gradient is w − w0.
 
-    The reference `w0` is a constant: no gradient flows to it. It must hold the weights as received, not the
-    very tensors being trained, or the term stays zero.
+    The reference `w0` is a constant: no gradient flows to it. It must be a copy of the weights as received: with the
+    tensors that are being trained the term would stay zero.
 
     >>> w, w0 = {"a": torch.tensor([3.0, 1.0])}, {"a": torch.tensor([1.0, 1.0])}
     >>> proximal(w, w0)

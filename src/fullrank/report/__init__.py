@@ -1,1 +1,1 @@
-"""Pictures and pages that show what a run did."""
+"""Figures of runs, and inspection of models."""

@@ -27,13 +27,13 @@ NC = {
 FULL: dict[str, Any] = {"marker": ".", "markersize": 4}
 DASHED: dict[str, Any] = {"marker": "o", "markersize": 2.5, "fillstyle": "none", "linestyle": LOCAL, "linewidth": 0.9}
 WIDE_RANGE = 8
-"""From this ratio of largest to smallest on, an axis is logarithmic."""
+"""The ratio of largest to smallest value from which an axis is logarithmic."""
 
 
 def draw_accuracy(runs: Sequence[Run], path: str | Path) -> None:
-    """Test accuracy over rounds; clients' own where there is no global model.
+    """Draw test accuracy over rounds; the clients' own models' accuracy if there is no global model.
 
-    Of runs that differ in the seed alone the mean, and a band from the least to the greatest.
+    Runs that differ only in the seed are drawn as their mean, with a band from the least to the greatest.
     """
     groups = grouped(runs)
     keys = {_accuracy_key(run) for run in runs}
@@ -63,10 +63,11 @@ def _accuracy_key(run: Run) -> str:
 
 
 def draw_collapse(runs: Sequence[Run], path: str | Path, *, clients: Sequence[int] = ()) -> None:
-    """NC1 to NC4 over rounds: the global model's in full lines, the mean of clients' dashed.
+    """Draw NC1 to NC4 over rounds: of the global model in full lines, the mean of clients dashed.
 
-    Of runs that differ in the seed alone the means, and a band from the least to the greatest global model; around the
-    clients' where there is none, lest two bands of a colour overlap.
+    Runs that differ only in the seed are drawn as their means, with a band from the least to the greatest global model;
+    only if there is no global model, the band is around the clients' means, so that two bands of a colour never
+    overlap.
     """
     groups = grouped(runs)
     entries = _entries(groups)
@@ -101,7 +102,7 @@ def _of_clients(run: Run, name: str, clients: Sequence[int]) -> dict[int, float]
 
 
 def _scale(axes: Axes, values: Sequence[float]) -> None:
-    """An axis on which the values can be told apart, with numbers that can be read."""
+    """Choose a scale on which the values are distinguishable and the tick labels are legible."""
     if not values:
         axes.text(0.5, 0.5, "not defined", transform=axes.transAxes, ha="center", va="center", color=GREY)
         axes.set_yticks([])

@@ -1,4 +1,4 @@
-"""Where clients' classifiers point, class by class, on a map."""
+"""The figure of the directions of clients' classifiers, by class, on a t-SNE map."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fullrank.report.style import class_style, draw_legend, drawing, legend_heig
 from fullrank.runs.result import Run
 
 MOST_NAMED = 20
-"""Classes up to which a legend names each."""
+"""The largest number of classes that a legend names."""
 
 
 def draw_tsne(runs: Sequence[Run], path: str | Path, *, rounds: Sequence[int] = ()) -> None:
-    """t-SNE of all clients' classifier rows, each divided by its norm: a point for each client and class.
+    """Draw the t-SNE map of all clients' classifier rows, each divided by its norm: a point for each client and class.
 
-    As in FedETF's talk (Fig. 1, fourth column): where clients agree, the points of a class lie together. Two runs a
-    row; distances mean nothing between panels. Needs scikit-learn.
+    As in FedETF's talk (Fig. 1, fourth column), the points of a class lie together if clients agree. Each row of the
+    figure has two runs; distances cannot be compared between panels. scikit-learn is required.
     """
     titles, round = titles_of(few(runs)), one(rounds)
     maps = [classifier_map(directions_of(run, round)) for run in runs]

@@ -31,7 +31,7 @@ KINDS: dict[str, Callable[..., None]] = {
 def draw_figure(kind: str, runs: Sequence[Run | str | Path], path: str | Path, **options: Any) -> None:
     """Draw a figure of runs or run directories into a PDF or PNG, one column wide.
 
-    `options` are those of the kind: rounds, clients, top, term. One that a kind does not have is rejected.
+    `options` are those of the kind: rounds, clients, top, term. An option that a kind does not have is rejected.
 
     >>> import fullrank, tempfile
     >>> few = {"train.rounds": 1, "data.clients": 2, "model.name": "mlp", "probe.every": 1}
@@ -40,11 +40,11 @@ def draw_figure(kind: str, runs: Sequence[Run | str | Path], path: str | Path, *
     if kind not in KINDS:
         raise InputError(f'there is no figure "{kind}"; {nearest(kind, KINDS)}')
     if not runs:
-        raise InputError("a figure needs a run at least")
+        raise InputError("a figure needs at least one run")
     known = [name for name in inspect.signature(KINDS[kind]).parameters if name not in ("runs", "path")]
     for name in options:
         if name not in known:
             has = f"it has {', '.join(known)}" if known else "it has none"
             raise InputError(f'the figure "{kind}" has no option {name}; {has}')
-    figure_file(path)  # before runs are read and a map is computed in vain
+    figure_file(path)  # reject the path before runs are read and maps are computed
     KINDS[kind]([run if isinstance(run, Run) else load_run(run) for run in runs], path, **options)

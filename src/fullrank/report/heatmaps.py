@@ -1,4 +1,4 @@
-"""Figures that compare clients: norms and directions of their classifiers, and CKA layer by layer."""
+"""Figures that compare clients: norms and directions of their classifiers, and CKA by layer."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ if TYPE_CHECKING:
 
 MOST_COLUMNS = 4
 MOST_WRITTEN = 4
-"""Clients up to which every cell has room for its number."""
+"""The largest number of clients for which every cell has room for its number."""
 MOST_NAMED = 7
 NARROWEST = 0.2
-"""The range of cosines that colours show at least: stretched over less, nearly equal would look very different."""
+"""The least range of cosines that colours show; over a smaller one, similar values would seem very different."""
 LINE = 13
-"""Letters for which there is room above a small map."""
+"""The number of letters for which there is room above a small map."""
 MOST_MARKED = 20
-"""Classes up to which each has a marker."""
+"""The largest number of classes with a marker each."""
 BESIDE_MAPS, ABOVE_A_MAP, BELOW_A_MAP = 0.85, 0.38, 0.35
-"""Inches for what stands around heat maps: scale and numbers of clients; title and numbers; a scale that lies."""
+"""Inches around heat maps: for a colour bar and client numbers; a title and numbers; a horizontal colour bar."""
 
 
 def draw_classifier(runs: Sequence[Run], path: str | Path, *, rounds: Sequence[int] = ()) -> None:
-    """Norms of the classifier's rows by class, and the cosine between clients' rows, mean over classes.
+    """Draw norms of the classifier's rows by class, and the cosine between clients' rows, mean over classes.
 
-    With several runs, a row each; the colours of cosines mean the same in all of them.
+    Several runs have a row each and share the scale of colours.
     """
     titles, round = titles_of(few(runs)), one(rounds)
     tables = [between_clients(run, round, "classifier_cosines") for run in runs]
@@ -62,7 +62,7 @@ def draw_classifier(runs: Sequence[Run], path: str | Path, *, rounds: Sequence[i
             right.set_title(f"cosine, mean {probe['classifier_cosine']:.3f}", fontsize=7)
             left.set_ylabel(r"norm $\|W_c\|$")
             if len(runs) > 1:
-                left.set_title(f"{title}\n", loc="left")  # above the other panel's: a long name reaches over it
+                left.set_title(f"{title}\n", loc="left")  # above the other panel's title: a long name reaches over it
         panels[-1, 0].set_xlabel("class $c$")
         panels[-1, 1].set_xlabel("client")
         if scaled:
@@ -71,13 +71,13 @@ def draw_classifier(runs: Sequence[Run], path: str | Path, *, rounds: Sequence[i
 
 
 def _draw_scale(figure: Any, image: Any, beside: Any, **where: Any) -> None:
-    """What the colours of heat maps mean."""
+    """Draw the colour bar of heat maps."""
     scale = figure.colorbar(image, ax=beside, pad=0.02, **where)
     scale.outline.set_linewidth(0.6)
 
 
 def _entries(probes: Sequence[Probe]) -> dict[str, Any]:
-    """What the legend of norms says: clients by number where all panels show the same few, else by their place."""
+    """Return the legend of norms: client numbers if all panels show the same few clients, else one common entry."""
     entries: dict[str, Any] = {}
     shown = {tuple(probe["clients"]) for probe in probes}
     clients = probes[0]["clients"]
@@ -108,7 +108,7 @@ def _colours(probe: Probe) -> list[Any]:
 
 
 def draw_cka(runs: Sequence[Run], path: str | Path, *, rounds: Sequence[int] = ()) -> None:
-    """Linear CKA between clients, a heat map for each layer; with several runs, a row each."""
+    """Draw linear CKA between clients, a heat map for each layer; several runs have a row each."""
     titles, round = titles_of(few(runs)), one(rounds)
     tables = [between_clients(run, round, "cka") for run in runs]
     rows = [[*table.items()] for table in tables]
@@ -152,7 +152,7 @@ def _draw_cells(axes: Axes, table: NDArray[np.float32], clients: Sequence[int], 
 
 
 def _written(value: float, digits: int) -> str:
-    """A number in the few letters that a cell has room for.
+    """Format a number in the few letters that a cell has room for.
 
     >>> _written(0.876, 2), _written(0.9996, 2)
     ('.88', '1.0')
@@ -162,9 +162,9 @@ def _written(value: float, digits: int) -> str:
 
 
 def _titled(layer: str) -> str:
-    r"""A layer's name above a small map: without what all have in common, a long one in two lines.
+    r"""Return a layer's title above a small map: without the prefix that all have, and a long name in two lines.
 
-    A bare number, as in a sequence of layers, could be read as a client's, so it is called a layer.
+    A bare number, as in a sequence of layers, could be mistaken for a client's, so "layer" is added.
 
     >>> _titled("backbone.layer1.1.conv2.0"), _titled("backbone.4"), _titled("z")
     ('layer1.1\nconv2.0', 'layer 4', 'features $z$')

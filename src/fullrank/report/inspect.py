@@ -1,4 +1,4 @@
-"""One model looked at: a run's, or any torch model on a data set."""
+"""Inspection of one model: a run's, or any torch model on a data set."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FILE = ".safetensors"
 
 @dataclass(frozen=True)
 class Inspected:
-    """What was found: words for what was looked at, numbers, and arrays (spectrum, confusion, norms)."""
+    """The result of an inspection: descriptions, numbers, and arrays (spectrum, confusion, norms)."""
 
     model: str
     data: str
@@ -37,10 +37,10 @@ class Inspected:
     numbers: dict[str, Any]
     arrays: dict[str, Any]
     stage: str = ""
-    """Of a client's own model."""
+    """The stage of a client's own model."""
 
     def facts(self) -> dict[str, Any]:
-        """All of it, as a program reads it."""
+        """Return the result as one dict."""
         return {
             "model": self.model,
             "data": self.data,
@@ -56,7 +56,7 @@ class Inspected:
 def inspect_run(
     run: Run, client: int | None = None, data: str = "", root: str = "", stage: Stage | None = None
 ) -> Inspected:
-    """A run's final global model, or a client's own, on the run's test set or on another one, prepared as the run's."""
+    """Inspect a run's final global model, or a client's own model, on the run's test set or another, prepared alike."""
     check_model(run, "inspect")
     module = chosen_model(run, client, stage)
     if data:
@@ -69,16 +69,16 @@ def inspect_run(
     seen = counts[assembly.federation.seen].sum(0) if client is None else counts[client]
     chosen = run.stage_of(stage) if client is not None else ""
     whose = f"client {client}'s model" if client is not None else "global model"
-    looking = ModelProbe(assembly, _test_of(given))
+    probe = ModelProbe(assembly, _test_of(given))
     _check_fit(assembly, given)
-    looking.put({name: tensor for name, tensor in module.state_dict().items() if name in assembly.network.names})
+    probe.put({name: tensor for name, tensor in module.state_dict().items() if name in assembly.network.names})
     with threads(run.experiment.engine.threads):
-        found = looking.measure(seen if len(seen) == looking.classes and seen.any() else None)
-    return _inspected(f"{whose} of {run.path or 'the run'}", given, looking, found, chosen)
+        found = probe.measure(seen if len(seen) == probe.classes and seen.any() else None)
+    return _inspected(f"{whose} of {run.path or 'the run'}", given, probe, found, chosen)
 
 
 def _with_data_if_there(run: Run) -> Assembly:
-    """The run's parts, with its data if they can be read: they say how many samples of each class were seen."""
+    """Return the run's parts, with its data if they can be read, for the number of training samples by class."""
     try:
         return run._assembled()
     except (InputError, CallFailed):
@@ -86,32 +86,34 @@ def _with_data_if_there(run: Run) -> Assembly:
 
 
 def inspect_model(name: str, data: str, *, kind: str = "", root: str = "", settings: dict[str, Any]) -> Inspected:
-    """A model on a data set's test split.
+    """Inspect a model on a data set's test split.
 
     `name` is a `package.module:function` that returns a module, or a safetensors file with the weights of the library's
-    network `kind`. `settings` are further keys of an experiment: the network's options, how inputs are prepared.
+    network `kind`. `settings` are further keys of an experiment: the network's options, and how inputs are prepared.
     """
     described = {"name": data, "root": root, "partition": "iid", "clients": 1}
     values = merged({"data": described, "evaluate": {"personal": "never"}}, settings)
     if name.endswith(FILE):
         if not kind:
-            raise InputError(f'"{name}" holds weights alone; say of which network, as in --model cnn')
+            raise InputError(f'"{name}" holds weights only; name their network, as in --model cnn')
         assembly = _from_file(Experiment(**merged(values, {"model": {"name": kind, "start": name}})))
     else:
         if kind:
-            raise InputError(f'--model {kind} says what a safetensors file holds; "{name}" makes its own network')
+            raise InputError(
+                f'--model {kind} names the network of a safetensors file, but "{name}" makes its own network'
+            )
         loaded = load_dataset(data, root, seed=values.get("seed", 0))
-        with seeded(0, "model"):  # a network that is not trained is the same every time
+        with seeded(0, "model"):  # seeded, so that an untrained network is the same every time
             module = _made(name, loaded)
         assembly = assemble(Experiment(**merged(values, {"model": {"name": GIVEN}})), module=module)
-    looking = ModelProbe(assembly, _test_of(assembly.federation.data))
+    probe = ModelProbe(assembly, _test_of(assembly.federation.data))
     with threads(assembly.experiment.engine.threads):
-        found = looking.measure()  # on what it was trained nobody knows
-    return _inspected(f"{name} ({kind})" if kind else name, assembly.federation.data, looking, found)
+        found = probe.measure()  # its training data are unknown
+    return _inspected(f"{name} ({kind})" if kind else name, assembly.federation.data, probe, found)
 
 
 def _from_file(experiment: Experiment) -> Assembly:
-    """What an experiment with model.start makes, for a user who has named the file and not that key."""
+    """Assemble an experiment with model.start, in messages for a user who has named the file and not that key."""
     try:
         return assemble(experiment)
     except InputError as problem:
@@ -119,7 +121,7 @@ def _from_file(experiment: Experiment) -> Assembly:
 
 
 def _made(name: str, data: DataSet) -> nn.Module:
-    """What a function returns; it is told the number of classes and channels if it asks for them."""
+    """Call a function that returns a module, with the numbers of classes and channels if it accepts them."""
     function = import_object(name, "the model", "function")
     known = {"num_classes": data.num_classes, "in_channels": data.in_channels}
     parameters = inspect.signature(function).parameters
@@ -135,7 +137,7 @@ def _made(name: str, data: DataSet) -> nn.Module:
 
 def _test_of(data: DataSet) -> Split:
     if data.test is None or not len(data.test):
-        raise InputError(f'"{data.name}" has no test set to look at the representation on')
+        raise InputError(f'"{data.name}" has no test set on which to measure the representation')
     return data.test
 
 
@@ -143,7 +145,7 @@ def _check_fit(assembly: Assembly, data: DataSet) -> None:
     """Reject data whose inputs or classes the network does not take."""
     network: Network = assembly.network
     if data.num_classes > network.num_classes:
-        raise InputError(f'"{data.name}" has {data.num_classes} classes, the model tells {network.num_classes} apart')
+        raise InputError(f'"{data.name}" has {data.num_classes} classes, but the model has only {network.num_classes}')
     try:
         with torch.no_grad(), network.mode(train=False):
             network(assembly.federation.pipeline(data.train.x[:2].to(assembly.device), None, network.dtype))
@@ -153,13 +155,11 @@ def _check_fit(assembly: Assembly, data: DataSet) -> None:
 
 
 def _inspected(
-    model: str, data: DataSet, looking: ModelProbe, found: tuple[dict[str, Any], dict[str, Any]], stage: str = ""
+    model: str, data: DataSet, probe: ModelProbe, found: tuple[dict[str, Any], dict[str, Any]], stage: str = ""
 ) -> Inspected:
-    return Inspected(
-        model, f"{data.name}, test", data.classes, len(looking.y), looking.network.feature_dim, *found, stage
-    )
+    return Inspected(model, f"{data.name}, test", data.classes, len(probe.y), probe.network.feature_dim, *found, stage)
 
 
 def is_run(path: str) -> bool:
-    """Whether a path is a run directory."""
+    """Return whether a path is a run directory."""
     return (Path(path) / "experiment.toml").is_file()

@@ -1,4 +1,4 @@
-"""What a figure calls the runs that it shows: by what they differ in, and one name for all seeds of a line."""
+"""Labels of runs in figures: the settings in which the runs differ, and one name for all seeds of a line."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fullrank.report.style import line_colours
 from fullrank.runs.result import Run
 
 NO_MATTER = ("run.", "engine.", "probe.", "evaluate.", "data.root")
-"""Keys that say where and how a run was made, not what it is."""
+"""Keys that do not belong in a label: they tell where and how a run was made."""
 LONGEST = 40
-"""Letters of a label for which a legend has room."""
+"""The number of letters of a label for which a legend has room."""
 DEEPEST = 3
-"""Parts of a directory's path that are tried as a name."""
+"""The most parts of a directory's path that are tried as a name."""
 FIRST, LAST = ("method.name", "data.alpha"), ("seed",)
 WORDS = {
     "method.name": "{}",
@@ -32,7 +32,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in the seed alone: a figure shows them in one colour, under one name."""
+    """Runs that differ only in the seed; a figure shows them in one colour, under one name."""
 
     label: str
     colour: Any
@@ -40,12 +40,12 @@ class Group:
 
     @property
     def name(self) -> str:
-        """What a legend says: with the number of runs where there are several."""
+        """The name in the legend, with the number of runs if there are several."""
         return f"{self.label} ({len(self.runs)} seeds)" if len(self.runs) > 1 else self.label
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
-    """The lines of a figure, each with its runs, in the order in which their first ones were given."""
+    """Return the lines of a figure, each with its runs, in the order of their first runs."""
     found: dict[str, list[Run]] = {}
     for run, name in zip(runs, names_of(runs, by_seed=False), strict=True):
         found.setdefault(name, []).append(run)
@@ -54,7 +54,7 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
 
 def titles_of(runs: Sequence[Run]) -> list[str]:
-    """Names for panels, of which each shows one run: with the seed where runs share a name otherwise."""
+    """Return titles for panels of one run each, with the seed if runs would share a title otherwise."""
     names = names_of(runs)
     return [
         f"{name}, seed {run.experiment.seed}" if names.count(name) > 1 else name
@@ -63,9 +63,10 @@ def titles_of(runs: Sequence[Run]) -> list[str]:
 
 
 def names_of(runs: Sequence[Run], *, by_seed: bool = True) -> list[str]:
-    """By method, α and whatever else differs; by the seed only where nothing else does; else by the directory.
+    """Return names of runs from the method, α and all other settings that differ.
 
-    Without `by_seed`, runs that differ in nothing but the seed have one name, the method's.
+    The seed is used only if nothing else differs, and directories if settings give no distinct short names. Without
+    `by_seed`, runs that differ only in the seed have one name, the method's.
     """
     tables = [run.experiment.resolved().flat() for run in runs]
     shared = [key for key in tables[0] if all(key in table for table in tables) and not key.startswith(NO_MATTER)]
@@ -81,7 +82,7 @@ def names_of(runs: Sequence[Run], *, by_seed: bool = True) -> list[str]:
 
 
 def _differ_in_seeds(names: Sequence[str], tables: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether runs of one name differ in the seed alone: a name leaves out what not all runs have, or much at once."""
+    """Return whether runs of one name differ only in the seed; a name does not include every setting."""
     first: dict[str, Mapping[str, Any]] = {}
     seen = set()
     for name, table in zip(names, tables, strict=True):
@@ -101,7 +102,7 @@ def _joined(tables: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[st
 
 
 def _places(runs: Sequence[Run]) -> list[str]:
-    """Of directories as much as tells them apart; numbered where a run is given twice."""
+    """Return as much of directories' paths as distinguishes them, numbered if a run is given twice."""
     names: list[str] = []
     for depth in range(1, DEEPEST + 1):
         names = [_place(run, number, depth) for number, run in enumerate(runs)]

@@ -1,4 +1,4 @@
-"""The picture of a partition: which client holds how much of which class."""
+"""The figure of a partition: the number of samples by client and class."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.collections import QuadMesh
 
-# In inches, at the font size of the tick labels.
+# in inches, at the font size of the tick labels
 FONT_SIZE = 9
 LINE_HEIGHT = 0.19
 LETTER_WIDTH = 0.085
@@ -25,9 +25,9 @@ _TICK_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
 def draw_partition(counts: CountArray, path: str | Path, class_names: Sequence[str] | None = None) -> None:
-    """Draw the (clients, classes) counts as a heat map with a bar of each client's size beside it.
+    """Draw the (clients, classes) counts as a heat map with a bar of each client's size on its right.
 
-    Cells without samples stay white, so that what a client lacks altogether is seen at once.
+    Cells without samples stay white, so that classes that a client lacks are visible at once.
     """
     target = figure_file(path)
     labels = class_labels(counts, class_names)
@@ -56,7 +56,7 @@ def draw_partition(counts: CountArray, path: str | Path, class_names: Sequence[s
 
 
 def _draw_cells(axes: Axes, counts: CountArray) -> QuadMesh:
-    """Colours follow the square root, lest one client with much of a class make all others look alike."""
+    """Draw the heat map; colours follow the square root, so that one large cell does not hide other differences."""
     from matplotlib.colors import PowerNorm
 
     seam = 0.5 if max(counts.shape) <= MAX_SIZES_WRITTEN else 0.0
@@ -73,7 +73,7 @@ def _draw_cells(axes: Axes, counts: CountArray) -> QuadMesh:
 
 
 def _name_classes(axes: Axes, labels: Sequence[str], column: float) -> None:
-    """Names that are wider than their column stand upright; numbers are left out instead."""
+    """Label the classes: names wider than their column are rotated; of numbers, some are left out instead."""
     longest = max(map(len, labels)) * LETTER_WIDTH
     upright = longest > column and not all(label.isdigit() for label in labels)
     step = _tick_step(LINE_HEIGHT if upright else longest + LETTER_WIDTH, column)
@@ -88,7 +88,7 @@ def _number_clients(axes: Axes, clients: int, row: float) -> None:
 
 
 def _tick_step(needed: float, spacing: float) -> int:
-    """Label all, or every second, fifth, tenth … where neighbouring labels would overlap."""
+    """Return a step between labels, 1, 2, 5, 10, …, at which neighbouring labels do not overlap."""
     return next((step for step in _TICK_STEPS if step * spacing >= needed), _TICK_STEPS[-1])
 
 

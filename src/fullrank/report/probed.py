@@ -1,4 +1,4 @@
-"""What figures take from runs' probes, with one sentence where a run has none of it."""
+"""The probes of runs that figures draw, with an error message for what a run does not have."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fullrank.runs.result import Run
 
 Probe = dict[str, Any]
 MOST_RUNS = 5
-"""Beside each other, each in a row or panel of its own."""
+"""The largest number of runs in a figure with one row or panel per run."""
 FEWER = "give fewer runs, or draw several figures"
 
 
 def probes_of(run: Run) -> list[Probe]:
-    """All probes of a run."""
+    """Return all probes of a run."""
     if not run.probes:
         if run.path is not None and any((run.path / FOLDER).glob("*.safetensors")):
-            raise InputError(f'"{run.path / LINES}" is empty or missing, although there are probes; put the file back')
+            raise InputError(f'"{run.path / LINES}" is empty or missing, although the run has probes; restore the file')
         raise InputError(
             f"{_name(run)} has no probes; run the experiment with --set probe.every=1, or with another number"
         )
@@ -29,7 +29,7 @@ def probes_of(run: Run) -> list[Probe]:
 
 
 def probe_at(run: Run, round: int | None = None) -> Probe:
-    """The probe after a round; without one, the last."""
+    """Return the probe after a round, by default the last."""
     found = {probe["round"]: probe for probe in probes_of(run)}
     if round is None:
         return found[max(found)]
@@ -39,7 +39,7 @@ def probe_at(run: Run, round: int | None = None) -> Probe:
 
 
 def locals_of(probe: Probe, clients: Sequence[int] = ()) -> list[Probe]:
-    """The clients of a probe, or those that were asked for."""
+    """Return the clients of a probe, or only the given ones."""
     found = {local["client"]: local for local in probe["locals"]}
     for client in clients:
         if client not in found:
@@ -50,7 +50,7 @@ def locals_of(probe: Probe, clients: Sequence[int] = ()) -> list[Probe]:
 
 
 def between_clients(run: Run, round: int | None, name: str) -> Any:
-    """Something that compares clients in a probe."""
+    """Return a comparison of clients from a probe."""
     probe = probe_at(run, round)
     if name not in probe:
         shown = len(probe["clients"])
@@ -61,29 +61,29 @@ def between_clients(run: Run, round: int | None, name: str) -> Any:
 
 
 def few(runs: Sequence[Run]) -> Sequence[Run]:
-    """The runs, if there is room for a row or panel of each."""
+    """Return the runs; reject more than a figure with one row or panel per run has room for."""
     if len(runs) > MOST_RUNS:
         raise InputError(
-            f"this figure shows each run by itself and has room for {MOST_RUNS}, not for {len(runs)}: {FEWER}"
+            f"this figure shows each run separately and has room for {MOST_RUNS}, not for {len(runs)}: {FEWER}"
         )
     return runs
 
 
 def one(rounds: Sequence[int]) -> int | None:
-    """The only round of a figure; None: the last."""
+    """Return the only round of a figure, or None for the last; reject several."""
     if len(rounds) > 1:
         raise InputError(f"this figure shows one round, not {len(rounds)}")
     return rounds[0] if rounds else None
 
 
 def directions_of(run: Run, round: int | None) -> Any:
-    """Unit rows of clients' classifiers (clients, C, d) in a probe."""
+    """Return the unit rows of clients' classifiers (clients, C, d) in a probe."""
     between_clients(run, round, "classifier_cosines")
     probe = probe_at(run, round)
     if "classifier_directions" not in probe:
         raise InputError(
             f"{_name(run)} kept no directions of its clients' classifiers: together they have more than {MOST_KEPT:,} "
-            "weights, or the run is older than that; show fewer clients (probe.clients)"
+            "weights, or the run is older than this feature; show fewer clients (probe.clients)"
         )
     return probe["classifier_directions"]
 
@@ -97,11 +97,11 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def number(value: float | None) -> float:
-    """A measure that is not defined has no place in a figure."""
+    """Convert a measure to a number; nan, which is not drawn, if it is not defined."""
     return math.nan if value is None else value
 
 
 def mean(values: Sequence[float | None]) -> float:
-    """Of those that are defined; nan if none is."""
+    """Return the mean of the defined values; nan if none is defined."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     return sum(known) / len(known) if known else math.nan

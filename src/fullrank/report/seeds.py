@@ -1,4 +1,4 @@
-"""Runs that differ in the seed alone as one line: their mean, and the band from the least of them to the greatest."""
+"""Lines of runs that differ only in the seed: their mean, and a band from the least to the greatest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Course = Mapping[int, float]
 """A value of one run by round, or by index."""
 BAND: dict[str, Any] = {"alpha": 0.2, "linewidth": 0, "zorder": 1}
 POST: dict[str, Any] = {"alpha": 0.3, "linewidth": 4, "zorder": 1}
-"""A band over a single round, which has no width of its own."""
+"""The style of a band over a single round, which would have no width."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Spread:
 
 
 def over_seeds(courses: Sequence[Course]) -> Spread:
-    """Mean, least and greatest where all runs have a value: with fewer of them a line would jump.
+    """Return mean, least and greatest over runs, for the rounds in which all have a value.
 
     >>> spread = over_seeds([{1: 2.0, 2: 3.0}, {1: 4.0}])
     >>> spread.places, spread.mean.tolist(), spread.greatest.tolist()
@@ -48,7 +48,7 @@ def over_seeds(courses: Sequence[Course]) -> Spread:
 
 
 def draw_rounds(axes: Axes, group: Group, courses: Sequence[Course], *, band: bool = True, **style: Any) -> list[float]:
-    """A group's line over rounds, from a course for each of its runs; all numbers that it and its band reach."""
+    """Draw a group's line over rounds from its runs' courses; return all values of the line and its band."""
     spread = over_seeds(courses)
     if not spread.places:
         raise _nothing_shared(group)
@@ -59,7 +59,7 @@ def draw_rounds(axes: Axes, group: Group, courses: Sequence[Course], *, band: bo
 
 
 def draw_spread(axes: Axes, spread: Spread, colour: Any, *, band: bool, **style: Any) -> None:
-    """The line of the mean, and behind it the band."""
+    """Draw the line of the mean, and the band behind it."""
     axes.plot(spread.places, spread.mean, color=colour, **style)
     if band and len(spread.places) == 1:
         axes.vlines(spread.places, spread.least, spread.greatest, color=colour, **POST)
@@ -68,7 +68,7 @@ def draw_spread(axes: Axes, spread: Spread, colour: Any, *, band: bool, **style:
 
 
 def probes_at(group: Group, round: int | None = None) -> tuple[Probe, ...]:
-    """The probe of each run after a round; without one, after the last that all of them were looked at."""
+    """Return the probe of each run after a round, by default the last round in which all were probed."""
     if round is None:
         rounds = set.intersection(*({probe["round"] for probe in probes_of(run)} for run in group.runs))
         if not rounds:
@@ -82,6 +82,6 @@ def _nothing_shared(group: Group) -> InputError:
 
 
 def band_entry(groups: Sequence[Group]) -> dict[str, Any]:
-    """What a legend says of bands; nothing where no line has several runs."""
+    """Return the legend's entry for bands; none if no line has several runs."""
     several = any(len(group.runs) > 1 for group in groups)
     return {"range over seeds": line(GREY, linewidth=5, alpha=0.4, solid_capstyle="butt")} if several else {}

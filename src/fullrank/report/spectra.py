@@ -1,4 +1,4 @@
-"""Figures of singular values: the spectra themselves, and the gap R between local and global ones."""
+"""Figures of singular values: spectra, and the gap R between local and global spectra."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 TOP = 100
-"""Leading singular values that are drawn, as in the papers."""
+"""The number of leading singular values that are drawn, as in the papers."""
 GLOBAL, CLIENTS = "global model", "clients' models"
 MOST_WITH_CLIENTS = 2
-"""Lines of means up to which each client's own can be followed beside them."""
+"""The largest number of lines of means with which each client's own line is still legible."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What has a colour of its own in a figure of spectra: one round of a run, or of runs of several seeds."""
+    """The part of a figure of spectra in one colour: one round of a run, or of runs of several seeds."""
 
     name: str
     colour: Any
@@ -56,15 +56,15 @@ def draw_spectrum(
     clients: Sequence[int] = (),
     top: int = TOP,
 ) -> None:
-    """log λ_k of the test set's representation: the global model's in full lines, clients' dashed.
+    """Draw log λ_k of the test set's representation: of the global model in full lines, of clients dashed.
 
-    A colour for each run after its last round, or for each of several rounds of one run. Of runs that differ in the
-    seed alone, the mean of the global models' log λ_k and a band from the least to the greatest, as far as none has
-    vanished. R is the mean over the clients that are shown (TPAMI Eq. 1).
+    Each run has a colour and is drawn after its last round; or each of several rounds of one run has a colour. Runs
+    that differ only in the seed are drawn as the mean of the global models' log λ_k with a band from the least to the
+    greatest, as far as none has vanished. R is the mean over the clients that are shown (TPAMI Eq. 1).
     """
     groups = grouped(runs)
     shown = _shown(groups, rounds)
-    thin = 0.9 if len(groups) == len(runs) else 0.45  # the clients of all seeds would hide the band
+    thin = 0.9 if len(groups) == len(runs) else 0.45  # because the clients of all seeds would hide the band
     entries = {_with_gap(each, clients): line(each.colour) for each in shown}
     probes = [probe for each in shown for probe in each.probes]
     if has_global := any("global" in probe for probe in probes):
@@ -97,7 +97,9 @@ def _draw_global(axes: Axes, shown: Shown, top: int) -> None:
 def _shown(groups: Sequence[Group], rounds: Sequence[int]) -> list[Shown]:
     runs = [run for group in groups for run in group.runs]
     if len(runs) > 1 and len(rounds) > 1:
-        raise InputError("several rounds can be drawn of one run, or one round of several runs; not both")
+        raise InputError(
+            "a figure shows several rounds of one run or one round of several runs; give fewer rounds or fewer runs"
+        )
     if len(rounds) > 1:
         colours = line_colours(len(rounds))
         return [Shown(f"round {r}", colour, (probe_at(runs[0], r),)) for r, colour in zip(rounds, colours, strict=True)]
@@ -106,7 +108,7 @@ def _shown(groups: Sequence[Group], rounds: Sequence[int]) -> list[Shown]:
 
 
 def _with_gap(shown: Shown, clients: Sequence[int]) -> str:
-    """The name in the legend, with the mean gap in it where there is one."""
+    """Return the name in the legend, with the mean gap if there is one."""
     gap = mean([_mean_gap(probe, clients) for probe in shown.probes])
     if not np.isfinite(gap):
         return shown.name
@@ -118,16 +120,16 @@ def _mean_gap(probe: Probe, clients: Sequence[int]) -> float:
 
 
 def draw_gap(runs: Sequence[Run], path: str | Path, *, clients: Sequence[int] = ()) -> None:
-    """R of clients' spectra against the global model's: over rounds, or run by run where each has one probe.
+    """Draw R of clients' spectra against the global model's, over rounds, or by run if each has one probe.
 
-    Over rounds, the mean over clients in full lines, and each client's own dashed where at most two lines of one seed
-    each are drawn: more would hide the means. Of runs that differ in the seed alone the mean of these means, and a band
-    from the least to the greatest.
+    Over rounds, full lines show the mean over clients, and dashed lines each client if there are at most two lines of
+    one seed each; more would hide the means. Runs that differ only in the seed are drawn as the mean of their means,
+    with a band from the least to the greatest.
     """
     groups = grouped(runs)
     for run in runs:
         if not any(local.get("gap") is not None for probe in probes_of(run) for local in probe["locals"]):
-            raise InputError(f'"{run.path}" has no gap: it needs a global model and clients beside it (probe.clients)')
+            raise InputError(f'"{run.path}" has no gap: it needs a global model and probed clients (probe.clients)')
     if all(len(probes_of(run)) == 1 for run in runs):
         _draw_last_gaps(groups, path, clients)
         return
@@ -151,7 +153,7 @@ def draw_gap(runs: Sequence[Run], path: str | Path, *, clients: Sequence[int] = 
 
 
 def _draw_clients(axes: Axes, group: Group, clients: Sequence[int]) -> None:
-    """A thin dashed line for each client of a run, over the rounds in which it was looked at."""
+    """Draw a thin dashed line for each client of a run, over the rounds in which it was probed."""
     course: dict[int, dict[int, float]] = {}
     for probe in probes_of(group.runs[0]):
         for local in locals_of(probe, clients):
@@ -183,14 +185,14 @@ def _lines(name: str) -> list[str]:
 
 
 def _curve(spectrum: NDArray[np.float32], top: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Index and logarithm of the leading values, without those that are rounding."""
+    """Return index and logarithm of the leading values, without rounding errors."""
     values = spectrum[:top].astype(np.float64)
     kept = values > RELATIVE_ZERO * max(values[0], 0)
     return np.arange(1, len(values) + 1)[kept], np.log(values[kept])
 
 
 def draw_one_spectrum(spectrum: NDArray[np.float32], numbers: Mapping[str, Any], path: str | Path) -> None:
-    """The whole spectrum of one model, with the threshold of significance."""
+    """Draw the whole spectrum of one model, with the threshold of significance."""
     with drawing(path, 2.1) as figure:
         axes = figure.subplots()
         axes.plot(*_curve(spectrum, len(spectrum)), color=line_colours(1)[0])

@@ -1,4 +1,4 @@
-"""How the figures look: one column of a paper wide, colours that colour-blind readers tell apart."""
+"""The style of figures: the width of a paper's column, and colours that colour-blind readers can distinguish."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 COLUMN = 3.3
-"""Inches."""
+"""Width of a column in inches."""
 LETTER, LEGEND_LINE, LEGEND_HANDLE = 0.058, 0.142, 0.36
 """A letter's width, a line's height and the room for a line's sample in a legend, in inches."""
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE = (
@@ -34,13 +34,13 @@ BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE = (
 GREY = "#999999"
 CLASS_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, VERMILLION, SKY, BLACK, YELLOW)
 CLASS_MARKERS = ("o", "^", "s", "D")
-"""Where there are more classes than colours, the next marker starts over."""
+"""Markers of classes; with more classes than colours, the colours repeat with the next marker."""
 LINE_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
-"""Of lines that mean different things; yellow is too faint for one."""
+"""Colours of lines; yellow is too faint for a line."""
 DARK, LIGHT = (0.0, 0.13, 0.30), (0.85, 0.75, 0.35)
-"""Ends of a scale from dark blue to sand, for lines that are too many for the palette, in their order."""
+"""Ends of a scale from dark blue to sand, for more lines than the palette has colours."""
 LOCAL = (0, (3, 1.5))
-"""The dashes of what belongs to clients, beside the global model's full lines."""
+"""The dashes of clients' lines; the global model's are full."""
 SETTINGS: dict[str, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -60,13 +60,13 @@ SETTINGS: dict[str, Any] = {
 
 @contextmanager
 def drawing(path: str | Path, height: float) -> Iterator[Figure]:
-    """A figure one column wide to draw on; it is written when all went well."""
+    """Give a figure one column wide to draw on, and write it unless an exception is raised."""
     target = figure_file(path)
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    settings: Any = SETTINGS  # whose keys Matplotlib knows one by one
+    settings: Any = SETTINGS  # Matplotlib types its keys individually
     with matplotlib.rc_context(settings):
         figure = Figure((COLUMN, height), dpi=300, layout="constrained")
         FigureCanvasAgg(figure)
@@ -75,7 +75,7 @@ def drawing(path: str | Path, height: float) -> Iterator[Figure]:
 
 
 def figure_file(path: str | Path) -> Path:
-    """Where a figure goes; rejected at once where none could be written or drawn."""
+    """Return the path of a figure; reject it if the figure could not be drawn or written."""
     target = Path(path)
     if target.suffix.lower() not in (".pdf", ".png"):
         raise InputError(f'a figure is written as PDF or PNG, so "{target}" must end in .pdf or .png')
@@ -88,7 +88,7 @@ def figure_file(path: str | Path) -> Path:
 
 
 def save(figure: Figure, target: Path) -> None:
-    """Write a figure, in a folder that is made where it is missing."""
+    """Write a figure, and create its folder if it is missing."""
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         # without the date, so that the same figure gives the same file
@@ -108,7 +108,7 @@ def reject_unwritable(target: Path) -> None:
 
 
 def line_colours(number: int) -> list[Any]:
-    """So many colours of lines: the palette's, or, where these are too few, steps from dark to light."""
+    """Return `number` colours of lines: the palette's, or steps from dark to light if the palette has too few."""
     if number <= len(LINE_COLOURS):
         return list(LINE_COLOURS[:number])
     dark, light = np.array(DARK), np.array(LIGHT)
@@ -116,12 +116,12 @@ def line_colours(number: int) -> list[Any]:
 
 
 def line(colour: Any, **style: Any) -> dict[str, Any]:
-    """How a line looks, for a legend."""
+    """Return the style of a line, for a legend."""
     return {"color": colour, **style}
 
 
 def draw_legend(figure: Any, entries: Mapping[str, Mapping[str, Any]]) -> None:
-    """A legend above everything, of lines by name, in as many columns as the names leave room for."""
+    """Draw a legend of lines by name above the figure, in as many columns as fit."""
     from matplotlib.lines import Line2D
 
     samples = [Line2D([], [], **style) for style in entries.values()]
@@ -131,12 +131,12 @@ def draw_legend(figure: Any, entries: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def legend_height(names: Sequence[str]) -> float:
-    """What such a legend takes of a figure's height, in inches."""
+    """Return the height of such a legend in inches."""
     return 0.1 + LEGEND_LINE * -(-len(names) // _columns(names))
 
 
 def _columns(names: Sequence[str]) -> int:
-    """The most columns that fit, filled one after the other as Matplotlib fills them."""
+    """Return the largest number of columns that fit, filled column by column as Matplotlib does."""
     for columns in range(min(4, len(names)), 1, -1):
         filled = [[len(names[k]) for k in part] for part in np.array_split(range(len(names)), columns)]
         if sum(LEGEND_HANDLE + LETTER * max(letters) for letters in filled) <= COLUMN:
@@ -145,12 +145,12 @@ def _columns(names: Sequence[str]) -> int:
 
 
 def round_ticks(axes: Any) -> None:
-    """Whole numbers alone along the x axis: there is neither half a round nor half an index."""
+    """Put ticks of the x axis at whole numbers only, for rounds and indices are whole."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, min_n_ticks=1))
 
 
 def class_style(c: int) -> tuple[str, str]:
-    """Colour and marker of a class."""
+    """Return colour and marker of a class."""
     return CLASS_COLOURS[c % len(CLASS_COLOURS)], CLASS_MARKERS[c // len(CLASS_COLOURS) % len(CLASS_MARKERS)]

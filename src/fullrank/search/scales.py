@@ -1,7 +1,7 @@
 """The search for scales of re-parameterisable networks, of FedRepOpt (ACCV 2024) and RepOptimizers (ICLR 2023).
 
-A network whose scales are trained learns a public or server-side data set; what it learned is thrown away but for the
-scales. The search is an ordinary run of a single client, one epoch a round, so that it resumes exactly and uses a GPU.
+A network with trained scales is trained on a public or server-side data set; only its scales are kept. The search is an
+ordinary run of a single client with one epoch per round, so it resumes exactly and can use a GPU.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from fullrank.runs.run import execute
 
 FORMAT = 1
 SIZE = 32
-"""Pixels of a side: images of any other size are brought to it."""
+"""Side of the images in pixels; images of other sizes are resized."""
 _COMMON: dict[str, Any] = {
     "lr_schedule": "cosine",
     "lr_schedule_by": "step",
@@ -51,12 +51,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "repvgg": {**_COMMON, "rounds": 240, "batch_size": 128, "lr": 0.05, "weight_decay": 4e-5},
     "repghost": {**_COMMON, "rounds": 600, "batch_size": 512, "lr": 1.2, "weight_decay": 1e-5},
 }
-"""The `[train]` table of a search by family; a round is an epoch. Batches are those of the authors' GPUs together."""
+"""The `[train]` table of a search by family; a round is an epoch. Batch sizes are summed over the authors' GPUs."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """Scales that were found: where they are, and the run that found them."""
+    """The result of a search: the files with scales and facts, and the run."""
 
     scales: Path
     facts: Path
@@ -72,11 +72,12 @@ def search_scales(
     client: int | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Found:
-    """Search scales for a network, and write `OUT.safetensors` and, with where they come from, `OUT.json`.
+    """Search scales for a network, and write them to `OUT.safetensors` and their origin to `OUT.json`.
 
     `values` are further keys of the experiment, nested: the data set, its partition, the seed, epochs as train.rounds.
-    The search learns all of the training set, or `per_class` random samples of each class, or one client's part of the
-    partition that the values describe. The run lies in `OUT.run`; the same call goes on where it stopped.
+    The network is trained on the whole training set, or on `per_class` random samples of each class, or on one client's
+    part of the partition that the values describe. The run is in `OUT.run`; the same call continues it where it
+    stopped.
     """
     experiment = searched(model, values or {})
     stored = load_dataset(experiment.data.name, experiment.data.root, seed=experiment.seed)
@@ -84,7 +85,7 @@ def search_scales(
     _reject_less_than_a_batch(experiment, len(federation.parts[0]), per_class, client)
     name = Path(out).name.removesuffix(".safetensors")
     if not name:
-        raise InputError(f'--out "{out}" has no name; give one, as in --out scales/a0')
+        raise InputError(f'--out "{out}" has no file name; give one, as in --out scales/a0')
     path = Path(out).with_name(name)
     directory = path.with_name(f"{path.name}.run")
     _reject_other_samples(experiment, federation, directory)
@@ -97,10 +98,10 @@ def search_scales(
 
 
 def searched(model: str, values: Mapping[str, Any]) -> Experiment:
-    """The experiment of a search: the family's settings, with what is given in their place."""
+    """Return the experiment of a search: the family's settings, overridden by the given values."""
     family = next((name for name in SETTINGS if name in model), None)
     if family is None:
-        raise InputError(f'"{model}" has no scales to search; take a repvgg or a repghost')
+        raise InputError(f'"{model}" has no scales to search; choose a repvgg or a repghost')
     start = {
         "data": {"name": "cifar100", "partition": "iid", "clients": 1, "augment": ["crop", "flip"]},
         "model": {"name": model, "mode": "hs"},
@@ -108,13 +109,13 @@ def searched(model: str, values: Mapping[str, Any]) -> Experiment:
         "train": SETTINGS[family],
     }
     settled = merged(start, values)
-    Experiment(**settled)  # rejects what is no table or no number before anything is looked up or computed
+    Experiment(**settled)  # reject invalid tables and values before anything is computed
     if settled["model"].get("mode") != "hs" or settled["method"]["name"] != "fedavg":
-        raise InputError('a search trains a network in mode "hs" by fedavg; leave model.mode and method.name alone')
+        raise InputError('a search trains a network in mode "hs" with fedavg; leave out model.mode and method.name')
     saved = str(settled["data"]["partition"]).endswith(".safetensors")
     for key in ("holdout", "unseen") if saved else ("size", "holdout", "unseen"):
         if settled["data"].get(key):
-            raise InputError(f"data.{key}: a search learns 32×32 images of all its samples; leave it out")
+            raise InputError(f"data.{key}: a search trains on 32×32 images of all its samples; leave it out")
     given = values.get("train", {})
     for key in ("epochs", "steps", "participation"):
         if key in given:
@@ -128,7 +129,7 @@ def searched(model: str, values: Mapping[str, Any]) -> Experiment:
 
 
 def _divided(experiment: Experiment, stored: DataSet) -> Federation:
-    """The data set as a search sees it, divided as it is stored, or as the run saw it that saved its partition."""
+    """Return the data set of a search, divided by its settings or by the saved partition of a run."""
     data = for_search(stored)
     if not experiment.data.partition.endswith(".safetensors"):
         return federate(experiment, data)
@@ -137,13 +138,14 @@ def _divided(experiment: Experiment, stored: DataSet) -> Federation:
 
 
 def for_search(data: DataSet) -> DataSet:
-    """The data set as every search sees it: three channels, 32×32 pixels.
+    """Return the data set with images of three channels and 32×32 pixels.
 
-    Grey images are repeated; those of another size are resized to 32 pixels on the short side, and cut in the middle.
+    The channel of grey images is repeated; images of another size are resized to 32 pixels on the short side, and
+    cropped at the centre.
     """
     if not data.images or data.in_channels not in (1, 3):
         raise InputError(
-            f"a search needs 8-bit grey or colour images, and samples of {data.name} are {data.train.x.dtype} of shape "
+            f"a search needs 8-bit grey or colour images, but samples of {data.name} are {data.train.x.dtype} of shape "
             f"{data.input_shape}"
         )
 
@@ -162,18 +164,18 @@ def for_search(data: DataSet) -> DataSet:
 
 
 def _chosen(federation: Federation, per_class: int, client: int | None, seed: int) -> Federation:
-    """One client, with the samples that the search learns."""
+    """Return a federation of one client, with the samples of the search."""
     if per_class < 0:
-        raise InputError(f"{per_class} samples of each class are wanted; it must be a number from 1 on, or 0 for all")
+        raise InputError(f"{per_class} samples of each class are wanted; it must be at least 1, or 0 for all")
     if client is not None and per_class:
-        raise InputError("a search takes so many samples of each class, or one client's, not both")
+        raise InputError("a search takes a number of samples of each class, or one client's samples, not both")
     if client is None:
         part = np.sort(np.concatenate(federation.parts))
     elif 0 <= client < federation.clients:
         part = federation.parts[client]
     elif federation.clients == 1:
         raise InputError(
-            f"there is no client {client}, because the data are not divided; say among how many and how, as in "
+            f"there is no client {client}, because the data are not divided; divide them, as in "
             "--set data.partition=dirichlet --set data.clients=10"
         )
     else:
@@ -187,7 +189,7 @@ def _some_of_each(labels: torch.Tensor, part: np.ndarray, number: int, seed: int
     rng, of = generator(seed, "scales"), labels.numpy()[part]
     for label in np.unique(of):
         if (have := int((of == label).sum())) < number:
-            raise InputError(f"{number} samples of each class are wanted, and class {label} has {have}")
+            raise InputError(f"{number} samples of each class are wanted, but class {label} has {have}")
     return np.sort(np.concatenate([rng.choice(part[of == label], number, replace=False) for label in np.unique(of)]))
 
 
@@ -198,20 +200,20 @@ def _reject_less_than_a_batch(experiment: Experiment, samples: int, per_class: i
     more = "more --per-class" if per_class else "another --client" if client is not None else "more data"
     raise InputError(
         f'one batch of {train.batch_size} is not filled by {counted(samples, "sample")} (train.last_batch = "drop"): '
-        f"take {more}, or smaller batches by --set train.batch_size=N"
+        f"take {more}, or smaller batches with --set train.batch_size=N"
     )
 
 
 def _reject_other_samples(experiment: Experiment, federation: Federation, path: Path) -> None:
-    """Refuse to go on with a search by other samples of its data set, which no key of the experiment tells apart."""
+    """Raise if a search would continue with other samples, a difference that no key of the experiment shows."""
     directory = RunDirectory(path)
     if not directory.started:
         return
-    check_resumable(experiment.resolved(), directory)  # a key that differs says more
+    check_resumable(experiment.resolved(), directory)  # a message about a key that differs is more exact
     recorded = read_json(path / "partition.json")
     if recorded["data"]["fingerprint"] == federation.data.fingerprint() and recorded["hash"] != federation.hash:
         raise InputError(
-            f'the samples are not those with which "{path}" was begun (--per-class, --client): take another --out, or '
+            f'the search in "{path}" was started with other samples (--per-class, --client): choose another --out, or '
             "delete it"
         )
 

@@ -1,6 +1,6 @@
-"""What the papers' theory says, in numbers that can be checked, and where it is printed wrongly.
+"""Numerical checks of the papers' theory, and of errors in its printed form.
 
-Functions give plain numbers and arrays. `python -m fullrank.theory NAME --out FILE.pdf` draws a figure of each study.
+Functions return plain numbers and arrays. `python -m fullrank.theory NAME --out FILE.pdf` draws a figure of each study.
 """
 
 from fullrank.theory.aligning import alignment, singular_alignment

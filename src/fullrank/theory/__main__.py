@@ -1,4 +1,4 @@
-"""The command `python -m fullrank.theory NAME --out FILE`: one figure each, and its numbers in words."""
+"""The command `python -m fullrank.theory NAME --out FILE`, which draws one figure and prints its numbers."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ app = typer.Typer(
 
 
 def _within(least: float, most: float = math.inf) -> Callable[[typer.CallbackParam, float], float]:
-    """A check of an option's number, made before anything else."""
+    """Return a callback that checks the range of an option's number."""
 
     def checked(option: typer.CallbackParam, value: float) -> float:
-        if not value >= least:  # nor is nan
+        if not value >= least:  # also rejects nan
             raise InputError(f"{option.opts[0]} {value:g}: must be at least {least:g}")
         if value > most:
             raise InputError(f"{option.opts[0]} {value:g}: must be at most {most:g}")
@@ -51,7 +51,7 @@ def _rate(option: typer.CallbackParam, value: float) -> float:
 
 
 def _figure(path: str) -> str:
-    """Rejected before anything is computed for a figure that cannot be written."""
+    """Reject a figure that cannot be written before anything is computed."""
     figure_file(path)
     return path
 
@@ -83,7 +83,7 @@ Root = Annotated[str, typer.Option("--root", metavar="DIR", help="Where the data
 
 @app.command("theorem")
 def theorem_command(out: Out, examples: Examples = 12) -> None:
-    """Speeds of singular values, exact and by both forms of FedDecorr's Theorem 1.
+    """Compare speeds of singular values, exact and by both forms of FedDecorr's Theorem 1.
 
     Example: python -m fullrank.theory theorem --out theorem.pdf
     """
@@ -93,14 +93,14 @@ def theorem_command(out: Out, examples: Examples = 12) -> None:
     everything = [each for own in found.values() for each in own]
     error = max(float(np.max(np.abs(each.formal / each.exact - 1))) for each in everything)
     share = [dropped_share(*state) for own in states.values() for state in own]
-    print(f"The appendix's form is right to {error:.0e}; the main text's is another number.")
+    print(f"The appendix's form is exact to {error:.0e}; the main text's form differs.")
     print(f"G from class means lacks {min(share):.0%} to {max(share):.0%} of G.")
     _written(out)
 
 
 @app.command("growth")
 def growth_command(out: Out, classes: Classes = 10, seed: Seed = 0) -> None:
-    """Singular values under gradient flow, for equal classes and for a client with two frequent ones.
+    """Compute singular values under gradient flow, for equal classes and for a client with two frequent ones.
 
     Example: python -m fullrank.theory growth --out growth.pdf
     """
@@ -120,15 +120,16 @@ def growth_command(out: Out, classes: Classes = 10, seed: Seed = 0) -> None:
 def alignment_command(
     out: Out, data: Data = "fashion-mnist", root: Root = "", start: From = "balanced", lr: Rate = 0.01, seed: Seed = 0
 ) -> None:
-    """Whether classifier and representation line up while a linear network trains (ICLR Fig. 6).
+    """Measure whether classifier and representation align while a linear network trains (ICLR Fig. 6).
 
-    Set-up found by trying; at --lr 0.05 they do not. The theorem that assumes it is about gradient flow.
+    The settings were found by trying; with --lr 0.05 they do not align. The theorem that assumes it is about gradient
+    flow.
 
     Example: python -m fullrank.theory alignment --out alignment.pdf
     """
     kind: Start = "default" if start == "default" else "balanced"
     if start not in ("balanced", "default"):
-        raise InputError(f'--start is balanced or default, not "{start}"')
+        raise InputError(f'--start must be balanced or default, not "{start}"')
     found = alignment(data, root=root, epochs=EPOCHS, lr=lr, start=kind, seed=seed)
     figures.draw_alignment(found, out)
     for epoch, table in found.items():
@@ -138,7 +139,7 @@ def alignment_command(
 
 @app.command("disjoint")
 def disjoint_command(out: Out) -> None:
-    """FedMR §3.2: three classes, two at each client, and how far averaging turns the classifier.
+    """Compute FedMR §3.2: three classes, two at each client, and how far averaging turns the classifier.
 
     Example: python -m fullrank.theory disjoint --out disjoint.pdf
     """
@@ -151,9 +152,9 @@ def disjoint_command(out: Out) -> None:
 
 @app.command("bound")
 def bound_command(out: Out, p: Kept = 0.25, rounds: Rounds = 8) -> None:
-    """FedMR's Theorem 1: its bound over rounds, on how far a representation is from the best one.
+    """Compute the bound of FedMR's Theorem 1 over rounds, on how far a representation is from the best one.
 
-    A prototype keeps the share p of the old error and is exact on the share p̂, for which other clients stand. In every
+    A prototype keeps the share p of the old error and is exact on the share p̂, which other clients support. In every
     round δ is added, the greatest margin that FedMR's inter-class loss leaves.
 
     Example: python -m fullrank.theory bound --out bound.pdf
@@ -171,7 +172,7 @@ def bound_command(out: Out, p: Kept = 0.25, rounds: Rounds = 8) -> None:
 
 @app.command("toy-sphere")
 def toy_sphere_command(out: Out, seed: Seed = 0) -> None:
-    """FedMR Fig. 1(c): six classes on a sphere, trained centrally, on two classes, by FedAvg, by FedMR.
+    """Draw FedMR Fig. 1(c): six classes on a sphere, trained centrally, on two classes, by FedAvg, by FedMR.
 
     Example: python -m fullrank.theory toy-sphere --out toy.pdf
     """
@@ -187,16 +188,18 @@ def unit_sphere_command(
     size: Scale = "small",
     project: Project = "neck",
     root: Root = "",
-    runs: Annotated[str, typer.Option("--runs", metavar="DIR", help="Keep the runs here, to go on with them.")] = "",
+    runs: Annotated[
+        str, typer.Option("--runs", metavar="DIR", help="Keep the runs here, so that they can be continued.")
+    ] = "",
     device: Device = "",
     seed: Seed = 0,
 ) -> None:
-    """FedDecorr's Fig. 1: equal clients, unequal ones, and FedDecorr; --size paper (GPU), small or tiny.
+    """Draw FedDecorr's Fig. 1: equal clients, unequal ones, and FedDecorr; --size paper (GPU), small or tiny.
 
     Example: python -m fullrank.theory unit-sphere --size tiny --out sphere.pdf
     """
     found = unit_sphere(
-        size,  # type: ignore[arg-type]  # checked inside, with a sentence
+        size,  # type: ignore[arg-type]  # unit_sphere checks it
         project=project,  # type: ignore[arg-type]
         root=root,
         runs=runs or None,
@@ -221,7 +224,7 @@ def _written(path: str) -> None:
 
 
 def main() -> None:
-    """The entry point."""
+    """Run the command."""
     answer(lambda: app(prog_name="python -m fullrank.theory"))
 
 

@@ -1,4 +1,4 @@
-"""ICLR Fig. 6: whether a linear network's classifier lines up with the layers below it, as Assumption 2 wants."""
+"""ICLR Fig. 6: the alignment of a linear network's classifier with the layers below it, as in Assumption 2."""
 
 from __future__ import annotations
 
@@ -31,19 +31,20 @@ def alignment(
     samples: int = 0,
     seed: int = 0,
 ) -> dict[int, NDArray[np.float64]]:
-    """|u_k(Π)ᵀ v_k'(W_3)| after the given epochs: by epoch a (C, C) matrix, row k' and column k, by singular value.
+    """Compute |u_k(Π)ᵀ v_k'(W_3)| after the given epochs: by epoch a (C, C) matrix with rows k' and columns k.
 
-    A linear network of three layers without biases, inputs x/255 as vectors, mean cross-entropy, plain SGD. The paper
-    says "3-layer", "MNIST" and the epochs; lr, width and the balanced start (Assumption 1) were found by trying. At
-    lr .05 or with momentum the singular spaces do not line up; the theorem is about gradient flow. One direction never
-    does: cross-entropy's gradients sum to 0 over classes, so C − 1 of C grow. `samples` takes only the first so many.
+    A linear network of three layers without biases is trained on x/255 as vectors, with mean cross-entropy and plain
+    SGD. The paper specifies "3-layer", "MNIST" and the epochs; lr, width and the balanced start (Assumption 1) were
+    found by trying. With lr .05 or with momentum the singular spaces do not align; the theorem is about gradient flow.
+    One direction never aligns: cross-entropy's gradients sum to 0 over classes, so C − 1 of C grow. `samples` limits
+    the training set to its first samples.
 
     >>> found = alignment("digits", epochs=(1,), samples=200)
     >>> found[1].shape
     (10, 10)
     """
     if not epochs or min(epochs) < 1:
-        raise InputError(f"epochs count from 1, so {list(epochs)} cannot be looked at")
+        raise InputError(f"epochs = {list(epochs)}: epochs are numbered from 1")
     if not (lr > 0 and math.isfinite(lr)):
         raise InputError(f"lr = {lr:g}: must be a number above 0")
     X, y, classes = _vectors(load_dataset(data, root) if isinstance(data, str) else data, samples)
@@ -53,22 +54,20 @@ def alignment(
     found: dict[int, NDArray[np.float64]] = {}
     for epoch in range(1, max(epochs) + 1):
         order = rng.permutation(X.shape[1])
-        with np.errstate(over="ignore", invalid="ignore"):  # of which the error below speaks
+        with np.errstate(over="ignore", invalid="ignore"):  # reported by the error below
             for batch in np.split(order, range(batch_size, len(order), batch_size)):
                 moving = velocity(weights, X[:, batch], Y[:, batch])
                 for W, v in zip(weights, moving, strict=True):
                     W += np.float32(lr / len(batch)) * v
         if not all(np.isfinite(W).all() for W in weights):
-            raise InputError(
-                f"the weights grew beyond all bounds in epoch {epoch} with lr = {lr:g}; take a smaller one"
-            )
+            raise InputError(f"the weights diverged in epoch {epoch} with lr = {lr:g}; choose a smaller lr")
         if epoch in epochs:
             found[epoch] = singular_alignment(weights, classes)
     return found
 
 
 def singular_alignment(weights: Weights, number: int) -> NDArray[np.float64]:
-    """|u_kᵀ v_{L+1,k'}| of the leading `number` singular vectors: row k' of the classifier's, column k of Π's.
+    """Compute |u_kᵀ v_{L+1,k'}| of the leading `number` singular vectors: rows for the classifier, columns for Π.
 
     >>> singular_alignment([np.diag([2.0, 1]), np.diag([2.0, 1])], 2).tolist()
     [[1.0, 0.0], [0.0, 1.0]]
@@ -91,7 +90,7 @@ def _start(kind: Start, widths: list[int], seed: int) -> Weights:
     if kind == "balanced":
         return [W.astype(np.float32) for W in balanced_start(widths, 0.3, seed)]
     if kind != "default":
-        raise InputError(f'start = "{kind}"; known are balanced (Assumption 1) and default (PyTorch\'s)')
+        raise InputError(f'start = "{kind}": must be balanced (Assumption 1) or default (PyTorch\'s)')
     rng = generator(seed, "theory", "alignment", "start")
     pairs = itertools.pairwise(widths)
     return [rng.uniform(-1, 1, (out, below)).astype(np.float32) / np.float32(np.sqrt(below)) for below, out in pairs]

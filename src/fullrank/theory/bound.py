@@ -1,4 +1,4 @@
-"""FedMR's Theorem 1 as far as it can be checked: its bound is the solution of a recursion."""
+"""The bound of FedMR's Theorem 1, which is the solution of a recursion."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import math
 from fullrank.errors import InputError
 
 CASES = ((0.0, 0.0), (0.25, 0.0), (0.5, 0.0), (0.5, 0.1), (0.75, 0.0), (0.75, 0.1))
-"""p̂ and δ that are drawn and printed."""
+"""Values of p̂ and δ that are drawn and printed."""
 
 
 def bound_cases(p: float) -> list[tuple[float, float]]:
-    """Those of them that are possible where the share p is kept.
+    """Return the cases that are possible if the share p is kept.
 
     >>> bound_cases(0.6)
     [(0.0, 0.0), (0.25, 0.0)]
@@ -20,12 +20,12 @@ def bound_cases(p: float) -> list[tuple[float, float]]:
 
 
 def fedmr_bound(p: float, p_hat: float, t: float, G: float = 1.0, delta: float = 0.0) -> float:
-    """2(1 − p̂Γ)G + δΓ with Γ = (1 − p^t)/(1 − p): how far a representation may be from the best one in round t.
+    """Compute 2(1 − p̂Γ)G + δΓ with Γ = (1 − p^t)/(1 − p), the bound in round t.
 
-    It is e_t of e_t = p·e_{t−1} + 2G(1 − p − p̂) + δ, e_0 = 2G: a prototype keeps the share p of the client's old error
-    and is exact on the share p̂; δ, the greatest margin that the inter-class loss leaves, comes on top in every round.
-    Γ grows with t and the bound falls (for δ = 0), unlike the paper's third remark says.
-    `t = inf` gives (2G(1 − p − p̂) + δ)/(1 − p); the paper's fourth remark leaves out δ.
+    It bounds how far a representation may be from the best one, and solves e_t = p·e_{t−1} + 2G(1 − p − p̂) + δ, e_0 =
+    2G: a prototype keeps the share p of the client's old error and is exact on the share p̂; δ, the greatest margin
+    that the inter-class loss leaves, is added in every round. Γ grows with t and the bound falls (for δ = 0), contrary
+    to the paper's third remark. `t = inf` gives (2G(1 − p − p̂) + δ)/(1 − p); the paper's fourth remark leaves out δ.
 
     >>> [fedmr_bound(0.25, 0.5, t) for t in (1, 4)], round(fedmr_bound(0.25, 0.5, math.inf), 6)
     ([1.0, 0.671875], 0.666667)
@@ -33,14 +33,14 @@ def fedmr_bound(p: float, p_hat: float, t: float, G: float = 1.0, delta: float =
     if not (0 <= p <= 1 and 0 <= p_hat <= 1 - p + 1e-12):
         raise InputError(f"p and p_hat are shares with p + p_hat ≤ 1, not {p} and {p_hat}")
     if t < 0 or G < 0 or delta < 0 or math.isnan(t):
-        raise InputError(f"t, G and delta are not negative, but they are {t}, {G} and {delta}")
+        raise InputError(f"t, G and delta must not be negative, but they are {t}, {G} and {delta}")
     grown = (1 - p**t) / (1 - p) if p < 1 else t
     lost = 0.0 if p_hat == 0 else p_hat * grown
     return 2 * (1 - lost) * G + (0.0 if delta == 0 else delta * grown)
 
 
 def fedmr_recursion(p: float, p_hat: float, t: int, G: float = 1.0, delta: float = 0.0) -> float:
-    """The same by its recursion, step by step.
+    """Compute the bound step by step from its recursion.
 
     >>> fedmr_recursion(0.25, 0.5, 4)
     0.671875

@@ -1,7 +1,7 @@
-"""FedMR §3.2: three classes, three clients with two of them each, and what averaging their classifiers gives.
+"""FedMR §3.2: three classes, three clients with two of them each, and the average of their classifiers.
 
-The paper's optimal weights have their components swapped: as printed they do not separate the classes, and the "about
-45°" by which the average is said to be off is measured from them. From weights that do separate, it is 15°.
+The paper's optimal weights have their components swapped: as printed they do not separate the classes, and the paper's
+"about 45°" between them and the average is measured from them. From weights that do separate, it is 15°.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 ROOT3 = math.sqrt(3)
 RADIUS = 0.5
 CENTRES = np.array([[1.0, 0], [0, ROOT3], [0, -ROOT3]])
-"""Of the three discs on which the classes are uniform."""
+"""Centres of the three discs on which the classes are uniform."""
 OPTIMAL = np.array([[1.0, 0], [-0.5, ROOT3 / 2], [-0.5, -ROOT3 / 2]])
-"""w* of a client with all classes, one row a class, components as they must be."""
+"""w* of a client with all classes, one row per class, with the right components."""
 PRINTED = np.array([[1.0, 0], [-ROOT3 / 2, 0.5], [-ROOT3 / 2, -0.5]])
 """w* as the paper prints it."""
 
@@ -27,21 +27,21 @@ class DisjointExample:
     """The example in numbers."""
 
     local: NDArray[np.float64]
-    """Weights of clients with classes (1, 2), (1, 3) and (2, 3): (clients, classes, 2)."""
+    """Weights (clients, classes, 2) of the clients with classes (1, 2), (1, 3) and (2, 3)."""
     averaged: NDArray[np.float64]
-    """Their mean ŵ."""
+    """The mean ŵ of the clients' weights."""
     angle: float
-    """Degrees between ŵ and w* for class 2: what the averaging turned."""
+    """Degrees between ŵ and w* for class 2, the effect of averaging."""
     printed_angle: float
-    """The same from the paper's printed w*."""
+    """The same angle from the paper's printed w*."""
     distances: dict[str, NDArray[np.float64]]
-    """By weights (optimal, printed, averaged): how far each class's centre is from its nearest boundary."""
+    """Distance of each class's centre from its nearest boundary, by weights (optimal, printed, averaged)."""
     misclassified: dict[str, NDArray[np.float64]]
-    """By weights: the share of each class's disc on the wrong side of a boundary."""
+    """Share of each class's disc on the wrong side of a boundary, by weights."""
 
 
 def disjoint_example() -> DisjointExample:
-    """Everything that §3.2 says, and what is right about it.
+    """Compute the numbers of §3.2, as printed and corrected.
 
     >>> found = disjoint_example()
     >>> round(found.angle, 6), round(found.printed_angle, 6)
@@ -68,7 +68,7 @@ def disjoint_example() -> DisjointExample:
 
 
 def angle(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    """Degrees between two vectors.
+    """Return the degrees between two vectors.
 
     >>> round(angle(np.array([1.0, 0]), np.array([1.0, 1])), 9)
     45.0
@@ -78,7 +78,7 @@ def angle(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
 
 
 def _distances(W: NDArray[np.float64]) -> NDArray[np.float64]:
-    """From each class's centre to its boundary with each other one, inf to itself; negative on the wrong side."""
+    """Compute distances of each class's centre to its boundary with each other class, negative on the wrong side."""
     found = np.full((3, 3), np.inf)
     for c in range(3):
         for other in range(3):
@@ -89,7 +89,7 @@ def _distances(W: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _outside(distances: NDArray[np.float64]) -> float:
-    """The share of a disc beyond its boundaries; in this example no two of them cut off the same part."""
+    """Return the share of a disc beyond its boundaries, which in this example cut off separate parts."""
     beyond = 0.0
     for h in distances[np.isfinite(distances)] / RADIUS:
         if h < 1:

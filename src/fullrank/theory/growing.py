@@ -1,4 +1,4 @@
-"""What Theorem 1 is for: with few classes at a client, few singular values of Π grow."""
+"""The consequence of Theorem 1: with few classes at a client, few singular values of Π grow."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Growth:
     """A linear network's representation over time."""
 
     times: NDArray[np.float64]
-    """In units of the flow of the mean loss."""
+    """Times in units of the flow of the mean loss."""
     singular: NDArray[np.float64]
     """Singular values of Π, (times, d)."""
     effective_rank: NDArray[np.float64]
-    """Of z over samples of all classes alike, (times,)."""
+    """Effective rank of z over samples of all classes in equal shares, (times,)."""
 
 
 WIDTH = 16
@@ -41,10 +41,10 @@ def growth(
     records: int = 60,
     seed: int = 0,
 ) -> Growth:
-    """Gradient flow of a linear network from a small balanced start on classes of these shares (they sum to 1).
+    """Integrate the gradient flow of a linear network from a small balanced start, on classes of given shares.
 
-    Each class is a Gaussian cloud around a mean of its own. The representation is looked at on samples of all classes
-    in equal shares, as a client's model is looked at on the common test set.
+    The shares sum to 1, and each class is a Gaussian cloud around its own mean. The representation is measured on
+    samples of all classes in equal shares, as a client's model is on the common test set.
 
     >>> found = growth([0.5, 0.5, 0, 0], time=10, steps=100, records=4)
     >>> found.singular.shape, bool(found.singular[-1, 0] > found.singular[0, 0])
@@ -52,10 +52,10 @@ def growth(
     """
     given = np.asarray(shares, dtype=np.float64)
     if given.ndim != 1 or (given < 0).any() or not np.isclose(given.sum(), 1):
-        raise InputError(f"shares are the classes' parts of the samples and sum to 1, not {given.tolist()}")
+        raise InputError(f"shares must be the classes' parts of the samples and sum to 1, not {given.tolist()}")
     classes = len(given)
     if not classes <= width <= inputs:
-        raise InputError(f"classes ≤ width ≤ inputs, not {classes}, {width} and {inputs}")
+        raise InputError(f"classes ≤ width ≤ inputs must hold, not {classes}, {width} and {inputs}")
     rng = generator(seed, "theory", "growth")
     means = 3 * orthogonal(rng, classes, inputs)
 

@@ -1,4 +1,4 @@
-"""Two identities of FedDecorr's papers, both sides of each: what Σ inherits from Π, and Proposition 1."""
+"""Both sides of two identities of FedDecorr's papers: between the covariances Σ and of Πx, and Proposition 1."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from fullrank.theory.linear import Matrix
 
 
 def representation_covariance(P: Matrix, X: Matrix) -> tuple[Matrix, Matrix]:
-    """Σ of z = Πx over the samples, and Π Cov(x) Πᵀ: equal for a linear network (ICLR Eq. 5, TPAMI Eq. 6).
+    """Compute Σ of z = Πx over the samples, and Π Cov(x) Πᵀ, which are equal (ICLR Eq. 5, TPAMI Eq. 6).
 
-    So rank Σ ≤ rank Π: where the weights collapse, the representation does. X is (d_in, N), both covariances biased.
+    Therefore rank Σ ≤ rank Π: if the weights of a linear network collapse, so does the representation. X is (d_in, N),
+    both covariances are biased.
 
     >>> X = np.array([[1.0, 0, 1, 2], [0, 1, 1, 0]])
     >>> of_samples, of_weights = representation_covariance(np.array([[1.0, 2], [0, 1], [1, 0]]), X)
@@ -20,14 +21,15 @@ def representation_covariance(P: Matrix, X: Matrix) -> tuple[Matrix, Matrix]:
     ([[0.5, 0.25, 0.0], [0.25, 0.25, -0.25], [0.0, -0.25, 0.5]], True)
     """
     if X.ndim != 2 or X.shape[1] == 0:
-        raise InputError(f"samples are the columns of X, so its shape is (d_in, N) with N ≥ 1, not {X.shape}")
+        raise InputError(f"samples are the columns of X, so its shape must be (d_in, N) with N ≥ 1, not {X.shape}")
     return _covariance(P @ X), P @ _covariance(X) @ P.T
 
 
 def proposition_1(K: Matrix) -> tuple[float, float]:
-    """Σ(λ_i − λ̄)² and ‖K‖_F² − d of a correlation matrix K: equal (ICLR Eq. 7 and Appendix B, TPAMI Eq. 8).
+    """Compute Σ(λ_i − λ̄)² and ‖K‖_F² − d of a correlation matrix K, which are equal (ICLR Eq. 7, TPAMI Eq. 8).
 
-    It holds because the diagonal is 1. FedMR's Lemma 1 is the same, but for its own matrix the diagonal is N/(N − 1).
+    ICLR's Appendix B proves it; it holds because the diagonal is 1. FedMR's Lemma 1 is the same for a matrix whose
+    diagonal is N/(N − 1).
 
     >>> [round(side, 6) for side in proposition_1(np.array([[1.0, 0.5], [0.5, 1]]))]
     [0.5, 0.5]
@@ -37,7 +39,7 @@ def proposition_1(K: Matrix) -> tuple[float, float]:
 
 
 def spread_of_eigenvalues(M: Matrix) -> tuple[float, float]:
-    """Σ(λ_i − λ̄)² and ‖M‖_F² − (tr M)²/d of any symmetric M: what both propositions come from.
+    """Compute Σ(λ_i − λ̄)² and ‖M‖_F² − (tr M)²/d of a symmetric M, from which both propositions follow.
 
     >>> [round(side, 6) for side in spread_of_eigenvalues(np.array([[2.0, 1], [1, 4]]))]
     [4.0, 4.0]
@@ -47,7 +49,7 @@ def spread_of_eigenvalues(M: Matrix) -> tuple[float, float]:
 
 
 def effective_ranks(P: Matrix, X: Matrix) -> tuple[float, float]:
-    """Effective ranks of z = Πx and of x: what a linear network makes of the dimensions it was given.
+    """Compute the effective ranks of z = Πx and of x, the output and the input of a linear network.
 
     >>> X = np.array([[1.0, -1, 0, 0], [0, 0, 1, -1]])
     >>> [round(rank, 3) for rank in effective_ranks(np.array([[1.0, 0], [0, 0]]), X)]

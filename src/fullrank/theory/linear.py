@@ -1,7 +1,7 @@
 """Linear networks under gradient flow, as ICLR §3.3 and Appendix A of FedDecorr's paper study them.
 
-Weights are W_1 … W_{L+1}; Π = W_L ⋯ W_1 makes the representation z = Πx, and W_{L+1} classifies it. Samples are columns
-of X (d_in, N), labels one-hot columns of Y (C, N), as the papers write. The loss is the sum of the cross-entropies, and
+Weights are W_1 … W_{L+1}; Π = W_L ⋯ W_1 gives the representation z = Πx, and W_{L+1} classifies it. Samples are columns
+of X (d_in, N), labels one-hot columns of Y (C, N), as in the papers. The loss is the sum of the cross-entropies, and
 time is that of dW/dt = −∂loss/∂W.
 """
 
@@ -22,7 +22,7 @@ Weights: TypeAlias = list[Matrix]
 
 
 def product(weights: Sequence[Matrix]) -> Matrix:
-    """Π = W_L ⋯ W_1, all layers but the classifier.
+    """Compute Π = W_L ⋯ W_1, the product of all layers except the classifier.
 
     >>> product([np.array([[1.0, 2]]), np.array([[3.0]]), np.array([[5.0]])]).tolist()
     [[3.0, 6.0]]
@@ -34,7 +34,7 @@ def product(weights: Sequence[Matrix]) -> Matrix:
 
 
 def probabilities(weights: Sequence[Matrix], X: Matrix) -> Matrix:
-    """Γ = softmax(W_{L+1}ΠX), a column a sample (ICLR Eq. 2).
+    """Compute Γ = softmax(W_{L+1}ΠX), one column per sample (ICLR Eq. 2).
 
     >>> probabilities([np.eye(2), np.eye(2)], np.zeros((2, 1))).tolist()
     [[0.5], [0.5]]
@@ -46,7 +46,7 @@ def probabilities(weights: Sequence[Matrix], X: Matrix) -> Matrix:
 
 
 def one_hot(y: Sequence[int] | NDArray[np.integer], classes: int) -> Matrix:
-    """Labels as columns e_c.
+    """Return labels as columns e_c.
 
     >>> one_hot([1, 0], 3).tolist()
     [[0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]
@@ -56,7 +56,7 @@ def one_hot(y: Sequence[int] | NDArray[np.integer], classes: int) -> Matrix:
 
 
 def velocity(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> Weights:
-    """dW_j/dt = −∂loss/∂W_j of every layer (ICLR Eqs. 1, 16, 36 and 37).
+    """Compute dW_j/dt = −∂loss/∂W_j of every layer (ICLR Eqs. 1, 16, 36 and 37).
 
     >>> [v.tolist() for v in velocity([np.eye(2), np.zeros((2, 2))], np.array([[1.0], [0]]), np.array([[1.0], [0]]))]
     [[[0.0, 0.0], [0.0, 0.0]], [[0.5, 0.0], [-0.5, 0.0]]]
@@ -74,14 +74,14 @@ def velocity(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> Weights:
 
 
 def flow(weights: Sequence[Matrix], X: Matrix, Y: Matrix, time: float, steps: int) -> list[Weights]:
-    """The weights at `steps` + 1 equally spaced times from 0 to `time`, by the classical Runge–Kutta method.
+    """Integrate the flow by the classical Runge–Kutta method: weights at `steps` + 1 equally spaced times up to `time`.
 
     >>> start = [np.eye(2), np.eye(2)]
     >>> [round(float(W[0][0, 0]), 3) for W in flow(start, np.eye(2), np.eye(2), 1.0, 2)]
     [1.0, 1.123, 1.217]
     """
     if steps < 1:
-        raise InputError(f"a flow takes one step at least, not {steps}")
+        raise InputError(f"a flow needs at least one step, not {steps}")
     h = time / steps
     found = [[np.array(W) for W in weights]]
     for _ in range(steps):
@@ -95,9 +95,10 @@ def flow(weights: Sequence[Matrix], X: Matrix, Y: Matrix, time: float, steps: in
 
 
 def imbalance(weights: Sequence[Matrix]) -> list[Matrix]:
-    """W_{j+1}ᵀW_{j+1} − W_jW_jᵀ of neighbouring layers: each is constant along the flow (ICLR Eq. 20).
+    """Compute W_{j+1}ᵀW_{j+1} − W_jW_jᵀ of neighbouring layers, which are constant along the flow (ICLR Eq. 20).
 
-    Zero for the layers of Π is Assumption 1. For the classifier it is constant too, but need not be 0.
+    Assumption 1 is that they are zero for the layers of Π. For the classifier the difference is constant too, but need
+    not be 0.
 
     >>> [gap.round(12).tolist() for gap in imbalance([np.eye(2), np.eye(2), np.diag([2.0, 1])])]
     [[[0.0, 0.0], [0.0, 0.0]], [[3.0, 0.0], [0.0, 0.0]]]
@@ -106,9 +107,9 @@ def imbalance(weights: Sequence[Matrix]) -> list[Matrix]:
 
 
 def balanced_start(widths: Sequence[int], scale: float = 0.3, seed: int = 0) -> Weights:
-    """Weights that fulfil Assumption 1: each `scale` times a matrix of orthonormal rows, turned into the one below.
+    """Draw weights that fulfil Assumption 1, each `scale` times a matrix of orthonormal rows.
 
-    `widths` are d_in, the hidden widths (all alike), and the number of classes: W_1 = s·QA, W_j = s·BQᵀ …, and the
+    `widths` are d_in, the hidden widths (all equal), and the number of classes: W_1 = s·QA, W_j = s·BQᵀ …, and the
     classifier s·R, with Q, B orthogonal and the rows of A and R orthonormal.
 
     >>> [W.shape for W in balanced_start([6, 4, 4, 3])]
@@ -125,7 +126,7 @@ def balanced_start(widths: Sequence[int], scale: float = 0.3, seed: int = 0) -> 
 
 
 def orthogonal(rng: np.random.Generator, rows: int, columns: int) -> Matrix:
-    """A random matrix of orthonormal rows (rows ≤ columns)."""
+    """Return a random matrix of orthonormal rows (rows ≤ columns)."""
     q, r = np.linalg.qr(rng.normal(size=(columns, rows)))
     return (q * np.sign(np.diag(r))).T
 

@@ -1,4 +1,4 @@
-"""A representation on the unit sphere: what the two studies that draw one have in common."""
+"""Panels with a representation on the unit sphere, for the two studies that draw one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PROJECTIONS = ("neck", "pca")
 
 @dataclass(frozen=True)
 class Sphere:
-    """One panel: directions of a representation in three dimensions, and what its title says."""
+    """One panel: directions of a representation in three dimensions, and the numbers of its title."""
 
     name: str
     points: NDArray[np.float64]
@@ -28,14 +28,14 @@ class Sphere:
     classes: NDArray[np.int64]
     effective_rank: float
     smallest_angle: float
-    """Between two class means, in degrees."""
+    """The smallest angle between two class means, in degrees."""
     accuracy: float
 
 
 def sphere(name: str, z: Tensor, y: Tensor, accuracy: float, project: str = "neck") -> Sphere:
-    """Features (samples, d) with their labels as a panel; the effective rank is that of z as it is.
+    """Make a panel of features (samples, d) with their labels; the effective rank is that of z before projection.
 
-    `project="neck"` takes z itself, which must have three dimensions; "pca" the three leading principal components.
+    `project="neck"` uses z itself, which must have three dimensions; "pca" uses the three leading principal components.
 
     >>> panel = sphere("two", torch.eye(3)[[0, 1]] * 5, torch.tensor([0, 1]), 1.0)
     >>> panel.points.tolist(), round(panel.smallest_angle)
@@ -47,7 +47,7 @@ def sphere(name: str, z: Tensor, y: Tensor, accuracy: float, project: str = "nec
         points = points - points.mean(0)
         points = points @ np.linalg.svd(points, full_matrices=False)[2][:3].T
     if points.shape[1] != 3:
-        raise InputError(f'z has {points.shape[1]} dimensions, not 3; take project = "pca"')
+        raise InputError(f'z has {points.shape[1]} dimensions, not 3; use project = "pca"')
     length = np.linalg.norm(points, axis=1, keepdims=True)
     points = points / np.where(length > 0, length, 1)
     labels = y.cpu().numpy().astype(np.int64)
@@ -55,13 +55,13 @@ def sphere(name: str, z: Tensor, y: Tensor, accuracy: float, project: str = "nec
 
 
 def reject_projection(project: str) -> None:
-    """Reject a way to three dimensions that there is not."""
+    """Reject an unknown projection to three dimensions."""
     if project not in PROJECTIONS:
-        raise InputError(f'project = "{project}"; known are neck (z is three-dimensional) and pca')
+        raise InputError(f'project = "{project}": must be neck (z is three-dimensional) or pca')
 
 
 def smallest_angle(points: NDArray[np.float64], classes: NDArray[np.int64]) -> float:
-    """Degrees between the two nearest class means; nan for a single class.
+    """Return the degrees between the two nearest class means; nan for a single class.
 
     >>> round(smallest_angle(np.eye(3)[[0, 1, 1]], np.array([0, 1, 1])))
     90
@@ -76,14 +76,14 @@ def smallest_angle(points: NDArray[np.float64], classes: NDArray[np.int64]) -> f
 
 @torch.no_grad()
 def represented(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """z and the predicted classes of prepared inputs."""
+    """Return z and the predicted classes of prepared inputs."""
     model.eval()
     features: Any = model.features
     return features(x), model(x).argmax(1)
 
 
 def client_after_next_round(run: Run, client: int) -> nn.Module:
-    """A client's local model one round after the run's last: what that client would send then."""
+    """Train a client one round after the run's last, and return the model that it would send."""
     assembly = run._assembled()
     result = assembly.site.do(assembly.server.job("train", client))
     if result.error is not None:

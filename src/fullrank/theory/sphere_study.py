@@ -1,7 +1,7 @@
 """FedDecorr's Fig. 1 (ICLR, TPAMI): equal clients spread classes over the sphere, unequal ones do not, FedDecorr helps.
 
-The papers say neither how unequal the clients were nor how 64 dimensions became three. Here α = .05 and a linear
-bottleneck to three dimensions in front of the classifier; or the network as it is, and its principal components.
+The papers specify neither the heterogeneity of the clients nor how 64 dimensions became three. Here α = .05, with a
+linear bottleneck to three dimensions in front of the classifier, or the principal components of the unchanged network.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "train": {"rounds": 20, "epochs": 5, "lr": 0.01},
     },
 }
-"""Experiments: the papers' own (for a GPU), Fashion-MNIST, and the embedded digits (a minute on one core)."""
+"""Experiments: the papers' (for a GPU), Fashion-MNIST, and the embedded digits (a minute on one core)."""
 PANELS = {
     "homogeneous": ({"data": {"partition": "iid"}}, "fedavg"),
     "heterogeneous": ({"data": {"partition": "dirichlet"}}, "fedavg"),
@@ -62,7 +62,7 @@ class UnitSphere:
 
 
 def bottleneck(num_classes: int, in_channels: int = 3, *, base: str = "cnn", neck: bool = True, **options: Any) -> Net:
-    """One of the library's networks with a linear map to three dimensions, without bias, in front of its classifier.
+    """Build a network of the library with a linear map to three dimensions, without bias, before its classifier.
 
     >>> bottleneck(10, 1)(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])
@@ -90,16 +90,17 @@ def unit_sphere(
     runs: str | Path | None = None,
     device: str = "",
 ) -> UnitSphere:
-    """Global models of FedAvg on equal and on unequal clients, and with FedDecorr: their test images on the sphere.
+    """Train FedAvg on equal and on unequal clients, and FedDecorr; return test images of their global models on the
+    sphere.
 
-    `runs` is a directory in which the three runs are kept, so that they can go on where they stopped.
+    `runs` is a directory in which the three runs are kept, so that they can be continued where they stopped.
 
     >>> [panel.name for panel in unit_sphere("tiny", rounds=1, clients=2).panels]
     ['homogeneous', 'heterogeneous', 'with FedDecorr']
     """
     if size not in SIZES:
         raise InputError(f'size = "{size}" is not known; {nearest(size, SIZES)}')
-    reject_projection(project)  # before anything is trained
+    reject_projection(project)  # checked before anything is trained
     common = merged(
         SIZES[size],
         {

@@ -1,4 +1,4 @@
-"""Theorem 1 of FedDecorr's papers: how fast a linear network's singular values grow, in the form that is right.
+"""Theorem 1 of FedDecorr's papers: the speed at which a linear network's singular values grow, in the correct form.
 
 The appendix proves (ICLR Eqs. 32 and 44), with σ_k the singular values of Π and L its depth,
 
@@ -25,7 +25,7 @@ from fullrank.theory.linear import Matrix, Weights, one_hot, orthogonal, probabi
 
 @dataclass(frozen=True)
 class Rates:
-    """dσ_k/dt, exactly and by the theorem's forms, for each k that both Π and the classifier have."""
+    """dσ_k/dt, exact and by the theorem's forms, for each k that both Π and the classifier have."""
 
     exact: NDArray[np.float64]
     """u_kᵀ (dΠ/dt) v_k (Lemma 1), from the layers' own derivatives."""
@@ -34,13 +34,13 @@ class Rates:
     printed: NDArray[np.float64]
     """The main texts' form, the product under the root; nan where that root is not real."""
     M: NDArray[np.float64]
-    """M_k = σ_{L+1,k}² − σ_k^(2/L): the theorem's constant, one for each k."""
+    """The theorem's constants M_k = σ_{L+1,k}² − σ_k^(2/L)."""
     alignment: NDArray[np.float64]
-    """|u_kᵀ v_{L+1,k}|: 1 is Assumption 2, without which the theorem says nothing."""
+    """|u_kᵀ v_{L+1,k}|, which is 1 under Assumption 2, without which the theorem does not hold."""
 
 
 def rates(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> Rates:
-    """The singular values' speeds at these weights, exactly and as the theorem has them.
+    """Compute the singular values' speeds at given weights, exactly and by the theorem's forms.
 
     >>> weights, X, Y = aligned_example(depth=2, seed=0)
     >>> found = rates(weights, X, Y)
@@ -54,7 +54,7 @@ def rates(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> Rates:
     u, s, v, head_u, head_s, head_v = u[:, :number], s[:number], v[:number], *_cut(head_u, head_s, head_v, number)
     cosine = np.einsum("dk,kd->k", u, head_v)
     G = exact_direction(weights, X, Y)
-    # Assumption 2 fixes u_k and v_{L+1,k} up to a sign, which goes with u_{L+1,k}.
+    # Assumption 2 fixes u_k and v_{L+1,k} up to a sign, which is applied to u_{L+1,k}.
     pull = np.where(cosine < 0, -1, 1) * np.einsum("ck,ci,ki->k", head_u, G, v)
     M = head_s**2 - s ** (2 / depth)
     factor = N * depth * s ** (2 - 2 / depth)
@@ -68,7 +68,7 @@ def rates(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> Rates:
 
 
 def exact_direction(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> Matrix:
-    """G = (1/N)(Y − Γ)Xᵀ, as the proof needs it (ICLR Eq. 44).
+    """Compute G = (1/N)(Y − Γ)Xᵀ, as the proof needs it (ICLR Eq. 44).
 
     >>> exact_direction([np.eye(2), np.zeros((2, 2))], np.array([[1.0], [0]]), np.array([[1.0], [0]])).tolist()
     [[0.5, 0.0], [-0.5, 0.0]]
@@ -78,7 +78,7 @@ def exact_direction(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> Matrix:
 
 
 def printed_direction(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> Matrix:
-    """G = Σ_c μ_c(e_c − γ̄_c)X̄_cᵀ, as printed (ICLR Eqs. 4 and 33): class means instead of samples.
+    """Compute G = Σ_c μ_c(e_c − γ̄_c)X̄_cᵀ, as printed (ICLR Eqs. 4 and 33), with class means instead of samples.
 
     >>> printed_direction([np.eye(2), np.zeros((2, 2))], np.array([[1.0], [0]]), np.array([[1.0], [0]])).tolist()
     [[0.5, 0.0], [-0.5, 0.0]]
@@ -93,7 +93,7 @@ def printed_direction(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> Matrix
 
 
 def dropped_share(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> float:
-    """How much of G the printed form lacks: ‖G − G_printed‖_F / ‖G‖_F.
+    """Compute ‖G − G_printed‖_F / ‖G‖_F, the share of G that the printed form lacks.
 
     >>> weights, X, Y = aligned_example(depth=2, seed=0)
     >>> round(dropped_share(weights, X, Y), 1)
@@ -104,7 +104,7 @@ def dropped_share(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> float:
 
 
 def product_velocity(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> Matrix:
-    """dΠ/dt by the product rule from every layer's own derivative; needs no assumption."""
+    """Compute dΠ/dt by the product rule from every layer's derivative, without any assumption."""
     moving = velocity(weights, X, Y)
     found = np.zeros_like(product(weights))
     for j in range(len(weights) - 1):
@@ -114,7 +114,10 @@ def product_velocity(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> Matrix:
 
 
 def balanced_velocity(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> Matrix:
-    """dΠ/dt = Σ_j [ΠΠᵀ]^((L−j)/L) · (−∂loss/∂Π) · [ΠᵀΠ]^((j−1)/L) (Lemma 2, ICLR Eq. 15): under Assumption 1."""
+    """Compute dΠ/dt = Σ_j [ΠΠᵀ]^((L−j)/L) · (−∂loss/∂Π) · [ΠᵀΠ]^((j−1)/L) (Lemma 2, ICLR Eq. 15).
+
+    It holds under Assumption 1.
+    """
     depth, P = len(weights) - 1, product(weights)
     direction = weights[-1].T @ (Y - probabilities(weights, X)) @ X.T
     terms = (
@@ -127,16 +130,18 @@ def balanced_velocity(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> Matrix
 def aligned_example(
     depth: int, seed: int = 0, *, inputs: int = 8, width: int = 6, classes: int = 4, samples: int = 40
 ) -> tuple[Weights, Matrix, Matrix]:
-    """Weights that fulfil both assumptions of the theorem, random samples, and their one-hot labels.
+    """Draw weights that fulfil both assumptions of the theorem, random samples, and their one-hot labels.
 
-    Layers of Π share their singular values, and each one's left singular vectors are the next one's right ones; the
-    classifier's right ones are Π's left ones, in the same order, with singular values of its own.
+    Layers of Π share their singular values, and the left singular vectors of each layer are the right ones of the next.
+    The classifier's right singular vectors are the left ones of Π, in the same order, with its own singular values.
 
     >>> [W.shape for W in aligned_example(depth=2)[0]]
     [(6, 8), (6, 6), (4, 6)]
     """
     if depth < 1 or not classes <= width <= inputs:
-        raise InputError(f"depth ≥ 1 and classes ≤ width ≤ inputs, not {depth} and {classes}, {width}, {inputs}")
+        raise InputError(
+            f"depth ≥ 1 and classes ≤ width ≤ inputs must hold, not {depth} and {classes}, {width}, {inputs}"
+        )
     rng = generator(seed, "theory", "aligned", depth)
     s = np.sort(rng.uniform(0.4, 1.6, width))[::-1]
     axes = [orthogonal(rng, width, inputs), *(orthogonal(rng, width, width) for _ in range(depth))]
@@ -148,17 +153,18 @@ def aligned_example(
 
 
 def aligned_forever(depth: int, *, first: float = 0.3, head: float = 0.8) -> tuple[Weights, Matrix, Matrix]:
-    """An example in which Assumption 2 holds at all times: two classes, one repeated point each, opposite to the other.
+    """Return an example in which Assumption 2 holds at all times: two classes, each a repeated point, opposite each
+    other.
 
-    All that the data ever add is in one direction of the inputs and one of the classes, so singular vectors stay as
-    they are. Π starts with the singular values first^L and (first/2)^L, the classifier with head and head/2.
+    The data only ever add to one direction of the inputs and one of the classes, so singular vectors do not change. Π
+    starts with the singular values first^L and (first/2)^L, the classifier with head and head/2.
 
     >>> rates(*aligned_forever(depth=2)).M.round(6).tolist()
     [0.55, 0.1375]
     """
     turn = np.array([[0.6, -0.8], [0.8, 0.6]])
     s = np.diag([first, first / 2])
-    axis = turn.T  # of the inputs; its first row is the points' direction
+    axis = turn.T  # directions of the inputs; the first row is the points' direction
     weights = [turn @ s @ axis, *(turn @ s @ turn.T for _ in range(depth - 1))]
     opposite = np.array([[1.0, 1], [-1, 1]]) / np.sqrt(2)
     weights.append(opposite @ np.diag([head, head / 2]) @ turn.T)
@@ -176,8 +182,8 @@ def _root(x: Matrix) -> Matrix:
 
 
 def _power(symmetric: Matrix, exponent: float) -> Matrix:
-    """A power of a positive semi-definite matrix; the 0-th is the identity."""
+    """Return a power of a positive semi-definite matrix; the 0-th is the identity."""
     values, vectors = np.linalg.eigh(symmetric)
-    values = np.where(values > 1e-12 * values[-1], values, 0)  # a root would make much of what is but rounding
+    values = np.where(values > 1e-12 * values[-1], values, 0)  # a root would enlarge rounding errors
     found: Matrix = (vectors * values**exponent) @ vectors.T
     return found

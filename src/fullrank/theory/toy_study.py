@@ -1,9 +1,9 @@
 """FedMR Fig. 1(c): a client with two of six classes folds the space that the others need, and FedMR keeps it open.
 
-The paper's appendix with its details is not available; data, network and settings are a choice of ours, and (μ1, μ2)
-was chosen on samples like those drawn here: an illustration, not evidence. Over the seeds 0 to 7 the effective rank of
-client 0's z has the mean 2.47 with FedAvg and 2.57 with FedMR (higher in seven of eight), 1.07 on two classes alone;
-its accuracy on all classes .68 with both, from .33 to .90.
+The paper's appendix with its details is not available; data, network and settings are our choice, and (μ1, μ2) was
+chosen on samples like those drawn here, so the study is an illustration, not evidence. Over the seeds 0 to 7 the
+effective rank of client 0's z has the mean 2.47 with FedAvg and 2.57 with FedMR (higher in seven of eight), 1.07 on two
+classes only; its accuracy on all classes is .68 with both, from .33 to .90.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FEDMR = {"method.fedmr.mu1": 0.003, "method.fedmr.mu2": 1.0}
 
 
 class _SteepLinear(nn.Linear):
-    """Logits 10·zWᵀ + b: on unit vectors a classifier of usual size could not be sure of anything."""
+    """A layer with logits 10·zWᵀ + b: on unit vectors usual weights give no confident predictions."""
 
     def forward(self, z: Tensor) -> Tensor:
         return F.linear(10 * z, self.weight, self.bias)
@@ -47,17 +47,17 @@ class SphereNet(nn.Module):
         self.head = _SteepLinear(3, classes)
 
     def features(self, x: Tensor) -> Tensor:
-        """Unit vectors (samples, 3)."""
+        """Return unit vectors (samples, 3)."""
         return F.normalize(self.body(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits."""
+        """Return the logits."""
         scores: Tensor = self.head(self.features(x))
         return scores
 
 
 def toy_data(samples: int, test: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x, y of training and of test samples: six Gaussian classes in ten dimensions, means at distance 4.
+    """Draw training and test samples (x, y of each): six Gaussian classes in ten dimensions, means at distance 4.
 
     >>> [tuple(part.shape) for part in toy_data(5, 2)]
     [(30, 10), (30,), (12, 10), (12,)]
@@ -83,14 +83,14 @@ def toy_sphere(
     local_epochs: int = 5,
     with_fedmr: bool | None = None,
 ) -> list[Sphere]:
-    """The four panels: trained centrally, on two classes alone, FedAvg's first client, FedMR's.
+    """Return four panels: trained centrally, on two classes only, FedAvg's first client, FedMR's first client.
 
     All panels show test samples of all six classes; the clients' models are those of the last round before averaging.
-    `with_fedmr=False` leaves FedMR's out; the default is to have it where the library has the method.
+    `with_fedmr=False` leaves FedMR out; the default includes it if the library has the method.
 
     >>> panels = toy_sphere(samples=10, test=5, epochs=1, rounds=1, local_epochs=1, with_fedmr=False)
     >>> [panel.name for panel in panels]
-    ['all classes', 'two classes alone', "FedAvg's client"]
+    ['all classes', 'two classes only', "FedAvg's client"]
     """
     x, y, seen, truth = toy_data(samples, test, seed)
     clients = [(x[own], y[own]) for own in (torch.isin(y, torch.tensor(held)) for held in HELD)]
@@ -107,7 +107,7 @@ def toy_sphere(
 
     found = [
         panel("all classes", trained([(x, y)], "fedavg", 1, epochs).model()),
-        panel("two classes alone", trained(clients[:1], "fedavg", 1, epochs).model()),
+        panel("two classes only", trained(clients[:1], "fedavg", 1, epochs).model()),
     ]
     names = {"fedavg": "FedAvg's client", "fedmr": "FedMR's client"}
     if with_fedmr is False or (with_fedmr is None and "fedmr" not in methods.available()):

@@ -1,7 +1,7 @@
 """AutoAugment and RandAugment on whole batches of 8-bit images.
 
-Magnitudes and operations are torchvision's on Pillow images: the nearest pixel is taken and what comes from outside is
-black. `autoaugment:bins` has the same policy with magnitudes as in FedDecorr's authors' code.
+Magnitudes and operations are torchvision's on Pillow images: the nearest pixel is taken, and pixels from outside the
+image are black. `autoaugment:bins` has the same policy with magnitudes as in FedDecorr's authors' code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fullrank.data.dataset import DataSet
 from fullrank.errors import InputError
 
 Rule = tuple[str, float, int]
-"""An operation, how probable it is, and its magnitude's level of 0..9."""
+"""An operation, its probability, and its magnitude's level of 0..9."""
 
 CIFAR10: tuple[tuple[Rule, Rule], ...] = (
     (("Invert", 0.1, 0), ("Contrast", 0.2, 6)),
@@ -69,13 +69,13 @@ RANDOM = (
     "AutoContrast",
     "Equalize",
 )
-"""The operations among which RandAugment draws."""
+"""The operations from which RandAugment draws."""
 
 PER_BIN = 16
-"""Magnitudes among which one is drawn inside a bin."""
+"""The number of magnitudes from which one is drawn inside a bin."""
 
 SIGNED = frozenset(RANDOM[1:10])
-"""Operations that go either way, by equal chance."""
+"""Operations whose direction is drawn, with equal probability."""
 
 _LARGEST = {
     "ShearX": 0.3,
@@ -89,7 +89,7 @@ _LARGEST = {
 
 
 def magnitude(name: str, level: int, levels: int, height: int, width: int) -> float:
-    """What a level of 0..levels-1 means: a slope, pixels, degrees, a part of 1, bits that stay, or a threshold."""
+    """Return the magnitude of a level of 0..levels-1: a slope, pixels, degrees, a factor, kept bits, or a threshold."""
     last = levels - 1
     if name in ("TranslateX", "TranslateY"):
         return float(math.trunc(150 / 331 * (width if name == "TranslateX" else height) * level / last))
@@ -120,15 +120,15 @@ def _cifar10_in_bins(height: int, width: int) -> Catalogue:
 
 
 def in_bin(name: str, level: int, height: int, width: int) -> list[Change]:
-    """The changes that a level stands for in FedDecorr's code, evenly over a tenth of the operation's whole range.
+    """Return the changes of a level in FedDecorr's code, evenly over a tenth of the operation's whole range.
 
-    The range goes from the largest magnitude in one direction to the largest in the other, so a level has its
-    direction. Shears and turns are about the middle (there about a point one pixel off it).
+    The range goes from the largest magnitude in one direction to the largest in the other, so a level determines the
+    direction. Shears and rotations are about the centre (in FedDecorr's code about a point one pixel off it).
     """
     within = (torch.arange(PER_BIN, dtype=torch.float64) + 0.5) / PER_BIN
     shares = ((level + within) / 10).tolist()
     match name:
-        case "ShearY":  # it moves along the rows, by how far up or down a pixel lies
+        case "ShearY":  # a shear moves pixels along the rows, in proportion to their vertical position
             return [("CentredShearX", 0.6 * share - 0.3) for share in shares]
         case "TranslateX" | "TranslateY":
             side = width if name == "TranslateX" else height
@@ -146,11 +146,12 @@ def in_bin(name: str, level: int, height: int, width: int) -> list[Change]:
 
 @dataclass(frozen=True)
 class AutoAugment(Operation):
-    """Two operations in a row, with probabilities and magnitudes of a policy's 25 pairs, drawn for every image.
+    """Two operations in sequence, with probabilities and magnitudes of one of a policy's 25 pairs, drawn for every
+    image.
 
-    The policy is that of Cubuk et al. for CIFAR-10 (arXiv:1805.09501), with magnitudes on 10 levels and either
-    direction by equal chance. With `bins` a magnitude is drawn inside the level's tenth of the whole range, as in
-    FedDecorr's code, and pixels that move are interpolated (there by splines, here by cubic curves).
+    The policy is that of Cubuk et al. for CIFAR-10 (arXiv:1805.09501), with magnitudes on 10 levels and both directions
+    equally probable. With `bins` a magnitude is drawn inside the level's tenth of the whole range, as in FedDecorr's
+    code, and pixels that move are interpolated (by cubic convolution, where that code uses splines).
     """
 
     height: int
@@ -159,7 +160,7 @@ class AutoAugment(Operation):
     draws: ClassVar[int] = 5
 
     def apply(self, x: Tensor, u: Tensor) -> Tensor:
-        """Change each sample: one number chooses the pair, two whether, and two in which direction or how far."""
+        """Change each sample: one number chooses the pair, two whether to apply, and two the direction or magnitude."""
         catalogue = self._catalogue()
         for rows in self.rows(u).unbind(1):
             if self.bins:
@@ -169,7 +170,7 @@ class AutoAugment(Operation):
         return x
 
     def rows(self, u: Tensor) -> Tensor:
-        """The rows of the catalogue that the numbers choose (N, 2)."""
+        """Return the rows of the catalogue that random numbers choose (N, 2)."""
         pair = pick(u[:, :1], len(CIFAR10))
         rule = 2 * pair + torch.arange(2, device=u.device)
         row = rule * PER_BIN + pick(u[:, 3:], PER_BIN) if self.bins else rule * 2 + (u[:, 3:] >= 0.5)
@@ -186,7 +187,7 @@ class AutoAugment(Operation):
         """Make the operation with the usual magnitudes, or with those of FedDecorr's code ("bins")."""
         height, width = size_of_pictures("autoaugment", dataset)
         if arguments not in ("", "bins"):
-            raise InputError(f'"autoaugment:{arguments}" is not known; there are "autoaugment" and "autoaugment:bins"')
+            raise InputError(f'"autoaugment:{arguments}" is not known; choose "autoaugment" or "autoaugment:bins"')
         return cls(height, width, arguments == "bins")
 
     def _catalogue(self) -> Catalogue:
@@ -200,7 +201,7 @@ class AutoAugment(Operation):
 
 @dataclass(frozen=True)
 class RandAugment(Operation):
-    """Some operations in a row, each drawn among 14 and all of one magnitude (Cubuk et al., arXiv:1909.13719)."""
+    """Operations in sequence, each drawn from 14 and all of one magnitude (Cubuk et al., arXiv:1909.13719)."""
 
     height: int
     width: int
@@ -210,18 +211,18 @@ class RandAugment(Operation):
 
     @property
     def draws(self) -> int:
-        """Two for every operation: which, and in which direction."""
+        """Two numbers for every operation, which choose it and its direction."""
         return 2 * self.number
 
     def apply(self, x: Tensor, u: Tensor) -> Tensor:
-        """Change each sample by as many operations as asked for."""
+        """Change each sample by `number` operations."""
         catalogue = self._catalogue()
         for rows in self.rows(u).unbind(1):
             x = catalogue.apply(x, rows)
         return x
 
     def rows(self, u: Tensor) -> Tensor:
-        """The rows of the catalogue that the numbers choose (N, number)."""
+        """Return the rows of the catalogue that random numbers choose (N, number)."""
         return pick(u[:, : self.number], len(RANDOM)) * 2 + (u[:, self.number :] >= 0.5)
 
     def place(self, device: torch.device) -> None:
@@ -240,11 +241,11 @@ class RandAugment(Operation):
         numbers = arguments.split(",")
         if len(numbers) != 2 or not all(number.strip().isdecimal() for number in numbers):
             raise InputError(
-                f'"randaugment:{arguments}" must say how many operations and which level, as in "randaugment:2,9"'
+                f'"randaugment:{arguments}" must give the number of operations and the level, as in "randaugment:2,9"'
             )
         number, level = map(int, numbers)
         if number < 1 or level >= cls.levels:
             raise InputError(
-                f'"randaugment:{arguments}": there must be one operation at least, at a level of 0 to {cls.levels - 1}'
+                f'"randaugment:{arguments}": there must be at least one operation, at a level of 0 to {cls.levels - 1}'
             )
         return cls(height, width, number, level)

@@ -1,9 +1,8 @@
-"""Changing levels of 8-bit images: whole batches, each image in its own way.
+"""Changes of the levels of 8-bit images in batches, with a separate change for each image.
 
-Nearly every change gives a pixel a level that depends on its old one alone, once the image has been looked at as a
-whole: that is one table of 256 levels per image or channel, and one lookup for the batch. Only two changes look at
-other channels or pixels. Levels come out as Pillow's ImageOps and ImageEnhance give them, roundings included; the
-comments say which.
+In nearly every change a pixel's new level depends only on its old level and on statistics of the image: a table of 256
+levels per image or channel, and one lookup for the batch. Only two changes use other channels or pixels. Levels are
+those of Pillow's ImageOps and ImageEnhance, including rounding.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ _GREY = (19595.0, 38470.0, 7471.0)
 
 
 class Kind(IntEnum):
-    """How an image's levels change."""
+    """The kind of change of an image's levels."""
 
     TABLE = 0
-    """By a table that does not depend on the image."""
+    """A table that does not depend on the image."""
     CONTRAST = 1
-    """Away from, or towards, the image's mean grey."""
+    """Blend with the image's mean grey."""
     AUTO_CONTRAST = 2
-    """Spread, per channel, so that the darkest is 0 and the lightest 255."""
+    """Stretch each channel, so that the darkest level is 0 and the lightest 255."""
     EQUALIZE = 3
-    """Spread, per channel, so that all levels are about equally frequent."""
+    """Equalise each channel, so that all levels are about equally frequent."""
     COLOR = 4
-    """Away from, or towards, the pixel's own grey; a grey image has no colour and stays as it is."""
+    """Blend with the pixel's own grey; a grey image does not change."""
     SHARPNESS = 5
-    """Away from, or towards, the smoothed image."""
+    """Blend with the smoothed image."""
 
 
 def place(device: torch.device) -> None:
@@ -46,9 +45,10 @@ def place(device: torch.device) -> None:
 
 
 def recolour(x: Tensor, kind: Tensor, factor: Tensor, table: Tensor) -> Tensor:
-    """Change each image of (N, C, H, W) by its kind (N,), and as this asks for by its factor (N,) or table (N, 256).
+    """Change each image of (N, C, H, W) by its kind (N,), with its factor (N,) or table (N, 256).
 
-    A factor of 1 leaves an image as it is, above 1 there is more of contrast, colour or sharpness, below 1 less.
+    A factor of 1 does not change an image; larger factors increase contrast, colour or sharpness, smaller ones reduce
+    it.
     """
     kind, factor = kind[:, None, None], factor[:, None, None]
     pixels, levels = x.flatten(2).long(), torch.arange(LEVELS, device=x.device)
@@ -65,30 +65,30 @@ def recolour(x: Tensor, kind: Tensor, factor: Tensor, table: Tensor) -> Tensor:
 
 
 def blend(dull: Tensor, vivid: Tensor, factor: Tensor) -> Tensor:
-    """From the first through the second and beyond, in float32 and cut off to whole levels as Pillow does."""
+    """Interpolate or extrapolate between two images in float32, truncated to whole levels as in Pillow."""
     return (dull + factor * (vivid - dull)).clamp(0, LEVELS - 1).to(torch.uint8)
 
 
 def brightness(factor: float) -> npt.NDArray[np.uint8]:
-    """Levels between black and, beyond the original, white."""
+    """Return levels between black and the original, or beyond it."""
     levels = np.arange(LEVELS, dtype=np.float32) * np.float32(factor)
     return levels.clip(max=LEVELS - 1).astype(np.uint8)
 
 
 def posterize(bits: int) -> npt.NDArray[np.uint8]:
-    """Levels with only their highest bits kept."""
+    """Return levels with only their highest bits kept."""
     kept = LEVELS - (1 << (8 - bits))
     return np.bitwise_and(np.arange(LEVELS), kept).astype(np.uint8)
 
 
 def solarize(threshold: float) -> npt.NDArray[np.uint8]:
-    """Levels from the threshold on inverted: 0 inverts all, 256 none."""
+    """Return levels inverted from the threshold on: 0 inverts all, 256 none."""
     levels = np.arange(LEVELS)
     return np.where(levels >= threshold, LEVELS - 1 - levels, levels).astype(np.uint8)
 
 
 def lighten_dark(by: int) -> npt.NDArray[np.uint8]:
-    """Levels of the darker half raised, the others as they were."""
+    """Return levels raised in the darker half, and unchanged in the other."""
     levels = np.arange(LEVELS)
     return np.where(levels < LEVELS // 2, np.minimum(levels + by, LEVELS - 1), levels).astype(np.uint8)
 
@@ -98,16 +98,16 @@ def _grey_shares(device: torch.device) -> Tensor:
 
 
 def _grey(values: Tensor) -> Tensor:
-    """The level of grey of every pixel (N, 1, H, W)."""
+    """Return the grey level of every pixel (N, 1, H, W)."""
     if values.shape[1] == 1:
         return values
-    # sums stay below 2^24, so float32 holds them exactly and the order of additions does not matter
+    # sums stay below 2^24, so they are exact in float32 in any order
     total = (values * _grey_shares(values.device)).sum(1, keepdim=True)
     return ((total + (1 << (_GREY_BITS - 1))) * 2.0**-_GREY_BITS).floor()
 
 
 def _frequency(pixels: Tensor) -> Tensor:
-    """How often each level occurs in each channel (N, C, 256), of pixels (N, C, H·W)."""
+    """Count the levels in each channel (N, C, 256) of pixels (N, C, H·W)."""
     none = pixels.new_zeros((*pixels.shape[:2], LEVELS), dtype=torch.int32)
     return none.scatter_add(2, pixels, none.new_ones(1, 1, 1).expand(pixels.shape))
 
@@ -115,7 +115,7 @@ def _frequency(pixels: Tensor) -> Tensor:
 def _contrast(grey: Tensor, factor: Tensor, levels: Tensor) -> Tensor:
     count = grey.shape[-2] * grey.shape[-1]
     total = grey.sum((2, 3), dtype=torch.float64).long().unsqueeze(-1)
-    # the mean, rounded to the nearest level, in whole numbers: the same on every device
+    # the mean, rounded to the nearest level, in integers, so that it is the same on every device
     mean = (2 * total + count).div(2 * count, rounding_mode="floor").float()
     return blend(mean, levels.float(), factor)
 
@@ -134,17 +134,17 @@ def _equalize(frequency: Tensor, levels: Tensor) -> Tensor:
     step = below_highest.div(LEVELS - 1, rounding_mode="floor")
     shifted = upto - frequency + step.div(2, rounding_mode="floor")
     spread = shifted.div(step.clamp(min=1), rounding_mode="floor").clamp(max=LEVELS - 1)
-    # too few pixels to spread them over all levels: as it was
+    # too few pixels to spread them over all levels: unchanged
     return torch.where(step > 0, spread, levels).to(torch.uint8)
 
 
 def _smooth(values: Tensor) -> Tensor:
-    """Every pixel but those of the border: a mean with its neighbours in which it counts five times."""
+    """Replace every pixel, except on the border, by the mean with its neighbours, in which it has weight five."""
     if min(values.shape[-2:]) < 3:
         return values
     rows = values[..., :-2] + values[..., 1:-1] + values[..., 2:]
     inner = values[..., 1:-1, 1:-1]
     total = (rows[..., :-2, :] + rows[..., 1:-1, :] + rows[..., 2:, :]).add(inner, alpha=4)
-    # a thirteenth rounded to the nearest: half a unit more than needed, so that no rounding of 1/13 matters
+    # a thirteenth rounded to the nearest, plus half a unit, so that the rounding of 1/13 does not matter
     smoothed = ((total + 6.5) / 13).floor()
     return values + torch.nn.functional.pad(smoothed - inner, (1, 1, 1, 1))

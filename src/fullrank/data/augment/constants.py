@@ -1,4 +1,4 @@
-"""Numbers that operations need on a device, put there once."""
+"""Constants of operations, copied to each device once."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _constants: dict[tuple[Hashable, torch.device, torch.dtype], Tensor] = {}
 def constant(
     key: Hashable, make: Callable[[], npt.NDArray[np.generic]], device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """The array that `make` gives, as a tensor: made once, because copying it to a device every step would stall it.
+    """Return the array that `make` gives as a tensor, copied to the device only once, because a copy would stall it.
 
-    The key must tell apart everything that the array depends on.
+    The key must include everything that the array depends on.
     """
     place = (key, device, dtype)
     if place in _constants:
         return _constants[place]
-    # by way of NumPy and outside inference mode, so that the tensor is an ordinary one whoever asks first
+    # through NumPy and outside inference mode, so that the tensor is always an ordinary one
     with torch.inference_mode(False):
         made = torch.from_numpy(make()).to(device, dtype)
-    if type(made) is Tensor:  # not the stand-in of a tracer
+    if type(made) is Tensor:  # not a tracer's proxy
         _constants[place] = made
     return made

@@ -1,8 +1,8 @@
-"""Moving pixels: affine maps of whole batches, each image by its own.
+"""Affine maps of images in batches, with a separate map for each image.
 
 Where the nearest pixel is taken, coordinates are those of Pillow's `Image.transform` with NEAREST: fixed-point numbers
-with 16 digits after the point. So the same map moves the same pixels there and here, on every device. Interpolation is
-that of Pillow's BILINEAR and BICUBIC, in double precision as there; where rounding decides, a level may differ by one.
+with 16 digits after the point. The same map therefore moves the same pixels as in Pillow, on every device.
+Interpolation is that of Pillow's BILINEAR and BICUBIC, in double precision too; by rounding, a level may differ by one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FRACTION_BITS = 16
 _ONE = 1 << _FRACTION_BITS
 
 _HAIR = 1e-9
-"""More than what rounding takes away: a sum that is a whole level is not cut off to the one below it."""
+"""Larger than rounding errors, so that a sum that is a whole level is not truncated to the level below it."""
 
 Affine = tuple[float, float, float, float, float, float]
 """(a, b, c, d, e, f): the pixel at (x, y) comes from (a·x + b·y + c, d·x + e·y + f)."""
@@ -35,26 +35,26 @@ IDENTITY: Affine = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 def rotation(
     cos: Number, sin: Number, height: int, width: int
 ) -> tuple[Number, Number, Number, Number, Number, Number]:
-    """The map that turns an image about its centre, counter-clockwise by the angle with this cosine and sine."""
+    """Return the map that rotates an image about its centre, counter-clockwise by the angle of this cosine and sine."""
     across, down = width / 2, height / 2
-    # added up in Pillow's order
+    # added in Pillow's order
     return cos, -sin, -cos * across + sin * down + across, sin, cos, -sin * across - cos * down + down
 
 
 def fixed_point(affine: Affine) -> tuple[int, ...]:
-    """A map as whole numbers, from pixel numbers to where the pixels' centres come from."""
+    """Return a map in fixed-point numbers, from pixel indices to the sources of the pixels' centres."""
     return tuple(math.floor(number * _ONE + 0.5) for number in _of_pixel_numbers(*affine))
 
 
 def _of_pixel_numbers(
     a: Number, b: Number, c: Number, d: Number, e: Number, f: Number
 ) -> tuple[Number, Number, Number, Number, Number, Number]:
-    # the centre of the first pixel lies at (.5, .5)
+    # the centre of the first pixel is at (.5, .5)
     return a, b, c + a * 0.5 + b * 0.5, d, e, f + d * 0.5 + e * 0.5
 
 
 def sample(x: Tensor, fixed: Tensor) -> Tensor:
-    """The images under the maps (N, 6) that `fixed_point` gives; what comes from outside is zero."""
+    """Return the images under the maps (N, 6) of `fixed_point`; pixels from outside are zero."""
     height, width = x.shape[-2:]
     a, b, c, d, e, f = fixed[:, :, None, None].unbind(1)
     across = torch.arange(width, device=x.device)
@@ -69,10 +69,10 @@ def sample(x: Tensor, fixed: Tensor) -> Tensor:
 
 
 def interpolate(x: Tensor, maps: Tensor, cubic: Tensor, outside: int) -> Tensor:
-    """8-bit images under maps (N, 6), between 2×2 pixels or, where `cubic` (N,) says so, 4×4.
+    """Interpolate 8-bit images under maps (N, 6), between 2×2 pixels or, if `cubic` (N,) is set, 4×4.
 
-    Borders go on beyond the image as far as a pixel is made of them; a pixel whose centre comes from outside has the
-    level `outside`.
+    Border pixels are repeated beyond the image for interpolation; a pixel whose centre comes from outside has the level
+    `outside`.
     """
     height, width = x.shape[-2:]
     a, b, c, d, e, f = maps[:, :, None, None].unbind(1)
@@ -93,7 +93,7 @@ def interpolate(x: Tensor, maps: Tensor, cubic: Tensor, outside: int) -> Tensor:
 
 
 def _taps(position: Tensor, size: int, cubic: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """The four pixels of a line about each position (N, H, W), and their weights, each (N, 1, H·W)."""
+    """Return the four pixels of a line about each position (N, H, W), and their weights, each (N, 1, H·W)."""
     position = position.flatten(1).unsqueeze(1)
     first = position.floor()
     part, first = position - first, first.long()
@@ -111,16 +111,16 @@ def _taps(position: Tensor, size: int, cubic: Tensor) -> tuple[list[Tensor], lis
 
 @dataclass(frozen=True)
 class Rotate(Operation):
-    """A turn about the centre by an angle between -degrees and degrees; what comes from outside is zero.
+    """A rotation about the centre by an angle between -degrees and degrees; pixels from outside are zero.
 
-    The nearest pixel is taken and nothing is blended, as in torchvision's RandomRotation.
+    The nearest pixel is taken without interpolation, as in torchvision's RandomRotation.
     """
 
     degrees: float
     draws: ClassVar[int] = 1
 
     def apply(self, x: Tensor, u: Tensor) -> Tensor:
-        """Turn each sample by its angle; u = .5 gives the image back."""
+        """Rotate each sample by its angle; u = .5 leaves the image unchanged."""
         angle = (2 * u[:, 0].double() - 1) * math.radians(self.degrees)
         maps = torch.stack(_of_pixel_numbers(*rotation(angle.cos(), angle.sin(), *x.shape[-2:])), 1)
         return sample(x, (maps * _ONE + 0.5).floor().long())
@@ -133,5 +133,7 @@ class Rotate(Operation):
         except ValueError:
             degrees = math.nan
         if not 0 < degrees <= 180:
-            raise InputError(f'"rotate:{arguments}" must say up to how many degrees, above 0 to 180, as in "rotate:15"')
+            raise InputError(
+                f'"rotate:{arguments}" must give the largest angle in degrees, above 0 to 180, as in "rotate:15"'
+            )
         return cls(degrees)

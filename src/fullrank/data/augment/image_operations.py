@@ -1,7 +1,7 @@
-"""All changes that a policy can make to 8-bit images, a row for each.
+"""A table of all changes that a policy can make to 8-bit images, with one row per change.
 
-A change is an operation with its magnitude, such as ("Rotate", -6.7). They are known beforehand, so what each needs
-stands in one row, and random numbers only choose rows: a batch is changed at once, every image in its own way.
+A change is an operation with its magnitude, such as ("Rotate", -6.7). All changes are known in advance, so random
+numbers only choose rows, and a batch is changed at once with a separate change for each image.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ _KINDS = {
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Changes of images of one size, and what they do to a batch."""
+    """Changes of images of one size, applied to batches."""
 
     changes: tuple[Change, ...]
     height: int
     width: int
 
     def apply(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Change every image of (N, C, H, W) as its row (N,) says; labels and shapes stay."""
-        # a row changes places or levels, never both, so the order of the two does not matter
+        """Change every image of (N, C, H, W) by its row (N,); shapes stay the same."""
+        # a row changes positions or levels, never both, so their order does not matter
         return sample(self.recolour(x, rows), self._fixed_maps(x.device)[rows])
 
     def apply_smoothly(self, x: Tensor, rows: Tensor, cubic: Tensor, outside: int) -> Tensor:
-        """The same with pixels interpolated where they move, and a level for what comes from outside."""
+        """Change every image as `apply` does, but interpolate pixels that move; those from outside get a level."""
         return interpolate(self.recolour(x, rows), self._maps(x.device)[rows], cubic, outside)
 
     def recolour(self, x: Tensor, rows: Tensor) -> Tensor:
-        """The changes of levels alone."""
+        """Change levels only."""
         kind, factor, table = (part[rows] for part in self._levels(x.device))
         return colour.recolour(x, kind, factor, table)
 
@@ -89,7 +89,7 @@ class Catalogue:
 
 
 def both_ways(changes: Iterable[Change], signed: Container[str]) -> tuple[Change, ...]:
-    """Two rows for every change, the first the other way round if the operation has a direction."""
+    """Return two rows for every change, the first in the other direction if the operation has one."""
     return tuple(row for name, size in changes for row in ((name, -size if name in signed else size), (name, size)))
 
 
@@ -119,5 +119,5 @@ def _affine(name: str, size: float, height: int, width: int) -> Affine:
         return a, b, c, d, e, -size
     if name == "Rotate":
         angle = math.radians(size % 360)
-        return rotation(round(math.cos(angle), 15), round(math.sin(angle), 15), height, width)  # as Pillow rounds them
+        return rotation(round(math.cos(angle), 15), round(math.sin(angle), 15), height, width)  # rounded as in Pillow
     return IDENTITY

@@ -1,9 +1,9 @@
-"""RandAugment as the training code of RepVGG, RepOptimizers and FedRepOpt has it, with a level drawn for every change.
+"""RandAugment as in the training code of RepVGG, RepOptimizers and FedRepOpt, with a level drawn for every change.
 
-It differs from the paper's in everything but the name: 16 operations, among them cutting a square out; levels from 0
-that are drawn anew, where 10 stands for the usual largest magnitude and more is allowed; colour, contrast, brightness
-and sharpness that grow with the level from a tenth to beyond their double, with no opposite; a threshold of inversion
-that grows with it too; pixels interpolated, between 2×2 or 4×4 by equal chance; and grey where nothing was.
+It differs from the paper's RandAugment: there are 16 operations, among them Cutout; a level from 0 is drawn for every
+change, where 10 is the usual largest magnitude and more is allowed; factors of colour, contrast, brightness and
+sharpness grow with the level from a tenth to more than two, without an opposite direction; so does the threshold of
+solarisation; pixels are interpolated, between 2×2 or 4×4 with equal probability; and pixels from outside are grey.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ OPERATIONS = (
     "Cutout",
 )
 SIGNED = frozenset(("Rotate", "ShearX", "ShearY", "TranslateX", "TranslateY"))
-"""Operations that go either way, by equal chance."""
+"""Operations whose direction is drawn, with equal probability."""
 
 OUTSIDE = 128
 HOLE = (125, 122, 113)
 HOLE_IN_GREY = 122
-"""The same colour's level of grey."""
+"""The grey level of the colour of holes."""
 
 _MOST_LEVELS = 31
 
 
 def magnitude(name: str, level: int, height: int, width: int) -> float:
-    """What a level means: degrees, bits that stay, a threshold, levels more, a slope, pixels, or a factor less 1."""
+    """Return the magnitude of a level: degrees, kept bits, a threshold, added levels, a slope, pixels, or a factor."""
     share = level / 10
     match name:
         case "Rotate":
@@ -83,7 +83,7 @@ def _catalogue(levels: int, height: int, width: int) -> Catalogue:
 
 @dataclass(frozen=True)
 class Raug(Operation):
-    """Two operations in a row, each with a level of its own below `levels`, drawn for every image."""
+    """Two operations in sequence, each with its own level below `levels`, drawn for every image."""
 
     height: int
     width: int
@@ -92,11 +92,11 @@ class Raug(Operation):
 
     @property
     def draws(self) -> int:
-        """Six for every operation: which, its level, its direction, how to interpolate, and a square's middle."""
+        """Six numbers for every operation: its choice, level, direction, interpolation, and a square's centre (two)."""
         return 6 * self.number
 
     def apply(self, x: Tensor, u: Tensor) -> Tensor:
-        """Change each sample by one operation after the other."""
+        """Change each sample by its operations in sequence."""
         catalogue = self._catalogue()
         for numbers in u.reshape(-1, self.number, 6).unbind(1):
             rows = self.rows(numbers)
@@ -105,7 +105,7 @@ class Raug(Operation):
         return x
 
     def rows(self, numbers: Tensor) -> Tensor:
-        """The rows of the catalogue that the numbers (N, 6) choose."""
+        """Return the rows of the catalogue that the numbers (N, 6) choose."""
         which, level = pick(numbers[:, 0], len(OPERATIONS)), pick(numbers[:, 1], self.levels)
         return (which * self.levels + level) * 2 + (numbers[:, 2] >= 0.5)
 
@@ -123,16 +123,14 @@ class Raug(Operation):
         if not arguments:
             return cls(height, width)
         if not arguments.isdecimal() or not 1 <= int(arguments) <= _MOST_LEVELS:
-            raise InputError(
-                f'"raug:{arguments}" must say how many levels there are, 1 to {_MOST_LEVELS}, as in "raug:15"'
-            )
+            raise InputError(f'"raug:{arguments}" must give the number of levels, 1 to {_MOST_LEVELS}, as in "raug:15"')
         return cls(height, width, int(arguments))
 
     def _catalogue(self) -> Catalogue:
         return _catalogue(self.levels, self.height, self.width)
 
     def _half_sides(self, device: torch.device) -> Tensor:
-        """Of the square that a row cuts out: none for most."""
+        """Return half the side of the square that each row cuts out, 0 for most rows."""
         changes = self._catalogue().changes
         return constant(
             (self, "half sides"),

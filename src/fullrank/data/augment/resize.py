@@ -1,9 +1,9 @@
 """Bilinear resizing of 8-bit images, of a whole data set once and of a random window in every batch.
 
 The arithmetic is that of Pillow's `Image.resize` with BILINEAR, which smooths before it shrinks: along the rows first,
-then along the columns, each with weights of 22 binary digits and rounded to a level. (Where it saves work, newer
-Pillows go along the columns first: then a level may be one more or less there.) Whole numbers give the same result
-everywhere, so a resized data set has one fingerprint.
+then along the columns, each with weights of 22 binary digits and rounded to a level. (If it saves work, newer versions
+of Pillow start with the columns; then a level may differ by one.) Integer arithmetic gives the same result everywhere,
+so a resized data set has one fingerprint.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _CHUNK_BYTES = 1 << 24
 
 
 def resized(data: DataSet, size: int) -> DataSet:
-    """The data set with images whose short side is `size`, and the long side in proportion; 0 changes nothing.
+    """Return the data set with images resized to a short side of `size`, in proportion; 0 changes nothing.
 
     >>> import fullrank.data
     >>> resized(fullrank.data.load_dataset("digits"), 16).input_shape
     (1, 16, 16)
     """
     if size < 0:
-        raise InputError(f"data.size = {size}: it must be a number of pixels, or 0 to leave images as they are stored")
+        raise InputError(f"data.size = {size}: must be a number of pixels, or 0 to keep the stored size")
     if size == 0:
         return data
     if not data.images:
         raise InputError(
-            f"data.size = {size}: only 8-bit images can be resized, and samples of {data.name} are"
+            f"data.size = {size}: only 8-bit images can be resized, but samples of {data.name} are"
             f" {data.train.x.dtype} of shape {data.input_shape}; leave it at 0"
         )
     height, width = data.input_shape[1:]
@@ -55,12 +55,12 @@ def resized(data: DataSet, size: int) -> DataSet:
         return replace(split, x=resize(split.x, *shape))
 
     test = None if data.test is None else changed(data.test)
-    # the file holds the images as they were
+    # the file has the images before resizing
     return replace(data, train=changed(data.train), test=test, file=None)
 
 
 def resize(x: Tensor, height: int, width: int) -> Tensor:
-    """8-bit images (N, C, H, W) in another size."""
+    """Resize 8-bit images (N, C, H, W)."""
     largest = x.shape[1] * max(x.shape[2], height) * max(x.shape[3], width)
     rows = max(1, _CHUNK_BYTES // (4 * largest))
     result = torch.empty((*x.shape[:2], height, width), dtype=x.dtype)
@@ -84,7 +84,7 @@ def _resize_axis(x: Tensor, axis: int, size: int) -> Tensor:
 
 
 def _taps(stored: int, wanted: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """For every new position the old ones it is made of, and their weights, each (taps, wanted)."""
+    """Return for every new position the old positions that contribute and their weights, each (taps, wanted)."""
     step = stored / wanted
     reach = max(step, 1.0)
     centre = (np.arange(wanted) + 0.5) * step
@@ -99,11 +99,11 @@ def _taps(stored: int, wanted: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[
 
 @dataclass(frozen=True)
 class ResizedCrop(Operation):
-    """A window of random size, shape and place, resized to the whole image (Szegedy et al., arXiv:1409.4842).
+    """A window of random size, shape and position, resized to the whole image (Szegedy et al., arXiv:1409.4842).
 
-    As torchvision's RandomResizedCrop: ten tries of an area between .08 and 1 of the image's and a ratio of width to
-    height between 3/4 and 4/3; the first that fits is taken, and where none does the largest such window in the
-    middle. All tries are drawn beforehand, so that every sample needs equally many numbers.
+    As in torchvision's RandomResizedCrop, there are ten tries of an area between .08 and 1 of the image's and a ratio
+    of width to height between 3/4 and 4/3; the first window that fits is used, otherwise the largest such window in the
+    centre. All tries are drawn in advance, so that every sample needs the same number of random numbers.
     """
 
     tries: ClassVar[int] = 10
@@ -112,7 +112,7 @@ class ResizedCrop(Operation):
     ratios: ClassVar[tuple[float, float]] = (3 / 4, 4 / 3)
 
     def apply(self, x: Tensor, u: Tensor) -> Tensor:
-        """Cut and resize one window per sample."""
+        """Crop and resize one window per sample."""
         top, left, height, width = self._window(u.double(), *x.shape[-2:])
         return _stretch(_stretch(x, 3, left, width), 2, top, height)
 
@@ -123,7 +123,7 @@ class ResizedCrop(Operation):
         return cls()
 
     def _window(self, u: Tensor, rows: int, columns: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Top, left, height and width of each sample's window, as whole numbers in float64."""
+        """Return top, left, height and width of each sample's window, as whole numbers in float64."""
         narrow, wide = map(math.log, self.ratios)
         area = rows * columns * (self.least_area + (1 - self.least_area) * u[:, : self.tries])
         ratio = (narrow + (wide - narrow) * u[:, self.tries : 2 * self.tries]).exp()
@@ -150,7 +150,7 @@ class ResizedCrop(Operation):
 
 
 def _stretch(x: Tensor, axis: int, start: Tensor, length: Tensor) -> Tensor:
-    """The part of each image that starts there and is that long, as long as the whole; no part is longer."""
+    """Enlarge the part of each image with this start and length to the whole axis."""
     size = x.shape[axis]
     shape = (-1, 1, 1, size) if axis == 3 else (-1, 1, size, 1)
     start, last = start[:, None], length[:, None] - 1

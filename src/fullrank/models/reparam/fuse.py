@@ -1,4 +1,4 @@
-"""From a network with branches to the plain one that computes the same."""
+"""Convert a network with branches into a plain one that computes the same function."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def to_plain(net: Module) -> Module:
-    """A copy in which each sum of scaled branches is one convolution before its BatchNorm: W' = α₃W₃ + α₁W₁ + s·I.
+    """Return a copy in which each sum of scaled branches is one convolution, W' = α₃W₃ + α₁W₁ + s·I.
 
-    From the "csla", "hs" or "repopt" mode to "inf"; BatchNorm stays, so that the copy can train on. The kernels that
-    are smaller than 3×3 are padded with zeros.
+    It converts the mode "csla", "hs" or "repopt" to "inf". BatchNorm stays, so that the copy can be trained further.
+    Kernels smaller than 3×3 are padded with zeros.
 
     >>> import torch
     >>> from fullrank.models import build
@@ -31,17 +31,18 @@ def to_plain(net: Module) -> Module:
 
 
 def to_repopt(net: Module) -> Module:
-    """Likewise, and the plain network carries the constant scales as frozen entries: from "csla" or "hs" to "repopt".
+    """Return a plain copy that keeps the constant scales as frozen entries: from "csla" or "hs" to "repopt".
 
-    Trained by the method `fedrepopt`, it stays equal to the "csla" network trained by any other.
+    Trained by the method `fedrepopt`, it stays equal to the "csla" network trained by any other method.
     """
     return _converted(net, keep_scales=True)
 
 
 def to_deploy(net: Module) -> Module:
-    """A copy for evaluation in which each re-parameterisable convolution is a single one with a bias, BatchNorm fused.
+    """Return a copy for evaluation in which each re-parameterisable block is one convolution with a bias.
 
-    From any mode. Layers around them, such as RepGhost's 1×1 convolutions, stay as they are.
+    BatchNorm is fused into it. Any mode can be converted. Other layers, such as RepGhost's 1×1 convolutions, are
+    unchanged.
     """
     fused = _copied(net)
     for _, operator in operators(fused):
@@ -54,12 +55,12 @@ def to_deploy(net: Module) -> Module:
 
 
 def collapse_(net: nn.Module, keep_scales: bool) -> None:
-    """Make every operator of a network plain in place; with `keep_scales`, in the "repopt" mode."""
+    """Make every operator of a network plain in place; `keep_scales` gives the "repopt" mode."""
     for name, operator in operators(net):
         if operator.has_norms_in_branches:
             raise InputError(
-                f'"{name}" has BatchNorm in its branches, which cannot become one convolution that trains on; '
-                "take to_deploy, for evaluation"
+                f'"{name}" has BatchNorm in its branches, which cannot become one convolution that trains further; '
+                "use to_deploy for evaluation"
             )
         scales, identity = operator.scales_by_branch(), operator.identity is not None
         if keep_scales and not scales:
@@ -80,6 +81,6 @@ def _converted(net: Module, keep_scales: bool) -> Module:
 def _copied(net: Module) -> Module:
     if not any(isinstance(part, RepConv) for part in net.modules()):
         raise InputError(
-            f"the network ({type(net).__name__}) has no re-parameterisable convolution; build repvgg or repghost"
+            f"the network ({type(net).__name__}) has no re-parameterisable convolution; build a repvgg or a repghost"
         )
     return copy.deepcopy(net)

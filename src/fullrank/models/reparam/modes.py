@@ -1,4 +1,4 @@
-"""From one definition of a re-parameterisable network to the network in the mode that is asked for."""
+"""Build a re-parameterisable network in a given mode."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from fullrank.models.reparam.operators import Mode
 from fullrank.models.reparam.scales import Scales, read_scales, set_scales_
 
 CslaScales: TypeAlias = Literal["searched", "init"]
-"""Whether constant scales are those given, or those with which a search starts whatever is given."""
+"""Whether constant scales are the given ones ("searched") or always those with which a search starts ("init")."""
 IdentityStart: TypeAlias = Literal["authors", "searched", "one"]
-"""Where the scale of an identity branch starts; "authors": at 1 for "csla", at what was searched for "repopt"."""
+"""Initial scale of an identity branch; "authors" means 1 for "csla" and the searched value for "repopt"."""
 
 
 def in_mode(
@@ -25,16 +25,16 @@ def in_mode(
     csla_scales: CslaScales = "searched",
     identity_start: IdentityStart = "authors",
 ) -> Net:
-    """The network that `make` makes, with given scales, where they belong in its mode.
+    """Build a network with `make` and put the given scales where its mode has them.
 
-    "repopt" is "csla" with its branches summed: from the same random numbers both start as the same function, if their
-    identity scales start alike.
+    "repopt" is "csla" with its branches summed: with the same random numbers and the same initial identity scales, both
+    start as the same function.
     """
     if mode not in get_args(Mode):
-        raise InputError(f'model.mode = "{mode}": {model} knows {", ".join(get_args(Mode))}')
+        raise InputError(f'model.mode = "{mode}": {model} has the modes {", ".join(get_args(Mode))}')
     if scales is not None and mode in ("tr", "inf"):
         raise InputError(
-            f'model.scales: the mode "{mode}" of {model} has no scales; leave them out, or take csla or repopt'
+            f'model.scales: the mode "{mode}" of {model} has no scales; leave them out, or choose csla or repopt'
         )
     net = make("csla" if mode == "repopt" else mode)
     if scales is not None and not (mode == "csla" and csla_scales == "init"):

@@ -1,7 +1,7 @@
-"""A convolution that may train as several branches and is one 3×3 convolution all the same.
+"""A convolution that may train as several branches and is equivalent to one 3×3 convolution.
 
-Every mode of a re-parameterisable network is made of this one operator: a sum of branches, each a linear map followed
-by something that multiplies every channel (BatchNorm, or a scale), and a BatchNorm behind the sum.
+Every mode of a re-parameterisable network is made of this operator: a sum of branches, each a linear map followed by a
+layer that multiplies every channel (BatchNorm, or a scale), and a BatchNorm behind the sum.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ behind its branches ("csla"), with trained ones ("hs"), or plain with the consta
 TAILS: tuple[str, ...] = ("tr", "csla", "hs")
 """The modes that have branches."""
 SCALES = ("scales", "scales_beside_identity")
-"""Under which name a plain convolution carries its scales: without, and with an identity branch among the imagined
-ones. Names are all that a gradient correction sees of a network, and shapes do not tell (a stride has none)."""
+"""The names of a plain convolution's scales: without, and with an identity branch among the branches it stands for. A
+gradient correction sees names and shapes only, and shapes do not distinguish the two (with a stride there is no
+identity)."""
 MADE_FOR = "fedrepopt"
-"""The method that the "repopt" mode counts on."""
+"""The method that the "repopt" mode needs."""
 
 
 class Scale(nn.Module):
-    """A number for each channel; a constant unless `trained`."""
+    """A factor for each channel; constant unless `trained`."""
 
     def __init__(self, width: int, start: float = 1.0, *, trained: bool = True, shape: tuple[int, ...] = ()):
         super().__init__()
         self.weight = nn.Parameter(torch.full((width, *shape), start), requires_grad=trained)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The map with its channels multiplied."""
+        """Return the map with its channels multiplied."""
         return x * self.weight.view(-1, 1, 1)
 
 
 class Branch(nn.Module):
-    """A convolution, or the identity, followed by BatchNorm or by a scale where there is one."""
+    """A convolution, or the identity, followed by BatchNorm, a scale, or neither."""
 
     def __init__(self, conv: nn.Conv2d | None, tail: nn.BatchNorm2d | Scale | None):
         super().__init__()
@@ -47,21 +48,21 @@ class Branch(nn.Module):
         self.tail = tail
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the branch adds to the sum."""
+        """Return what the branch adds to the sum."""
         out: Tensor = x if self.conv is None else self.conv(x)
         return out if self.tail is None else self.tail(out)
 
     def kernel(self, like: Tensor) -> Tensor:
-        """The branch before its tail as a kernel of the shape of `like`, in float64.
+        """Return the branch before its tail as a kernel of the shape of `like`, in float64.
 
-        A 1×1 convolution reads the middle of the 3×3 window, at any stride, because the 3×3 one is padded by 1.
+        A 1×1 convolution reads the centre of the 3×3 window, at any stride, because the 3×3 convolution is padded by 1.
         """
         if self.conv is None:
             return _identity_kernel(like)
         return F.pad(self.conv.weight.detach().double(), [(3 - self.conv.kernel_size[0]) // 2] * 4)
 
     def affine(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """By what the tail multiplies each channel, and what it adds, in evaluation and in float64."""
+        """Return the factor and the offset that the tail applies to each channel in evaluation, in float64."""
         if isinstance(self.tail, nn.BatchNorm2d):
             return affine(self.tail)
         one = torch.ones(like.shape[0], dtype=torch.float64, device=like.device)
@@ -71,7 +72,7 @@ class Branch(nn.Module):
 
 
 class FrozenScales(nn.Module):
-    """The constant scales of a plain convolution's imagined branches: entries that travel once and never train."""
+    """The constant scales of the branches that a plain convolution stands for: entries sent once and never trained."""
 
     def __init__(self, kernel: Tensor, pointwise: Tensor | None):
         super().__init__()
@@ -81,7 +82,7 @@ class FrozenScales(nn.Module):
 
 
 class RepConv(nn.Module):
-    """BatchNorm of the sum of a 3×3 branch, a 1×1 branch and an identity branch, as far as there are, and a ReLU.
+    """BatchNorm of the sum of up to three branches (3×3, 1×1 and identity), and a ReLU.
 
     In the terms of FedRepOpt (Lau et al., ACCV 2024) and RepOptimizers (Ding et al., ICLR 2023), with W₃, W₁ the
     kernels, α₃, α₁ constants and s trained, all per output channel:
@@ -90,8 +91,8 @@ class RepConv(nn.Module):
     - "csla", "hs": BN(α₃⊙(W₃∗x) + α₁⊙(W₁∗x) + s⊙x); "hs" trains α₃ and α₁ too
     - "inf": BN(W∗x)
 
-    `depthwise` convolves each channel by itself. Where s is trained it has the shape of a depthwise 1×1 kernel, which
-    it is: weight decay that acts on kernels alone then acts on it, as it does on its place in the plain kernel.
+    `depthwise` convolves each channel separately. A trained s has the shape of a depthwise 1×1 kernel, so that weight
+    decay restricted to kernels acts on it as it does on the corresponding entries of the plain kernel.
     """
 
     def __init__(
@@ -128,7 +129,7 @@ class RepConv(nn.Module):
         self.relu = relu
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output."""
+        """Return the block's output."""
         out: Tensor = self.kernel(x)
         for branch in (self.pointwise, self.identity):
             if branch is not None:
@@ -139,13 +140,13 @@ class RepConv(nn.Module):
 
     @property
     def branches(self) -> dict[str, Branch]:
-        """Those that there are, by name."""
+        """The existing branches by name."""
         found = {"kernel": self.kernel, "pointwise": self.pointwise, "identity": self.identity}
         return {name: branch for name, branch in found.items() if branch is not None}
 
     @property
     def has_norms_in_branches(self) -> bool:
-        """Whether it is in the "tr" mode."""
+        """Whether the block is in the "tr" mode."""
         return isinstance(self.kernel.tail, nn.BatchNorm2d)
 
     @property
@@ -155,7 +156,7 @@ class RepConv(nn.Module):
         return self.kernel.conv
 
     def sum_of_branches(self) -> tuple[Tensor, Tensor]:
-        """The kernel and the bias of the one convolution that equals all branches in evaluation, in float64."""
+        """Return the kernel and the bias of the convolution that equals all branches in evaluation, in float64."""
         like = self.plain.weight.detach()
         kernel = torch.zeros_like(like, dtype=torch.float64)
         bias = torch.zeros(like.shape[0], dtype=torch.float64, device=like.device)
@@ -166,11 +167,11 @@ class RepConv(nn.Module):
         return kernel, bias
 
     def scales_by_branch(self) -> dict[str, Tensor]:
-        """The scales behind its branches, by branch."""
+        """Return the scales by branch."""
         return {name: branch.tail.weight for name, branch in self.branches.items() if isinstance(branch.tail, Scale)}
 
     def become_plain_(self, kernel: Tensor, bias: Tensor | None = None) -> None:
-        """Drop all branches for one convolution with this kernel; without BatchNorm if it has a bias."""
+        """Replace all branches by one convolution with this kernel; without BatchNorm if it has a bias."""
         conv = self.plain
         with torch.no_grad():
             conv.weight.copy_(kernel)
@@ -183,25 +184,25 @@ class RepConv(nn.Module):
                 delattr(self, name)
 
     def imagine_(self, kernel: Tensor, pointwise: Tensor | None, identity: bool) -> None:
-        """Carry the scales of branches that the plain convolution stands for."""
+        """Register the scales of the branches that the plain convolution stands for."""
         self.add_module(SCALES[identity], FrozenScales(kernel, pointwise))
 
 
 def _identity_kernel(like: Tensor) -> Tensor:
-    """The kernel that hands a map on as it is."""
+    """Return the kernel of the identity map."""
     kernel = torch.zeros_like(like, dtype=torch.float64)
     centre_diagonal(kernel).fill_(1)
     return kernel
 
 
 def centre_diagonal(kernel: Tensor) -> Tensor:
-    """A view of what a 3×3 kernel does to each channel's own middle pixel: (o, o, 1, 1), depthwise (o, 0, 1, 1)."""
+    """Return a view of the weights of a 3×3 kernel for each channel's own centre pixel."""
     centre = kernel[:, :, 1, 1]
     return centre[:, 0] if kernel.shape[1] == 1 else centre.diagonal()
 
 
 def affine(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
-    """By what a BatchNorm multiplies each channel, and what it adds, in evaluation and in float64."""
+    """Return the factor and the offset that a BatchNorm applies to each channel in evaluation, in float64."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     times = norm.weight.detach().double() / (norm.running_var.double() + norm.eps).sqrt()
@@ -209,7 +210,7 @@ def affine(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
 
 
 def operators(module: nn.Module) -> Iterator[tuple[str, RepConv]]:
-    """The re-parameterisable convolutions of a network, by name."""
+    """Yield the names and re-parameterisable convolutions of a network."""
     for name, part in module.named_modules():
         if isinstance(part, RepConv):
             yield name, part

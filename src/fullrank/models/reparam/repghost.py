@@ -51,14 +51,14 @@ class GhostModule(nn.Module):
         self.relu = relu
 
     def forward(self, x: Tensor) -> Tensor:
-        """ReLU behind both, or behind neither."""
+        """Return the map after both convolutions, with a ReLU after each or after neither."""
         out: Tensor = self.primary(x)
         out = self.cheap(F.relu(out) if self.relu else out)
         return out
 
 
 class SqueezeExcite(nn.Module):
-    """Multiplies each channel by a number in [0, 1] that two dense layers find from the means of all channels."""
+    """Multiply each channel by a number in [0, 1] that two dense layers compute from the means of all channels."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -67,13 +67,13 @@ class SqueezeExcite(nn.Module):
         self.expand = nn.Conv2d(inner, width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The map, its channels weighed."""
+        """Return the map with its channels weighted."""
         gate = self.expand(F.relu(self.reduce(F.adaptive_avg_pool2d(x, 1))))
         return x * F.hardsigmoid(gate)
 
 
 def _a_quarter(width: int) -> int:
-    """Of a width, to the nearest multiple of 4, and one more where that would lose over a tenth of it."""
+    """Return a quarter of a width, rounded to a multiple of 4 and never down by more than a tenth."""
     near = max(4, int(width / 4 + 2) // 4 * 4)
     return near + 4 if near < 0.9 * width / 4 else near
 
@@ -81,8 +81,8 @@ def _a_quarter(width: int) -> int:
 class Bottleneck(nn.Module):
     """Two ghost modules, at stride 2 with a depthwise convolution between them, and a shortcut around all.
 
-    `place` is the place of the block among those in a row that keep width and size, from 1: the first start values of
-    trained scales fall with it, α = √(2/(m+1)) for the m-th module.
+    `place` is the position of the block, from 1, in a sequence of blocks that keep width and size. The initial values
+    of trained scales decrease with it, α = √(2/(m+1)) for the m-th module.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Bottleneck(nn.Module):
             self.shortcut = nn.Sequential(around, conv_bn(in_width, width, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The block's output."""
+        """Return the block's output."""
         out: Tensor = self.ghost2(self.excite(self.depthwise(self.ghost1(x))))
         out = out + self.shortcut(x)
         return out
@@ -164,8 +164,8 @@ def repghost_half(
 ) -> Net:
     """RepGhostNet 0.5×, as in FedRepOpt: 16 bottlenecks of two modules, z of 1280 dimensions.
 
-    What is re-parameterised is the depthwise 3×3 convolution of each module. "tr" is RepGhostNet itself, "inf" its
-    plain form with a BatchNorm of its own.
+    The depthwise 3×3 convolution of each module is re-parameterised. "tr" is RepGhostNet itself, "inf" its plain form
+    with its own BatchNorm.
     """
     return repghost(
         num_classes,

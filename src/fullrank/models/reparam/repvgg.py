@@ -29,13 +29,13 @@ def repvgg(
     identity_start: IdentityStart = "authors",
     model: str = "repvgg",
 ) -> Net:
-    """RepVGG of any size: a first block, then a stage of so many `blocks` for each of the other `widths`.
+    """RepVGG of any size: a first block, then one stage for each further width, with as many blocks as `blocks` says.
 
-    The first block and each stage's first halve the map; z is the mean of the last one. A block is a `RepConv`, with
-    an identity branch where width and size stay. `post_norm` puts a BatchNorm behind branches that have their own
-    ("tr"), as FedRepOpt's authors do and RepVGG does not. `scales` are those that a search found, for the modes "csla"
-    (unless `csla_scales="init"`, as in the authors' rows), "repopt" and "hs"; without them, those with which it starts:
-    1, and √(2/i) in a stage's block i ≥ 1.
+    The first block and each stage's first block halve the map; z is the mean of the last one. A block is a `RepConv`,
+    with an identity branch if width and size stay the same. `post_norm` puts a BatchNorm behind branches that have
+    their own ("tr"), as FedRepOpt's authors do and RepVGG does not. `scales` are the result of a search, for the modes
+    "csla" (unless `csla_scales="init"`, as in the authors' rows), "repopt" and "hs"; by default they are the values
+    with which a search starts: 1, and √(2/i) in a stage's block i ≥ 1.
     """
     if len(widths) != len(blocks) + 1:
         raise InputError(
@@ -70,7 +70,7 @@ def repvgg(
 
 
 def _named(model: str, widths: tuple[int, ...], blocks: tuple[int, ...], what: str) -> Callable[..., Net]:
-    """A RepVGG of a known size under its name, with the options of all."""
+    """Return a builder of a RepVGG of a fixed size, with the options of all."""
 
     def build(
         num_classes: int,

@@ -1,8 +1,8 @@
-"""Scales of re-parameterisable networks: what a search finds, in a file, and how a network takes them.
+"""Files with the searched scales of re-parameterisable networks.
 
 A file holds for every convolution, under its name in the network, the scales behind its branches: `alpha3`, `alpha1`
 and, where there is one, `identity` (RepVGG), or `alpha` and `fusion` (RepGhost). Some files come with the package, in
-`searched`, each beside a JSON file that says how it was found.
+`searched`, each with a JSON file that describes its search.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from fullrank.errors import InputError
 from fullrank.models.reparam.operators import RepConv, operators
 
 Scales: TypeAlias = dict[str, InstanceOf[Tensor]] | str | None
-"""What a file holds, its path, the data set of a search whose scales come with the package, or nothing: the values
-with which a search starts."""
+"""Scales as a dict of tensors, the path of a file, the data set of a search whose scales come with the package, or None
+for the values with which a search starts."""
 SEARCHED = Path(__file__).parent / "searched"
 
 _WITH_POINTWISE = {"kernel": "alpha3", "pointwise": "alpha1", "identity": "identity"}
@@ -30,7 +30,7 @@ _DEPTHWISE = {"kernel": "alpha", "identity": "fusion"}
 
 
 def scales_of(net: nn.Module) -> dict[str, Tensor]:
-    """The scales of a network in the "csla" or "hs" mode, as a file holds them."""
+    """Return the scales of a network in the "csla" or "hs" mode, as a file holds them."""
     return {
         f"{name}.{_names(operator)[branch]}": scale.detach().flatten().clone()
         for name, operator in operators(net)
@@ -47,7 +47,7 @@ def write_scales(path: str | Path, net: nn.Module, model: str) -> None:
 
 
 def read_scales(path: str | Path, model: str) -> dict[str, Tensor]:
-    """Read a file of scales for the network that `build` calls `model`; a bare name means those that come with us.
+    """Read a file of scales for the network that `build` calls `model`; a bare name means a file of the package.
 
     >>> sorted(read_scales("cifar100", "repvgg-a0"))[:2]
     ['backbone.layer1.0.alpha1', 'backbone.layer1.0.alpha3']
@@ -66,13 +66,13 @@ def read_scales(path: str | Path, model: str) -> dict[str, Tensor]:
 
 
 def shipped(name: str, model: str) -> Path:
-    """The file that comes with the package of a network's search on a data set."""
+    """Return the package's file with the scales of a network searched on a data set."""
     path = SEARCHED / f"{model}-{name}.safetensors"
     if not Path(name).suffix and Path(name).name == name and path.is_file():
         return path
     there = sorted(file.stem.removeprefix(f"{model}-") for file in SEARCHED.glob(f"{model}-*.safetensors"))
     known = f"with the package come {', '.join(there) or 'none'} for {model}"
-    raise InputError(f'model.scales: there is no file "{name}" ({known}); make one by fullrank search-scales {model}')
+    raise InputError(f'model.scales: there is no file "{name}" ({known}); make one with fullrank search-scales {model}')
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""The figures of the theory, drawn with Matplotlib."""
+"""Figures of the theory, drawn with Matplotlib."""
 
 from fullrank.theory.figures.disjoint import draw_bound, draw_disjoint
 from fullrank.theory.figures.flow import draw_alignment, draw_growth, draw_theorem

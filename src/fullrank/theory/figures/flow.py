@@ -14,7 +14,7 @@ from fullrank.theory.theorem import Rates
 
 
 def draw_theorem(found: Mapping[int, Sequence[Rates]], path: str | Path) -> None:
-    """What both forms of Theorem 1 predict, by depth, against the exact speeds of singular values."""
+    """Draw the predictions of both forms of Theorem 1, by depth, against the exact speeds of singular values."""
     markers = {1: ("o", BLUE), 2: ("^", ORANGE), 3: ("s", VERMILLION)}
     titles = {"formal": "appendix: product\noutside the root", "printed": "main text: product\nunder the root"}
     with drawing(path, 2.2) as figure:
@@ -44,7 +44,7 @@ def draw_theorem(found: Mapping[int, Sequence[Rates]], path: str | Path) -> None
 
 
 def draw_growth(found: Mapping[str, Growth], path: str | Path) -> None:
-    """Singular values of Π over time, one panel a division of the classes."""
+    """Draw singular values of Π over time, one panel for each division of the classes."""
     with drawing(path, 2.0) as figure:
         panels = np.atleast_1d(figure.subplots(1, len(found), sharex=True, sharey=True))
         for axes, (name, grown) in zip(panels, found.items(), strict=True):
@@ -60,7 +60,7 @@ def draw_growth(found: Mapping[str, Growth], path: str | Path) -> None:
 
 
 def draw_alignment(found: Mapping[int, NDArray[np.float64]], path: str | Path) -> None:
-    """ICLR Fig. 6: |u_kᵀ v_k'| as pixels, dark for 1, a panel an epoch."""
+    """Draw ICLR Fig. 6: |u_kᵀ v_k'| as pixels, dark for 1, one panel per epoch."""
     rows = -(-len(found) // 2)
     with drawing(path, 0.5 + 1.25 * rows) as figure:
         panels = figure.subplots(rows, min(2, len(found)), sharex=True, sharey=True, squeeze=False)

@@ -1,4 +1,4 @@
-"""Spheres seen from the side where most points are: a representation's directions, coloured by class."""
+"""Figures of representations on a sphere, coloured by class and seen from the side where most points are."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 View = tuple[float, float]
-"""From where a sphere is seen: elevation and azimuth, in radians."""
-ASIDE: View = (float(np.radians(25)), float(np.radians(35)))
-"""The view of points that lie on no side more than on others."""
+"""Elevation and azimuth from which a sphere is seen, in radians."""
+OBLIQUE: View = (float(np.radians(25)), float(np.radians(35)))
+"""The view of points that are on no side more than on others."""
 ONE_SIDED = 0.1
-"""The length of the mean point from which on the points lie on a side."""
+"""The least length of the mean point with which the points count as being on one side."""
 
 
 def draw_toy_sphere(panels: Sequence[Sphere], path: str | Path) -> None:
-    """FedMR Fig. 1(c), two panels a row."""
+    """Draw FedMR Fig. 1(c), two panels per row."""
     rows = -(-len(panels) // 2)
     with drawing(path, 0.25 + 1.85 * rows) as figure:
         places = figure.subplots(rows, 2, squeeze=False)
@@ -38,7 +38,7 @@ def draw_toy_sphere(panels: Sequence[Sphere], path: str | Path) -> None:
 
 
 def draw_unit_sphere(found: UnitSphere, path: str | Path) -> None:
-    """FedDecorr's Fig. 1: the clients' classes, and the three global models."""
+    """Draw FedDecorr's Fig. 1: the clients' classes, and the three global models."""
     with drawing(path, 4.1) as figure:
         places = figure.subplots(2, 2)
         _draw_counts(places[0, 0], found.counts)
@@ -49,11 +49,11 @@ def draw_unit_sphere(found: UnitSphere, path: str | Path) -> None:
 
 
 def draw_sphere(axes: Axes, panel: Sphere, title: str) -> None:
-    """Points in front of the sphere full, those behind it faint; turned so that their mean is in front."""
+    """Draw points on a sphere turned so that their mean is in front; points at the back are faint."""
     view = view_of(panel.points)
     _draw_wires(axes, view)
     across, up, depth = seen(panel.points, view)
-    rng = np.random.default_rng(0)  # in a random order, lest the last class cover all others
+    rng = np.random.default_rng(0)  # in a random order, so that the last class does not cover the others
     for behind in (True, False):
         for c in np.unique(panel.classes):
             colour, marker = class_style(int(c))
@@ -88,24 +88,24 @@ def _draw_wires(axes: Axes, view: View) -> None:
 
 
 def view_of(points: NDArray[np.float64]) -> View:
-    """From where the points are best seen: from straight above their mean, if they lie on a side at all.
+    """Return the view from straight above the mean of the points, if they are on one side.
 
-    Each sphere has a view of its own: its axes are those of its own network, and mean nothing in another's.
+    Each sphere has its own view, because the axes of different networks are not comparable.
 
-    >>> np.degrees(view_of(np.array([[0.0, 1, 0]]))).tolist(), view_of(np.array([[1.0, 0, 0], [-1, 0, 0]])) == ASIDE
+    >>> np.degrees(view_of(np.array([[0.0, 1, 0]]))).tolist(), view_of(np.array([[1.0, 0, 0], [-1, 0, 0]])) == OBLIQUE
     ([0.0, 90.0], True)
     """
     x, y, z = points.mean(0)
     length = float(np.linalg.norm((x, y, z)))
     if length < ONE_SIDED:
-        return ASIDE
+        return OBLIQUE
     return float(np.arcsin(np.clip(z / length, -1, 1))), float(np.arctan2(y, x))
 
 
 def seen(
     points: NDArray[np.float64], view: View
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """To the right, upwards and towards the eye."""
+    """Return the coordinates of points to the right, upwards and towards the viewer."""
     x, y, z = points.T
     (sine, sideways), (cosine, forward) = np.sin(view), np.cos(view)
     ahead = forward * x + sideways * y
@@ -114,7 +114,7 @@ def seen(
 
 
 def _draw_counts(axes: Axes, counts: NDArray[np.int64]) -> None:
-    """A disc for every client and class, its area the number of samples."""
+    """Draw a disc for every client and class, with an area proportional to the number of samples."""
     clients, classes = counts.shape
     for c in range(classes):
         colour, marker = class_style(c)

@@ -1,7 +1,7 @@
-"""A bare loop for a task: what a careful person writes in PyTorch without a framework.
+"""A bare training loop for a task, as one writes it with care in PyTorch without a framework.
 
-One model; the global weights copied in by one call, each step's update made by one call, the weighted mean kept as a
-running sum. Run as a file (`python bare.py TASK`) it imports nothing of fullrank.
+There is one model; global weights are copied in one call, each step is one optimiser call, and the weighted mean is a
+running sum. Run as a file (`python bare.py TASK`), it imports nothing of fullrank.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 if __package__:
-    from fullrank.bench.alone.task import Task, mark
+    from fullrank.bench.standalone.task import Task, mark
 else:
     from task import Task, mark  # type: ignore[import-not-found, no-redef]
 
 
 def main(path: str) -> None:
-    """Play the task's rounds, with a mark after each."""
+    """Run the task's rounds, with a mark after each."""
     torch.set_num_threads(1)
     task = Task(path)
     network = task.network().train()
@@ -40,7 +40,7 @@ def main(path: str) -> None:
                     with torch.no_grad():
                         torch._foreach_add_(local, slopes, alpha=-task.lr)
                     steps += 1
-            with torch.no_grad():  # clients of a task are equally large
+            with torch.no_grad():  # clients of a task have equal size
                 torch._foreach_add_(mean, local, alpha=1 / len(cohort))
         current, mean = mean, current
         mark(round=number + 1, steps=steps)
