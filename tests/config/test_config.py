@@ -74,7 +74,7 @@ def test_wrong_values_are_rejected_in_one_sentence(values, words):
         assert word in sentence
 
 
-@pytest.mark.parametrize("key", ["train.aggregator", "train.uneven", "privacy.level", "privacy.noise"])
+@pytest.mark.parametrize("key", ["train.uneven", "privacy.level", "privacy.noise"])
 def test_keys_that_nothing_serves_yet_are_rejected(key):
     assert "there is no such key" in error({key: 1})
 
