@@ -133,7 +133,7 @@ def build(name: str, **tables: Mapping[str, Any]) -> Method:
         parts.append(cls(**check_fields(cls, tables.get(cls.name, {}))))
     for table in tables:
         if table in {part.name for part in parts}:
-            continue  # checked as that part's, which may be a user's class under a name of the library
+            continue  # checked by that part's class, which may be a user's class with a name of the library
         if table not in METHODS.own and table not in METHODS.names():
             raise InputError(f"method.{table}: there is no such method; {nearest(table, METHODS.names())}")
         check_fields(find(table), tables[table])

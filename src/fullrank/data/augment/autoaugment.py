@@ -234,7 +234,7 @@ class RandAugment(Operation):
 
     @classmethod
     def parse(cls, arguments: str, dataset: DataSet) -> RandAugment:
-        """Make the operation from the number of operations in a row and their level."""
+        """Make the operation from the number of operations in sequence and their level."""
         height, width = size_of_pictures("randaugment", dataset)
         if not arguments:
             return cls(height, width)

@@ -98,5 +98,5 @@ def describe(dataset: DataSet) -> str:
 
 def pick(u: Tensor, count: int) -> Tensor:
     """Return a whole number of 0..count-1, each equally likely, from a uniform number."""
-    # a number just below 1 may have been rounded up to 1 on its way into a shorter dtype
+    # a number just below 1 may have been rounded to 1 in a shorter dtype
     return (u * count).floor().long().clamp(max=count - 1)
