@@ -107,7 +107,7 @@ def encode(message: Job | Result) -> bytes:
 
 
 def decode(content: bytes | bytearray | memoryview) -> Job | Result:
-    """Return the job or the result that `encode` turned into bytes, with tensors of its own on the CPU.
+    """Return the job or the result that `encode` turned into bytes, with new tensors on the CPU.
 
     Raises:
         BadMessage: if the bytes are cut off, changed, of another version, or hold something else.
