@@ -5,6 +5,7 @@ import math
 import pickle
 import struct
 
+import numpy as np
 import pytest
 import torch
 import xxhash
@@ -143,6 +144,12 @@ def test_values_of_losses_that_are_not_finite_travel():
     epoch = found.metrics["epochs"][0]
     assert math.isnan(epoch["criterion"])
     assert epoch["drift"] == math.inf
+
+
+def test_numbers_of_numpy_travel_as_pythons():
+    found = decode(encode(Result(0, 1, metrics={"a": np.float32(0.5), "b": [np.float64(0.1), np.int64(3)]})))
+    assert found.metrics == {"a": 0.5, "b": [0.1, 3]}
+    assert [type(value) for value in found.metrics["b"]] == [float, int]
 
 
 def test_an_error_travels_as_its_kind_sentence_and_traceback():

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import safetensors
 import torch
 import xxhash
@@ -322,6 +323,8 @@ def _text(name: Any, where: str) -> str:
 
 def _plain(value: Any, where: str) -> Any:
     """Return a value that JSON gives back as it is."""
+    if isinstance(value, np.generic):  # a metric's, for example
+        value = value.item()
     if value is None or isinstance(value, (bool, str)) or type(value) in (int, float):
         return value
     if isinstance(value, Mapping):
