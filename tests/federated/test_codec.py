@@ -53,9 +53,8 @@ def tensors(draw):
     return tensor
 
 
-trees = st.recursive(
-    st.dictionaries(names, tensors(), max_size=4), lambda inner: st.dictionaries(names, inner, max_size=3), max_leaves=6
-)
+flat = st.dictionaries(names, tensors(), max_size=4)
+trees = st.dictionaries(names, tensors() | flat | st.dictionaries(names, flat, max_size=2), max_size=3)
 plain = st.recursive(
     st.none() | st.booleans() | numbers | floats | names,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
