@@ -261,7 +261,7 @@ def flats(*trees: Mapping[str, Any]) -> list[Flat]:
 
 
 def pointwise(tree: Mapping[str, Any], function: Callable[..., Tensor], *others: Mapping[str, Any]) -> Tree:
-    """Combine trees by a function that treats every number by itself: one call for flat trees of one layout.
+    """Combine trees by a function that treats every number separately: one call for flat trees of one layout.
 
     >>> pointwise({"w": torch.tensor(1.0)}, torch.add, {"w": torch.tensor(3.0)})
     {'w': tensor(4.)}

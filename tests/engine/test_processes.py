@@ -209,7 +209,7 @@ def test_what_cannot_be_sent_is_rejected_in_a_sentence(data):
         def forward(self, x):
             return self.out(x.flatten(1))
 
-    with pytest.raises(InputError, match=r"cannot be sent to worker processes.*module of its own") as caught:
+    with pytest.raises(InputError, match=r"cannot be sent to worker processes.*separate module") as caught:
         fullrank.fit(Locked(), data, engine="processes", rounds=1)
     assert "\n" not in str(caught.value)
 

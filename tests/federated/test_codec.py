@@ -5,6 +5,7 @@ import math
 import pickle
 import struct
 
+import numpy as np
 import pytest
 import torch
 import xxhash
@@ -52,9 +53,8 @@ def tensors(draw):
     return tensor
 
 
-trees = st.recursive(
-    st.dictionaries(names, tensors(), max_size=4), lambda inner: st.dictionaries(names, inner, max_size=3), max_leaves=6
-)
+flat = st.dictionaries(names, tensors(), max_size=4)
+trees = st.dictionaries(names, tensors() | flat | st.dictionaries(names, flat, max_size=2), max_size=3)
 plain = st.recursive(
     st.none() | st.booleans() | numbers | floats | names,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
@@ -143,6 +143,12 @@ def test_values_of_losses_that_are_not_finite_travel():
     epoch = found.metrics["epochs"][0]
     assert math.isnan(epoch["criterion"])
     assert epoch["drift"] == math.inf
+
+
+def test_numbers_of_numpy_travel_as_pythons():
+    found = decode(encode(Result(0, 1, metrics={"a": np.float32(0.5), "b": [np.float64(0.1), np.int64(3)]})))
+    assert found.metrics == {"a": 0.5, "b": [0.1, 3]}
+    assert [type(value) for value in found.metrics["b"]] == [float, int]
 
 
 def test_an_error_travels_as_its_kind_sentence_and_traceback():

@@ -156,7 +156,7 @@ class Vectorised:
             return self.site.failed(work.job, error)
 
     def _one_by_one(self, jobs: dict[int, Job], error: BaseException) -> dict[int, Result]:
-        """Do the jobs of a group that failed again, each by itself, so that a failure is attributed to its client."""
+        """Do the jobs of a group that failed again, one by one, so that a failure is attributed to its client."""
         results = {number: self._alone(job) for number, job in jobs.items()}
         if all(result.error is None for result in results.values()):  # so what failed is to do them at once
             self.reasons.append(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import safetensors
 import torch
 import xxhash
@@ -107,7 +108,7 @@ def encode(message: Job | Result) -> bytes:
 
 
 def decode(content: bytes | bytearray | memoryview) -> Job | Result:
-    """Return the job or the result that `encode` turned into bytes, with tensors of its own on the CPU.
+    """Return the job or the result that `encode` turned into bytes, with new tensors on the CPU.
 
     Raises:
         BadMessage: if the bytes are cut off, changed, of another version, or hold something else.
@@ -322,6 +323,8 @@ def _text(name: Any, where: str) -> str:
 
 def _plain(value: Any, where: str) -> Any:
     """Return a value that JSON gives back as it is."""
+    if isinstance(value, np.generic):  # a metric's, for example
+        value = value.item()
     if value is None or isinstance(value, (bool, str)) or type(value) in (int, float):
         return value
     if isinstance(value, Mapping):

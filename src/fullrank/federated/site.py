@@ -64,7 +64,7 @@ class Job:
 
 @dataclass
 class Result:
-    """What came of a job: plain data, apart from the error."""
+    """What came of a job: plain data, except for the error."""
 
     client: int
     samples: int
@@ -150,7 +150,7 @@ class Site:
         self._y = data.y.to(device)
 
     def twin(self, device: torch.device) -> Site:
-        """Return a site for the same clients with a network of its own; data are shared if the device is the same."""
+        """Return a site for the same clients with a copy of the network; data are shared if the device is the same."""
         other = copy.copy(self)
         other.network, other.device = copy.deepcopy(self.network), device
         other.network.module.to(device)

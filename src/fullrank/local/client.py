@@ -184,18 +184,18 @@ class Client:
     ) -> Fit:
         """Return a fit that is ready to be run: its step, its batches, and the state that the step changes.
 
-        The state holds the client's own tensors, so whoever runs the fit elsewhere works on copies of them.
+        The state holds the client's own tensors, so an engine that runs the fit elsewhere works on copies.
 
         Args:
             only: Selectors of what to train; a frozen entry trains only if it is named in full.
             epochs: Passes over the samples, in place of the setting.
             steps: Batches, in place of passes.
-            side: Whether it is a side fit: without drift corrections, with an optimiser of its own, and not reported.
+            side: Whether it is a side fit: without drift corrections, with a separate optimiser, and not reported.
             loss: A further term of this fit.
             criterion: A criterion in place of the method's.
             stats: "freeze" keeps norm layers in evaluation mode.
             space: The method that asks for it, whose state `loss` and `criterion` see as their own.
-            optimiser: Settings of the optimiser; one that is given means an optimiser of the fit's own.
+            optimiser: Settings of the optimiser; one that is given means a separate optimiser.
         """
         network, settings = self._network, self._adapted(epochs, steps, optimiser)
         names = self._trained(only)

@@ -1,4 +1,4 @@
-"""The values of a client's entries, in the network or apart from it."""
+"""The values of a client's entries, in the network or detached from it."""
 
 from __future__ import annotations
 

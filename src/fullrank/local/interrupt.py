@@ -141,7 +141,7 @@ def _watchdog() -> Iterator[None]:
 
 
 def _say(text: str) -> None:
-    """Write to the terminal directly, because a stream may be in the middle of a line of its own."""
+    """Write to the terminal directly, because a stream may be in the middle of a line."""
     with contextlib.suppress(OSError):
         os.write(2, text.encode())
 

@@ -121,7 +121,7 @@ class Fit:
     label: str = ""
     """Names the fit among the client's, and with it the random numbers that it draws."""
     fresh: bool = False
-    """Whether it has an optimiser of its own."""
+    """Whether it has a separate optimiser."""
 
     def rows(self) -> tuple[Tensor, Tensor | None]:
         """Return positions of the samples of all batches in a row, and the random numbers of their augmentation."""
@@ -155,7 +155,7 @@ def train(fit: Fit, stepper_of: StepperOf = Eager) -> Report:
 def _step_by_step(
     stepper: Stepper, rows: Tensor, draws: Tensor | None, sizes: Sequence[int], rates: Iterator[float]
 ) -> dict[str, Tensor]:
-    """Run an epoch in which every step has a learning rate of its own."""
+    """Run an epoch in which the learning rate changes with every step."""
     found: list[dict[str, Tensor]] = []
     for window, size in zip(windows(sizes), sizes, strict=True):
         stepper.take_rate(next(rates))

@@ -154,7 +154,7 @@ def _subtract_(weight: Tensor, slope: Tensor, lr: float | Tensor) -> None:
 
 
 def _adam_(w: Tensors, g: Tensors, memory: Tree, settings: Settings, decay: float, rate: Tensor | None) -> None:
-    """Adam with the decay in the gradient, AdamW with the decay apart from it."""
+    """Adam with the decay in the gradient, AdamW with the decay separate from it."""
     lr = settings.lr if rate is None else rate
     for name, weight in w.items():
         slope = g[name]

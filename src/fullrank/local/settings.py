@@ -28,7 +28,7 @@ class Settings:
     clip_norm: float = 0.0
     label_smoothing: float = 0.0
     moving: Moving | None = None
-    """Where the learning rate changes from step to step: how; `lr` is then the first step's."""
+    """How the learning rate changes from step to step, if it does; `lr` is then the first step's."""
 
     def check(self) -> None:
         """Reject what a method's own fit cannot be run with; the values of `[train]` have been checked before."""
@@ -42,7 +42,7 @@ class Settings:
             raise InputError(f'client.fit(last_batch="{self.last_batch}"): {nearest(self.last_batch, LAST_BATCHES)}')
 
     def rates(self, steps: int) -> list[float]:
-        """The learning rate of each of so many steps."""
+        """Return the learning rate of each of a number of steps."""
         return self.moving.rates(steps) if self.moving is not None else [self.lr] * steps
 
 
@@ -55,7 +55,7 @@ class Moving:
     lr: float
 
     def rates(self, steps: int) -> list[float]:
-        """Of so many steps."""
+        """Return the learning rate of each of a number of steps."""
         return [self.lr * self.schedule.share(self.round + step / steps) for step in range(steps)]
 
 

@@ -92,7 +92,7 @@ class Functional:
         self.network = network
 
     def at(self, tensors: Tensors, x: Tensor) -> Output:
-        """Run the network in its current mode with the given tensors in place of its own."""
+        """Run the network in its current mode with the given tensors in place of the module's."""
         return self.network.at(tensors, x)
 
     def call(self, trained: Tensors, rest: Tensors, buffers: Tensors, x: Tensor) -> tuple[Output, Tensors]:

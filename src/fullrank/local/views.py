@@ -129,7 +129,7 @@ class ClientView:
             loss: A further term of this fit.
             criterion: A criterion in place of the method's.
             stats: "freeze" keeps norm layers in evaluation mode.
-            optimiser: Settings such as `lr` and `momentum`. With any of them the fit has an optimiser of its own;
+            optimiser: Settings such as `lr` and `momentum`. With any of them the fit has a separate optimiser;
                 without, the round's fits share one.
         """
         return self._client.fit(

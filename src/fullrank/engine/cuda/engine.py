@@ -1,4 +1,4 @@
-"""The cuda engine trains several clients at a time, each on a stream of its own, by steps replayed from graphs.
+"""The cuda engine trains several clients at a time, each on its own stream, by steps replayed from graphs.
 
 A step of a deep network is a thousand short kernels. Launching them from Python takes longer than running them, so a
 whole step (gather, augmentation, forward, criterion, method terms, backward, corrections, optimiser) is captured once
@@ -189,7 +189,7 @@ class DeviceContext:
 
 
 class StreamWorker:
-    """What one slot works with: a network of its own, a stream, and the steps recorded on them."""
+    """What one slot works with: a copy of the network, a stream, and the steps recorded on them."""
 
     def __init__(self, place: DeviceContext, compile: bool, beside_others: bool):
         self.place = place

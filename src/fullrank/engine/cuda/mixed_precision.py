@@ -38,7 +38,7 @@ def shortened_names(network: Network) -> set[str]:
 class HalfWeights(Bound):
     """Makes steps that convert all weights to the shorter dtype at once, and gather their gradients in one vector.
 
-    Autocast converts each weight by itself, and each gradient back; entries in one vector need one conversion.
+    Autocast converts each weight and each gradient separately; entries in one vector need one conversion.
     """
 
     def __init__(self, network: Network, trained: Tensors):

@@ -1,4 +1,4 @@
-"""Odd batches in the shape of full ones, with the arithmetic of their own size.
+"""Odd batches in the shape of full ones, with the same arithmetic as in their own.
 
 A library of convolutions plans for seconds for every new shape. An odd batch is therefore filled up with copies of its
 last sample: layers that treat samples separately are unaffected, BatchNorm takes its statistics over the true samples

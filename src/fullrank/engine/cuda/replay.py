@@ -117,7 +117,7 @@ class StaticBuffers:
         copy_(state.memory, self.state.memory)
 
     def recording(self, size: int, steps: int) -> Recording | None:
-        """Return the recorded step for a batch size, or None if so many steps are not worth recording it."""
+        """Return the recorded step for a batch size, or None if recording it does not pay."""
         self.seen[size] = self.seen.get(size, 0) + steps
         if size not in self.recordings and self.seen[size] >= WORTH_RECORDING:
             made = Recording(self.eager(size), size, self.recorder.backend)

@@ -1,4 +1,4 @@
-"""Several clients at a time in one process: each slot is a thread with a site of its own."""
+"""Several clients at a time in one process: each slot is a thread with its own site."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Slots:
         return {number: result}
 
     def _empty(self) -> None:
-        """Stop the slots that still work, because nobody waits for their results."""
+        """Stop the slots that still work, because their results are no longer wanted."""
         self._given_up.set()
         while any(slot.job is not None for slot in self.slots):
             slot, _, result = self._done.get()

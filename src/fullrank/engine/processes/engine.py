@@ -130,7 +130,7 @@ class Processes:
         except Exception as error:
             raise InputError(
                 f"the model or method cannot be sent to worker processes ({error}); "
-                'move it into a module of its own, or take engine.name = "serial"'
+                'move it into a separate module, or take engine.name = "serial"'
             ) from None
 
 

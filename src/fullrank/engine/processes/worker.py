@@ -1,4 +1,4 @@
-"""A worker process does clients' jobs at a site of its own, and ends with the process that started it.
+"""A worker process does clients' jobs at its own site, and ends with the process that started it.
 
 It starts here and never imports the user's main module, so a script needs no `__main__` guard.
 """
