@@ -12,7 +12,7 @@ An upload is rejected, and the client that sent it is named, if
 - a variance that BatchNorm keeps is negative;
 - it is empty, although the client made steps (`check_samples`);
 - the number of samples is not the one that the server knows: as the client's claim, as the weight of its buffers and,
-  unless the method has a `weight` of its own, as the weight of its weights (`check_samples`).
+  unless the method defines `weight`, as the weight of its weights (`check_samples`).
 
 A client whose weights are more than `SUSPICIOUS` times as large as both the model that was sent and the median of the
 round's clients is named in a warning.

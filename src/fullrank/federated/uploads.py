@@ -107,7 +107,7 @@ class ExpectedUploads:
         ]
 
     def finite_loss(self, job: Job) -> bool:
-        """Whether the model has a finite loss on the synthetic client, as far as the method runs there."""
+        """Return whether the model has a finite loss on the synthetic client, as far as the method runs there."""
         try:
             (first, *_) = self._rehearsed(job).metrics["epochs"]
         except Exception:

@@ -29,7 +29,7 @@ class ServerView:
     """The server as the hooks of one method see it.
 
     All views show the same server, so what one method assigns is what the next one reads. Only `own` differs: each
-    method has a state of its own.
+    method has its own state.
 
     Attributes:
         net: The network, with the values of any client; the global model's are in `w` and `model`.
