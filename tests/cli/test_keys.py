@@ -29,10 +29,9 @@ def test_what_may_be_named_is_named(capsys):
     found = listed(capsys)
     variants = [name for variants in VARIANTS.values() for name in variants]
     assert [name for name in variants if name not in found["data.variant"]["what"]] == []
-    for registry in (DATA_SETS, PARTITIONS):
+    for registry in (DATA_SETS, PARTITIONS, AGGREGATORS):
         assert found[registry.key]["values"] == list(registry.names())
     assert found["data.augment"]["values"] == ["auto", "none", *AUGMENTATIONS.names()]
-    assert [name for name in AGGREGATORS.names() if name not in found["train.aggregator"]["what"]] == []
     assert found["train.optimizer"]["values"] == ["sgd", "adam", "adamw"]
     assert found["evaluate.metrics"]["values"][:2] == ["accuracy", "loss"]
     assert found["train.lr"]["values"] == []

@@ -12,6 +12,7 @@ from fullrank.data.augment.pipeline import AUGMENTATIONS
 from fullrank.data.partition import COLUMNS, PARTITIONS, VARIANTS, check_options
 from fullrank.data.sources.registry import DATA_SETS
 from fullrank.errors import nearest
+from fullrank.federated.aggregation import AGGREGATORS
 from fullrank.metrics.measures import METRICS
 from fullrank.objectives.criteria import CRITERIA, CROSS_ENTROPY
 from fullrank.plugins import GIVEN, Registry
@@ -210,9 +211,9 @@ class Train(Table):
     """Whether the optimizer state of a client is reset at the start of each round (fresh) or kept between rounds."""
     buffers: Literal["average", "local"] = "average"
     """Running statistics of BatchNorm: averaged over clients like weights, or kept by each client (local)."""
-    aggregator: str = "mean"
-    """How the server combines what clients send: by weighted means and sums (mean), or "package.module:Class", a
-    subclass of fullrank.Aggregator."""
+    aggregator: Annotated[str, NameIn(AGGREGATORS)] = "mean"
+    """How the server combines what clients send: by weighted means and sums (mean), or as a subclass of
+    fullrank.Aggregator does it."""
 
     @model_validator(mode="after")
     def _goes_together(self) -> Train:
