@@ -19,6 +19,7 @@ from fullrank.bench import machine
 from fullrank.bench.figures import Figure, table
 from fullrank.config.experiment import Experiment
 from fullrank.config.schema import GIVEN
+from fullrank.engine.base import EngineOptions
 from fullrank.engine.cuda.engine import Cuda
 from fullrank.runs.assemble import assemble
 from fullrank.trees import elements
@@ -43,7 +44,7 @@ def milliseconds(values: dict[str, Any], repeats: int) -> tuple[int, int, list[f
     keys = {"data": {"name": GIVEN, "partition": GIVEN, "clients": SIZE.clients}, "engine.name": "serial"}
     experiment = Experiment.of({**keys, "train.batch_size": SIZE.batch_size, **values})
     parts = assemble(experiment, federation=repopt.federation(SIZE))
-    engine = Cuda(parts.site, [torch.device("cpu")], 1, record=recorded)
+    engine = Cuda(parts.site, EngineOptions(slots=1), record=recorded, devices=[torch.device("cpu")])
     found = []
     try:
         for _ in range(repeats + 2):

@@ -25,11 +25,11 @@ from fullrank.bench.overheads import open_engine_of
 from fullrank.config.experiment import Experiment
 from fullrank.data import DataSet, Pipeline, Split
 from fullrank.data.federation import Federation, given
+from fullrank.engine.machine import threads
 from fullrank.errors import InputError, RunFailed, nearest
 from fullrank.methods.fedrepopt import FedRepOpt
 from fullrank.plugins import GIVEN
 from fullrank.runs.assemble import assemble
-from fullrank.runs.result import threads
 
 BASE = "inf"
 MODES = (BASE, "repopt", "csla", "tr")

@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fullrank import methods
 from fullrank.channels import Traffic
 from fullrank.config.experiment import Experiment, merged, nested
-from fullrank.engine import Engine, open_engine
+from fullrank.engine import ENGINES, Engine, EngineOptions, open_engine
 from fullrank.engine.cuda.engine import Cuda
+from fullrank.engine.machine import threads
 from fullrank.engine.recording import Recording
 from fullrank.engine.serial import Serial
 from fullrank.errors import ClientFailed, InputError, WroteInPlace
@@ -30,7 +32,6 @@ from fullrank.local.step import Context, Functional, State, Step
 from fullrank.methods import Method
 from fullrank.runs.assemble import Assembly, assemble
 from fullrank.runs.fit import method_table
-from fullrank.runs.result import threads
 from fullrank.runs.run import execute
 from fullrank.trees import Tensors, Tree, clone, flatten, misfit
 
@@ -128,6 +129,10 @@ def check(
                 raise CheckFailed(f'"{built.name}" cannot run on the small federation: {failure}') from failure
     done.exchange = trial.exchange
     return done
+
+
+IN_WORDS = {"cuda": "a recorded step", "vectorised": "a group of clients"}
+"""What it means for a method that an engine trains its clients."""
 
 
 class Trial:
@@ -240,9 +245,13 @@ def _degenerate(trial: Trial) -> str:
 
 
 def _engines(trial: Trial) -> str:
-    """Check that recorded steps and groups of clients give the result of the serial engine."""
-    tried = (("a recorded step", _recorded, trial.values), ("a group of clients", _vectorised, trial.in_groups))
-    for name, engine_of, values in tried:
+    """Check that every engine of the library gives what `serial` gives; `processes` has a check of its own."""
+    for engine in ENGINES.own:
+        if engine in ("serial", "processes"):
+            continue
+        name = IN_WORDS.get(engine, f'the engine "{engine}"')
+        engine_of = _recorded if engine == "cuda" else partial(_opened, engine)
+        values = trial.in_groups if engine == "vectorised" else trial.values
         start = _entries(trial.assembled(values=values))
         want = _entries(trial.trained(_serial, values=values))
         moved = _distance(want, start)
@@ -263,17 +272,18 @@ def _recorded(parts: Assembly) -> Engine:
         step()
         return step
 
-    return Cuda(parts.site, [torch.device("cpu")], 2, record=run_again)
+    return Cuda(parts.site, EngineOptions(slots=2, clients=2), record=run_again, devices=[torch.device("cpu")])
 
 
-def _vectorised(parts: Assembly) -> Engine:
-    return open_engine("vectorised", parts.site, clients_a_round=len(parts.server.sample(0)))
+def _opened(engine: str, parts: Assembly) -> Engine:
+    return open_engine(engine, parts.site, EngineOptions(clients=len(parts.server.sample(0))))
 
 
 def _processes(trial: Trial) -> str:
     """Check that worker processes give the same bits."""
     want = _entries(trial.trained(_serial))
-    got = _entries(trial.trained(lambda parts: open_engine("processes", parts.site, workers=2, clients_a_round=2)))
+    two = EngineOptions(workers=2, clients=2)
+    got = _entries(trial.trained(lambda parts: open_engine("processes", parts.site, two)))
     for name, value in want.items():
         if not torch.equal(value, got[name]):
             raise CheckFailed(

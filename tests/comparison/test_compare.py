@@ -390,19 +390,6 @@ def test_the_same_comparison_finds_its_own_directory():
     assert name(**{"data.alpha": 0.5}) != name()
 
 
-def test_how_many_at_a_time(monkeypatch):
-    monkeypatch.setattr(compare_module, "cores", lambda: 8)
-
-    def number(jobs=0, **engine):
-        return compare_module._at_once(jobs, Experiment(engine=engine))
-
-    assert number() == 8
-    assert number(threads=3) == 2
-    assert number(name="processes") == 1
-    assert number(device="cuda") == 1
-    assert number(jobs=3, device="cuda") == 3
-
-
 def test_in_processes_of_their_own_the_runs_are_the_same_also_stopped_and_continued(tmp_path):
     experiment = {**QUICK, "train.rounds": 40}
     fullrank.compare(experiment, ["fedavg", "fedprox"], [3], "one-by-one", jobs=1)

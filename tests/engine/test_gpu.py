@@ -134,7 +134,7 @@ def played(values):
     from fullrank.runs.assemble import assemble
 
     parts = assemble(Experiment.of(values))
-    engine = open_engine("cuda", parts.site, slots=parts.experiment.engine.slots, clients_a_round=2)
+    engine = open_engine("cuda", parts.site, parts.engine.options(2))
     parts.server.run_round(engine)
     arenas = [arena for hand in engine.hands for arena in hand.recorder.arenas.values()]
     found = [recording for arena in arenas for recording in arena.recordings.values()]

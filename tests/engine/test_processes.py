@@ -17,7 +17,7 @@ from torch import nn
 import fullrank
 from fullrank import Mean, Method, Sum
 from fullrank.config.experiment import Experiment
-from fullrank.engine import choose
+from fullrank.engine import EngineOptions
 from fullrank.engine.processes.engine import Processes
 from fullrank.engine.processes.wire import Wire, pack
 from fullrank.errors import ClientFailed, InputError
@@ -248,7 +248,7 @@ def test_workers_die_with_their_parent(number, tmp_path):
 def test_results_come_in_the_jobs_order_and_few_wait():
     """The first job is slow: while it runs, no more results may pile up than twice the workers."""
     assembly = assemble(Experiment.of({**VALUES, "data.clients": 40, "data.partition": "iid", "train.steps": 1}))
-    engine = Processes(assembly.site, workers=2, threads=1)
+    engine = Processes(assembly.site, EngineOptions(workers=2, clients=2))
     started = []
 
     def jobs():
@@ -275,7 +275,7 @@ def test_the_shared_file_has_no_name(data, tmp_path, monkeypatch):
 
     monkeypatch.setattr(tempfile, "tempdir", None)
     assembly = assemble(Experiment.of(VALUES))
-    engine = Processes(assembly.site, workers=1, threads=1)
+    engine = Processes(assembly.site, EngineOptions(workers=1, clients=1))
     try:
         assert not list(tmp_path.glob("fullrank*"))
     finally:
@@ -321,16 +321,6 @@ def test_wire_survives_a_pipe_that_takes_a_part_only():
     pipe.seek(0)
     got = Wire(pipe, pipe).receive()
     assert all(torch.equal(got[name], tensors[name]) for name in tensors)
-
-
-def test_the_rule_of_auto(monkeypatch):
-    monkeypatch.setattr("fullrank.engine.cores", lambda: 8)
-    assert choose("", 10, 1e12) == "processes"
-    assert choose("", 10, 1e9) == "serial"
-    assert choose("", 1, 1e12) == "serial"
-    assert choose("cuda", 10, 1e12) == "cuda"
-    monkeypatch.setattr("fullrank.engine.cores", lambda: 1)
-    assert choose("", 10, 1e12) == "serial"
 
 
 def test_fit_never_starts_processes_by_itself(data):

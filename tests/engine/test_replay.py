@@ -9,6 +9,7 @@ import torch
 import fullrank
 from engines import check_same, distance, play, recordings
 from fullrank.config.experiment import Experiment
+from fullrank.engine import EngineOptions
 from fullrank.engine.cuda.compiled import Forward
 from fullrank.engine.cuda.engine import Cuda, nothing_collected
 from fullrank.engine.serial import Serial
@@ -42,7 +43,7 @@ def rerun(step, pool):
 
 
 def cuda(slots=3, devices=(CPU,), **options):
-    return lambda site: Cuda(site, devices, slots, record=rerun, **options)
+    return lambda site: Cuda(site, EngineOptions(slots=slots, clients=6, **options), record=rerun, devices=devices)
 
 
 OWN = """
@@ -68,10 +69,8 @@ def test_every_method_trains_as_in_serial(method):
 def test_weights_in_channels_last_form_train_as_in_serial(method, norm, monkeypatch):
     """As on a GPU, where half of a network may train while the other half lies in between."""
 
-    def shortened(network, table, device):
+    def as_on_a_gpu(network, engine):
         network.half = torch.bfloat16
-
-    def channels_last(network, table, device):
         network.channels_last = True
         network.module.to(memory_format=torch.channels_last)
 
@@ -82,8 +81,7 @@ def test_weights_in_channels_last_form_train_as_in_serial(method, norm, monkeypa
 
     update = torch._fused_sgd_
     monkeypatch.setattr(torch, "_fused_sgd_", on_a_gpu)
-    monkeypatch.setattr("fullrank.runs.assemble._set_precision", shortened)
-    monkeypatch.setattr("fullrank.runs.assemble._set_layout", channels_last)
+    monkeypatch.setattr("fullrank.runs.assemble.set_up_for", as_on_a_gpu)
     model = {"name": "cnn", "norm": norm, "width": 4}
     table = {**BASE, "engine.precision": "float32", "model": model, "method.name": method, "train.epochs": 1}
     start = assemble(Experiment.of(table)).server.model
@@ -172,7 +170,7 @@ def test_slots_on_several_devices():
 def test_client_failure_stops_the_others_and_leaves_the_engine_usable():
     values = {**BASE, "method.name": "stateful:AllFail"}
     parts = assemble(Experiment.of(values))
-    engine = Cuda(parts.site, (CPU,), 3, record=rerun)
+    engine = Cuda(parts.site, EngineOptions(slots=3, clients=6), record=rerun, devices=(CPU,))
     parts.server.run_round(engine)
     with pytest.raises(fullrank.errors.ClientFailed):
         parts.server.run_round(engine)
@@ -182,30 +180,32 @@ def test_client_failure_stops_the_others_and_leaves_the_engine_usable():
 
 def test_a_model_that_draws_numbers_is_rejected_side_by_side():
     parts = assemble(Experiment.of({**BASE, "model": {**BASE["model"], "dropout": 0.5}}))
-    engine = Cuda(parts.site, (CPU,), 3, record=rerun)
+    engine = Cuda(parts.site, EngineOptions(slots=3, clients=6), record=rerun, devices=(CPU,))
     with pytest.raises(fullrank.errors.InputError, match=r"engine\.slots = 1"):
         parts.server.run_round(engine)
     engine.close()
-    assert len(Cuda(parts.site, (CPU,), 0, record=rerun).hands) == 1
+    assert len(Cuda(parts.site, EngineOptions(slots=0, clients=6), record=rerun, devices=(CPU,)).hands) == 1
 
 
 def test_what_cannot_be_recorded_runs_eagerly_and_says_why():
     def rejects(step, pool):
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    engine = check_same(BASE, lambda site: Cuda(site, (CPU,), 2, record=rejects))
+    engine = check_same(
+        BASE, lambda site: Cuda(site, EngineOptions(slots=2, clients=6), record=rejects, devices=(CPU,))
+    )
     assert engine.reasons == ["operation not permitted when stream is capturing"]
 
 
 def test_evaluation_is_replayed(monkeypatch):
     parts = assemble(Experiment.of(BASE))
-    want = parts.evaluate(parts.server.model)
-    engine = Cuda(parts.site, (CPU,), 1, record=rerun)
-    assert parts.evaluate(parts.server.model) == pytest.approx(want)
+    want = parts.evaluator.evaluate(parts.server.model)
+    engine = Cuda(parts.site, EngineOptions(slots=1, clients=6), record=rerun, devices=(CPU,))
+    assert parts.evaluator.evaluate(parts.server.model) == pytest.approx(want)
     changed = {n: t + 0.1 if t.is_floating_point() else t for n, t in parts.server.model.items()}
-    again = parts.evaluate(changed)
+    again = parts.evaluator.evaluate(changed)
     engine.close()
-    assert parts.evaluate(changed) == pytest.approx(again)
+    assert parts.evaluator.evaluate(changed) == pytest.approx(again)
 
 
 def test_bfloat16_forwards_stay_near_float32():
@@ -254,7 +254,7 @@ class Noisy(torch.nn.Module):
 @pytest.mark.parametrize("noise", [True, False])
 def test_a_users_model_that_draws_numbers_trains_alone(noise):
     parts = assemble(Experiment.of({**BASE, "model": {"name": "given"}}), module=Noisy(noise))
-    engine = Cuda(parts.site, (CPU,), record=rerun)
+    engine = Cuda(parts.site, EngineOptions(clients=6), record=rerun, devices=(CPU,))
     parts.server.run_round(engine)
     engine.close()
     assert (len(engine.hands) == 1) == noise
@@ -274,7 +274,7 @@ def test_trees_that_leave_the_engine_are_plain():
     values = {**BASE, "train.optimizer_state": "keep"}
     for method in ("scaffold", "fedrep", "hook_methods:OwnNorm"):
         parts = assemble(Experiment.of({**values, "method.name": method}))
-        engine = Cuda(parts.site, (CPU,), 1, record=rerun)
+        engine = Cuda(parts.site, EngineOptions(slots=1, clients=6), record=rerun, devices=(CPU,))
         (result,) = engine.run([parts.server.job("train", 0)])
         assert isinstance(engine.hands[0].site.network.some(parts.entries.shared), Flat) or method != "scaffold"
         engine.close()
@@ -292,7 +292,7 @@ def all_trees(trees):
 def test_corrections_are_one_operation_on_vectors():
     """However many entries there are: the variates of client and server, and the weights as received."""
     parts = assemble(Experiment.of({**BASE, "method.name": "scaffold"}))
-    engine = Cuda(parts.site, (CPU,), 1, record=rerun)
+    engine = Cuda(parts.site, EngineOptions(slots=1, clients=6), record=rerun, devices=(CPU,))
     list(engine.run([parts.server.job("train", 0)]))
     ((arena,),) = (hand.recorder.arenas.values() for hand in engine.hands)
     context = arena.context
@@ -312,7 +312,7 @@ def test_a_correction_that_extends_another_is_obeyed():
 
 def test_a_copy_of_a_flat_network_is_loaded_by_itself():
     parts = assemble(Experiment.of(BASE))
-    engine = Cuda(parts.site, (CPU,), 1, record=rerun)
+    engine = Cuda(parts.site, EngineOptions(slots=1, clients=6), record=rerun, devices=(CPU,))
     network = engine.hands[0].site.network
     w = network.some(parts.entries.shared)
     assert isinstance(w, Flat)

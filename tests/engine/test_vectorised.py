@@ -13,8 +13,9 @@ from torch import nn
 
 from fullrank import Method
 from fullrank.config.experiment import Experiment
+from fullrank.engine import EngineOptions
 from fullrank.engine.serial import Serial
-from fullrank.engine.vectorised import Group, Vectorised, suits, turns, width_of
+from fullrank.engine.vectorised import Group, Vectorised, turns, width_of
 from fullrank.errors import ClientFailed, Interrupted
 from fullrank.local import interrupt
 from fullrank.local.plan import make_plan
@@ -64,7 +65,7 @@ def check_same(make, rounds=2, tolerance=1e-9, evaluate=False):
     want, got = make(), make()
     start = want.server.model
     rows, _ = play(want, Serial, rounds, evaluate)
-    same, engine = play(got, lambda site: Vectorised(site, 9), rounds, evaluate)
+    same, engine = play(got, lambda site: Vectorised(site, EngineOptions(clients=9)), rounds, evaluate)
     assert distance(want.server.model, got.server.model) <= tolerance * distance(want.server.model, start)
     for a, b in zip(rows, same, strict=True):
         assert a.idle == b.idle
@@ -127,7 +128,9 @@ def test_clients_without_a_step_send_nothing():
     changes = {"train.batch_size": 8, "train.last_batch": "drop", "train.lr": 0.1}
     engine = check_same(lambda: put_together(normed(), blobs(sizes), FedAvg(), changes))
     assert not engine.reasons
-    played, _ = play(put_together(normed(), blobs(sizes), FedAvg(), changes), lambda s: Vectorised(s, 9), 1)
+    played, _ = play(
+        put_together(normed(), blobs(sizes), FedAvg(), changes), lambda s: Vectorised(s, EngineOptions(clients=9)), 1
+    )
     assert played[0].idle == [7, 8]
 
 
@@ -202,7 +205,7 @@ def test_a_failure_is_one_clients_own(place):
     assert not engine.reasons
     parts = put_together(normed(), blobs((12,) * 6), Here(), {"train.batch_size": 4})
     with pytest.raises(ClientFailed, match=r"client 3.*no power"):
-        parts.server.run_round(Vectorised(parts.site, 6))
+        parts.server.run_round(Vectorised(parts.site, EngineOptions(clients=6)))
 
 
 @dataclass(frozen=True)
@@ -287,7 +290,7 @@ def test_dropout_and_loose_buffers_are_left_to_the_ordinary_way():
 
 def test_questions_and_personal_models_are_asked_for_one_by_one():
     parts = assemble(Experiment.of({**DENSE, "data.clients": 5, "method.name": "hook_methods:Calibrated"}))
-    engine = Vectorised(parts.site, 5)
+    engine = Vectorised(parts.site, EngineOptions(clients=5))
     parts.server.run_round(engine)
     parts.server.finished(engine)
     jobs = [parts.server.job("personal", client) for client in range(5)]
@@ -301,7 +304,7 @@ def test_questions_and_personal_models_are_asked_for_one_by_one():
 
 def test_no_more_jobs_are_taken_than_a_group_has():
     parts = put_together(plain(), blobs((8,) * 12), FedAvg())
-    engine = Vectorised(parts.site, 12)
+    engine = Vectorised(parts.site, EngineOptions(clients=12))
     engine.width = 5
     taken = []
 
@@ -331,7 +334,7 @@ def test_an_interruption_stops_between_steps(monkeypatch):
     monkeypatch.setattr(Group, "_gradient", counted)
     monkeypatch.setattr(interrupt, "check", check)
     with pytest.raises(Interrupted):
-        parts.server.run_round(Vectorised(parts.site, 6))
+        parts.server.run_round(Vectorised(parts.site, EngineOptions(clients=6)))
     assert len(made) == 2
 
 
@@ -344,7 +347,7 @@ def test_large_models_make_small_groups_and_larger_ones_none():
     assert width_of(site(8), 50) == 50
     assert width_of(site(8), 10) == 10
     assert 4 < width_of(site(600), 50) < 50
-    assert "too few" in Vectorised(site(2000), 50).reasons[0]
+    assert "too few" in Vectorised(site(2000), EngineOptions(clients=50)).reasons[0]
 
 
 @pytest.mark.parametrize(
@@ -360,4 +363,6 @@ def test_large_models_make_small_groups_and_larger_ones_none():
 )
 def test_what_auto_should_mean(changed, chosen):
     parts = assemble(Experiment.of({"model.name": "mlp", "data.clients": 20, **changed}))
-    assert suits(parts.site, len(parts.server.sample(0))) == chosen
+    assert (parts.engine.name == "vectorised") == chosen
+    assert parts.experiment.engine.name == parts.engine.name
+    assert parts.engine.reasons["name"].endswith(".")

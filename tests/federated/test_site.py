@@ -19,6 +19,7 @@ from fullrank.engine.serial import Serial
 from fullrank.errors import InputError
 from fullrank.federated.codec import decode, encode
 from fullrank.runs.assemble import assemble, assemble_site, hosted_data
+from fullrank.runs.recorded import federation_facts
 from small import on_its_network
 
 VALUES = {
@@ -69,7 +70,7 @@ def prepare(folder, method):
     assert len(engine.jobs) >= 3
     folder.mkdir()
     (folder / "experiment.toml").write_text(parts.experiment.as_toml())
-    (folder / "facts.json").write_text(json.dumps(parts.facts()))
+    (folder / "facts.json").write_text(json.dumps(federation_facts(parts.federation)))
     train, federation = parts.federation.data.train, parts.federation
     arrays = {"client": np.array(client)}
     for name, part in (("", federation.parts[client]), ("holdout_", federation.holdouts[client])):
@@ -109,7 +110,7 @@ def test_data_of_one_client_are_that_clients_and_no_more():
 
 def test_a_site_says_which_clients_it_hosts():
     parts = assemble(experiment_of("fedavg"))
-    site = assemble_site(parts.experiment, parts.facts(), parts.federation.hosted([1, 4]))
+    site = assemble_site(parts.experiment, federation_facts(parts.federation), parts.federation.hosted([1, 4]))
     first, other = (parts.server.job("train", client) for client in (1, 2))
     assert site.do(first).error is None
     error = site.do(other).error
@@ -119,7 +120,7 @@ def test_a_site_says_which_clients_it_hosts():
 
 def test_how_inputs_are_prepared_follows_from_the_experiment_and_the_facts():
     parts = assemble(Experiment.of({**VALUES, "data.augment": "auto", "data.name": "digits"}))
-    facts = json.loads(json.dumps(parts.facts()))
+    facts = json.loads(json.dumps(federation_facts(parts.federation)))
     split = parts.federation.data.train.take(torch.arange(3))
     data = hosted_data(parts.experiment, facts, {0: (split, None)})
     assert data.pipeline == parts.federation.pipeline

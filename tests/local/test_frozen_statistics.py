@@ -6,6 +6,7 @@ from torch import nn
 
 import fullrank as fr
 from fullrank.config.experiment import Experiment
+from fullrank.engine import EngineOptions
 from fullrank.engine.cuda.compiled import Forward
 from fullrank.engine.cuda.engine import Cuda
 from fullrank.runs.assemble import assemble
@@ -83,7 +84,12 @@ def test_recorded_steps_leave_frozen_statistics_alone(compile, monkeypatch):
     values = {"model": {"name": "cnn", "norm": "batch", "width": 2, "freeze": ["backbone.1"]}, "data.clients": 2}
     parts = assemble(Experiment.of({**values, "train.batch_size": 100, "engine.precision": "float64"}))
     start = {name: tensor.clone() for name, tensor in parts.server.model.items()}
-    engine = Cuda(parts.site, (torch.device("cpu"),), 1, record=lambda step, pool: step, compile=compile)
+    engine = Cuda(
+        parts.site,
+        EngineOptions(slots=1, compile=compile),
+        record=lambda step, pool: step,
+        devices=(torch.device("cpu"),),
+    )
     try:
         parts.server.run_round(engine)
     finally:

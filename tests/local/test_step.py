@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_map
 
 from fullrank import Method, fit
-from fullrank.engine import Serial
+from fullrank.engine.serial import Serial
 from fullrank.errors import InputError
 from fullrank.local.client import decayed
 from fullrank.local.plan import make_plan

@@ -16,6 +16,7 @@ from torch import nn
 import fullrank
 from fullrank import Method
 from fullrank.config.experiment import Experiment
+from fullrank.engine import EngineOptions
 from fullrank.engine.processes.engine import Processes
 from fullrank.errors import InputError
 from fullrank.runs.assemble import assemble
@@ -154,7 +155,7 @@ def test_skipping_a_failing_client_holds_at_the_end_too(tmp_path):
 
 def test_an_idle_workers_death_is_repaired():
     assembly = assemble(Experiment.of(TINY))
-    engine = Processes(assembly.site, workers=2, threads=1)
+    engine = Processes(assembly.site, EngineOptions(workers=2, clients=2))
     try:
         idle = engine._workers[0].process
         jobs = iter([assembly.server.job("train", 0)])

@@ -17,7 +17,8 @@ import fullrank
 from engines import check_same
 from fullrank import Conflict, fit
 from fullrank.config.experiment import Experiment
-from fullrank.engine import Serial
+from fullrank.engine import EngineOptions
+from fullrank.engine.serial import Serial
 from fullrank.engine.vectorised import Vectorised
 from fullrank.errors import InputError
 from fullrank.federated.server import Questions
@@ -995,7 +996,7 @@ def test_a_resumed_run_has_the_same_bits(name, tmp_path):
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("ditto", "fedrep")])
 def test_clients_that_train_as_a_group_give_the_same(name):
     values = {**SMALL, "data.clients": 6, "data.holdout": 0.0, "method.name": name, "engine.precision": "float64"}
-    engine = check_same(values, lambda site: Vectorised(site, 6))
+    engine = check_same(values, lambda site: Vectorised(site, EngineOptions(clients=6)))
     assert not engine.reasons
 
 

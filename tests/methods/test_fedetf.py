@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import fullrank
 from fullrank import Conflict, Method, fit, methods, models
 from fullrank.config.experiment import Experiment
-from fullrank.engine import Serial
+from fullrank.engine.serial import Serial
 from fullrank.errors import InputError
 from fullrank.methods import fedetf
 from fullrank.methods.fedetf import FedETF, FrameHead

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import fullrank
 from fullrank import fit, models
-from fullrank.engine import Serial
+from fullrank.engine.serial import Serial
 from fullrank.errors import InputError
 from fullrank.methods import available, build
 from fullrank.methods._batch import Batch

@@ -14,7 +14,7 @@ from torch import nn
 
 import fullrank
 from fullrank import Mean, Method, Sum, fit
-from fullrank.engine import Serial
+from fullrank.engine.serial import Serial
 from fullrank.errors import ClientFailed, InputError
 from fullrank.models import Network
 from fullrank.trees import combine

@@ -14,6 +14,7 @@ from commands import fullrank as command
 from engines import check_same
 from fullrank import methods
 from fullrank.config.experiment import Experiment
+from fullrank.engine import EngineOptions
 from fullrank.engine.cuda.engine import Cuda
 from fullrank.engine.vectorised import Vectorised
 from fullrank.errors import ClientFailed, Conflict, InputError
@@ -149,8 +150,10 @@ def rerun(step, pool):
 
 
 ENGINES = {
-    "vectorised": lambda site: Vectorised(site, 4),
-    "captured": lambda site: Cuda(site, (torch.device("cpu"),), 2, record=rerun),
+    "vectorised": lambda site: Vectorised(site, EngineOptions(clients=4)),
+    "captured": lambda site: Cuda(
+        site, EngineOptions(slots=2, clients=6), record=rerun, devices=(torch.device("cpu"),)
+    ),
 }
 
 

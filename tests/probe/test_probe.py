@@ -14,7 +14,7 @@ import fullrank
 from commands import fullrank as command
 from fullrank import collapse
 from fullrank.config.experiment import Experiment
-from fullrank.engine import open_engine
+from fullrank.engine import EngineOptions, open_engine
 from fullrank.errors import InputError
 from fullrank.probe import model_probe as look
 from fullrank.probe.layers import layers_of
@@ -178,7 +178,11 @@ def test_other_probes_are_another_run(tmp_path, probed):
 def test_every_engine_shows_the_models_that_clients_sent(engine):
     table = {**SETTINGS, "model.dropout": 0.0, "train.participation": 1.0, "method.name": "fedavg"}
     parts = assemble(Experiment.of({**table, "engine.precision": "float64"}))
-    opened = _recorded(parts) if engine == "recorded" else open_engine(engine, parts.site, workers=2, clients_a_round=4)
+    opened = (
+        _recorded(parts)
+        if engine == "recorded"
+        else open_engine(engine, parts.site, EngineOptions(workers=2, clients=4))
+    )
     try:
         outcome = parts.server.run_round(opened, show=(0, 1, 2, 3))
         again = parts.server.run_round(opened, show=(1,))

@@ -15,10 +15,10 @@ from fullrank.bench.figures import Figure
 from fullrank.config.experiment import Experiment, merged, nested, parse_overrides
 from fullrank.data import DataSet, Split
 from fullrank.data.federation import Federation
+from fullrank.engine.machine import threads
 from fullrank.errors import InputError
 from fullrank.runs.assemble import federate
 from fullrank.runs.display import Display
-from fullrank.runs.result import threads
 from fullrank.runs.run import execute
 
 METHODS = ("fedavg", "fedavg+feddecorr")

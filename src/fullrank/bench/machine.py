@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from fullrank._version import __version__
-from fullrank.engine import cores
+from fullrank.engine.machine import cores
 from fullrank.errors import InputError, writing
 from fullrank.files import write_atomically
 from fullrank.runs.environment import cpu_name

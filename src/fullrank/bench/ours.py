@@ -16,7 +16,7 @@ from fullrank.data.federation import Federation, given
 from fullrank.plugins import GIVEN
 from fullrank.runs.assemble import assemble
 from fullrank.runs.display import Display
-from fullrank.runs.run import decided, execute
+from fullrank.runs.run import execute
 
 PUBLISHED = 1500
 """Rounds of the published benchmark, for which `auto` chooses, although fewer are run here."""
@@ -69,7 +69,7 @@ def main(path: str, engine: str, workers: int = 0) -> None:
     task = Task(path)
     parts: dict[str, Any] = {"federation": federation(task), "module": task.network()}
     if engine == "auto":
-        engine = decided(assemble(experiment(task, engine, rounds=PUBLISHED), **parts))["name"]
+        engine = assemble(experiment(task, engine, rounds=PUBLISHED), **parts).engine.name
     run = execute(experiment(task, engine, workers), None, callbacks=[_Marks(task)], **parts)
     mark(
         loss=task.loss(run.model()), engine=engine, versions={"fullrank": __version__, "torch": str(torch.__version__)}

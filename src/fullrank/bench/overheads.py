@@ -19,9 +19,9 @@ from fullrank.bench.figures import Figure, table
 from fullrank.bench.gpu import feddecorr_round
 from fullrank.config.experiment import Experiment, merged, parse_overrides
 from fullrank.engine import Engine, open_engine
+from fullrank.engine.machine import threads
 from fullrank.errors import ClientFailed, InputError
 from fullrank.runs.assemble import Assembly, assemble, federate
-from fullrank.runs.result import threads
 
 BASE = "fedavg"
 GPU_EPOCHS = 2
@@ -144,14 +144,5 @@ class _Contestant:
 
 
 def open_engine_of(assembly: Assembly) -> Engine:
-    """Open the engine of an experiment."""
-    chosen, server = assembly.experiment.engine, assembly.server
-    return open_engine(
-        "serial" if chosen.name == "auto" else chosen.name,
-        assembly.site,
-        workers=chosen.workers,
-        threads=chosen.threads,
-        clients_a_round=len(server.sample(0)),
-        slots=chosen.slots,
-        compile=chosen.compile == "on",
-    )
+    """Open the engine that a run of these parts would have."""
+    return open_engine(assembly.engine.name, assembly.site, assembly.engine.options(len(assembly.server.sample(0))))

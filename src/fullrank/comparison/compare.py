@@ -21,7 +21,8 @@ from fullrank.comparison.parallel import (
 )
 from fullrank.comparison.table import Comparison, check_comparable, check_measure, check_value
 from fullrank.config.experiment import Experiment, merged, nested, read_toml
-from fullrank.engine import cores
+from fullrank.engine.machine import cores
+from fullrank.engine.resolve import alongside_others, runs_at_once
 from fullrank.errors import InputError, Interrupted, RunFailed
 from fullrank.files import write_json
 from fullrank.local import interrupt
@@ -183,10 +184,10 @@ def _complete(tasks: Sequence[Task], jobs: int, callbacks: ComparisonCallback, f
     begun = [load_run(task.path) for task in tasks if RunDirectory(task.path).started]
     check_comparable(begun, rounds=False)
     callbacks.planned(tasks, pending)
-    at_once = min(_at_once(jobs, tasks[0].experiment), len(pending))
+    at_once = min(jobs or runs_at_once(tasks[0].experiment.engine, cores()), len(pending))
     try:
         with interrupt.guard():
-            several = [_alone(task) for task in pending] if at_once > 1 else pending
+            several = [_alongside_others(task) for task in pending] if at_once > 1 else pending
             return run_all(several, at_once, callbacks, bool(begun))
     except Interrupted:
         done = sum(_is_complete(task) for task in tasks)
@@ -205,17 +206,9 @@ def _is_complete(task: Task) -> bool:
     return directory.status(task.rounds, verify=True) in (Status.COMPLETE, Status.STRIPPED)
 
 
-def _at_once(jobs: int, experiment: Experiment) -> int:
-    if jobs:
-        return jobs
-    engine = experiment.engine
-    if engine.name not in ("auto", "serial") or engine.device not in ("", "cpu"):
-        return 1
-    return max(1, cores() // engine.threads)
-
-
-def _alone(task: Task) -> Task:
-    """Return the task for a run next to others: `auto` chooses serial, not worker processes, with the same result."""
-    if task.experiment.engine.name != "auto" or RunDirectory(task.path).started:
+def _alongside_others(task: Task) -> Task:
+    """Return the task for a run that goes on alongside others, each in one process."""
+    changes = alongside_others(task.experiment.engine)
+    if not changes or RunDirectory(task.path).started:
         return task
-    return dataclasses.replace(task, experiment=task.experiment.but(engine__workers=1))
+    return dataclasses.replace(task, experiment=task.experiment.but(engine=changes))

@@ -29,6 +29,7 @@ from fullrank.config.schema import (
     Train,
 )
 from fullrank.data.augment.pipeline import is_import_path
+from fullrank.engine import ENGINES
 from fullrank.errors import Conflict, InputError, nearest, not_a_table, sentence
 from fullrank.federated.aggregation import find_aggregator
 from fullrank.files import Damaged, check_text
@@ -80,6 +81,8 @@ class Experiment(Table):
             self._check_functions()
             if self._looks_up(self.train.aggregator):
                 find_aggregator(self.train.aggregator)
+            if ":" in self.engine.name and self._looks_up(self.engine.name):
+                ENGINES.find(self.engine.name)
         except InputError as problem:
             raise ValueError(str(problem)) from problem
         return self
@@ -190,6 +193,11 @@ class Experiment(Table):
         return Path("runs") / f"{self.data_label}-{method}-{self.hash()[:8]}"
 
     @property
+    def is_given(self) -> bool:
+        """Whether a program gave the data, the model or the method, so that this description cannot repeat the run."""
+        return GIVEN in (self.data.name, self.model.name) or self.method.name.startswith(f"{GIVEN}:")
+
+    @property
     def data_label(self) -> str:
         """The name of the data set in a form that can be part of a file name."""
         name = self.data.name
@@ -226,21 +234,26 @@ class Recorded(Experiment):
         found._path, found._trusted = path, trust
         return found
 
-    def opened(self, *, data: bool = True, track: bool = True) -> Experiment:
+    def opened(self, *, data: bool = True, track: bool = True, engine: bool = True) -> Experiment:
         """Return the experiment that was run.
 
         Args:
             data: Whether the data will be loaded too, so that the modules that [data] names are imported.
             track: Whether it will be run, so that the modules of `run.track` are imported.
+            engine: Whether clients will be trained by the engine of the run. If not, an engine outside the library is
+                replaced by `serial`, and its module is not imported.
 
         Raises:
             InputError: If the experiment names code outside the library and the directory is not trusted.
         """
+        values, paths = self.model_dump(), self.import_paths()
+        if not engine and "engine.name" in paths:
+            del paths["engine.name"]
+            values["engine"]["name"] = "serial"
         if not self._trusted:
-            named = self.import_paths().items()
             spared = ("data.",) * (not data) + ("run.track",) * (not track)
-            reject_untrusted(self._path, {key: name for key, name in named if not key.startswith(spared)})
-        return Experiment(**self.model_dump())
+            reject_untrusted(self._path, {key: name for key, name in paths.items() if not key.startswith(spared)})
+        return Experiment(**values)
 
     def named_by(self, experiment: Experiment) -> Experiment:
         """Return the experiment that was run if `experiment` names the same code, otherwise the recorded one.
@@ -268,11 +281,11 @@ class Recorded(Experiment):
 
     def hash(self) -> str:
         """Return the hash of the experiment that was run, which imports its methods."""
-        return self.opened(data=False, track=False).hash()
+        return self.opened(data=False, track=False, engine=False).hash()
 
     def directory(self) -> Path:
         """Return the default directory of the experiment that was run, which imports its methods."""
-        return self.opened(data=False, track=False).directory()
+        return self.opened(data=False, track=False, engine=False).directory()
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

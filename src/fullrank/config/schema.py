@@ -11,6 +11,8 @@ from pydantic_core import PydanticCustomError
 from fullrank.data.augment.pipeline import AUGMENTATIONS
 from fullrank.data.partition import COLUMNS, PARTITIONS, VARIANTS, check_options
 from fullrank.data.sources.registry import DATA_SETS
+from fullrank.engine import ENGINES
+from fullrank.engine.resolve import AUTO
 from fullrank.errors import nearest
 from fullrank.federated.aggregation import AGGREGATORS
 from fullrank.metrics.measures import METRICS
@@ -242,9 +244,10 @@ class Train(Table):
 class EngineTable(Table):
     """Where and how clients are trained: engine, processes, device and precision."""
 
-    name: Literal["auto", "serial", "processes", "vectorised", "cuda"] = "auto"
-    """How clients are trained: one after the other (serial), in several processes, in groups with one vectorised step,
-    or with CUDA graphs on a GPU. auto chooses for the experiment and the machine."""
+    name: str = AUTO
+    """Engine that trains clients: one after the other (serial), in several processes (processes), in groups with one
+    vectorised step (vectorised), with CUDA graphs on a GPU (cuda), or "package.module:Class". auto chooses for the
+    experiment and the machine."""
     workers: Annotated[int, Field(ge=0, le=4096)] = 0
     """Number of worker processes or GPUs. 0 uses one process per core, or all GPUs."""
     threads: Annotated[int, Field(ge=1, le=4096)] = 1
@@ -257,6 +260,13 @@ class EngineTable(Table):
     """Number of clients that train at the same time on one GPU. 0 chooses the number."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Whether torch.compile compiles the forward pass on a GPU. auto compiles if the run is long enough to profit."""
+
+    @field_validator("name")
+    @classmethod
+    def _known_engine(cls, name: str) -> str:
+        if name != AUTO and ":" not in name and name not in ENGINES.names():
+            ENGINES.find(name)  # raises
+        return name
 
 
 class Evaluate(Table):

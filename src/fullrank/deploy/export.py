@@ -20,6 +20,7 @@ from fullrank import methods, models
 from fullrank._version import __version__
 from fullrank.data import DataSet
 from fullrank.deploy.formats import FORMATS, Format, Predict, chosen
+from fullrank.engine.machine import threads
 from fullrank.errors import CallFailed, InputError, writing
 from fullrank.federated.site import Stage
 from fullrank.files import Damaged, load_tensors, write_json
@@ -29,9 +30,9 @@ from fullrank.models.reparam.fuse import to_deploy
 from fullrank.models.reparam.operators import operators
 from fullrank.plugins import GIVEN, reject_untrusted
 from fullrank.randomness import seeded
-from fullrank.runs.assemble import apply_method, is_given
 from fullrank.runs.directory import read_json
-from fullrank.runs.result import Run, check_model, chosen_model, run_at, threads
+from fullrank.runs.network import apply_method
+from fullrank.runs.result import Run, check_model, chosen_model, run_at
 
 DESCRIPTION = "model.json"
 TOLERANCE = 1e-4
@@ -157,7 +158,7 @@ def _reject_without_model(run: Run) -> None:
     if run.path is None or run._assembly is not None:
         return
     check_model(run, "export")
-    if is_given(run.experiment):
+    if run.experiment.is_given:
         raise InputError(
             f'the model of "{run.path}" was given to fullrank.fit by a program: pass the same module, clients and '
             f'settings to fullrank.fit with out="{run.path}", and its result to fullrank.export'
@@ -175,7 +176,7 @@ def _reject_other_accuracy(run: Run, recorded: float | None) -> None:
     if assembly is None or assembly.federation.data.test is None or recorded is None:
         return
     with threads(run.experiment.engine.threads):
-        found = assembly.evaluate(run._final_entries(assembly))["accuracy"]
+        found = assembly.evaluator.evaluate(run._final_entries(assembly))["accuracy"]
     elsewhere = assembly.experiment.engine.device != run.experiment.engine.device
     if abs(found - recorded) > (ACCURACY_ELSEWHERE if elsewhere else ACCURACY):
         raise InputError(

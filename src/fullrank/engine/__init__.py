@@ -1,88 +1,135 @@
-"""Engines run client jobs. `serial` defines what is correct; every other must reproduce it."""
+"""Engines run clients' jobs. `serial` defines what is correct, and every other engine must reproduce it."""
 
 from __future__ import annotations
 
-import os
+import importlib
+import traceback
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, cast
 
-import torch
+from fullrank.engine.base import Engine, EngineFactory, EngineOptions
+from fullrank.errors import CallFailed, FullrankError, InputError, said_by
+from fullrank.local import interrupt
+from fullrank.plugins import Registry, called
 
-from fullrank.engine.cuda.engine import Cuda
-from fullrank.engine.processes.engine import Processes
-from fullrank.engine.serial import Serial
-from fullrank.engine.vectorised import Vectorised
-from fullrank.errors import InputError
-from fullrank.federated.site import Job, Result, Site
+if TYPE_CHECKING:
+    from fullrank.federated.site import Job, Result, Site
 
-__all__ = ["Engine", "choose", "open_engine"]
-
-WORTH_PROCESSES = 2e10
-"""Parameters × samples from which on starting processes, some seconds each, pays."""
+__all__ = ["ENGINES", "Engine", "EngineFactory", "EngineOptions", "open_engine"]
 
 
-class Engine(Protocol):
-    """What the server asks of an engine."""
+class _WhenNamed(Mapping[str, EngineFactory]):
+    """The library's engines by name. The module of an engine is imported when the engine is asked for."""
+
+    def __init__(self, paths: Mapping[str, str]):
+        self._paths = paths
+
+    def __getitem__(self, name: str) -> EngineFactory:
+        module, _, attribute = self._paths[name].partition(":")
+        return cast(EngineFactory, getattr(importlib.import_module(module), attribute))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._paths
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+
+ENGINES: Registry[EngineFactory] = Registry(
+    "engines",
+    "engine.name",
+    _WhenNamed(
+        {
+            "serial": "fullrank.engine.serial:Serial",
+            "processes": "fullrank.engine.processes.engine:Processes",
+            "vectorised": "fullrank.engine.vectorised:Vectorised",
+            "cuda": "fullrank.engine.cuda.engine:Cuda",
+        }
+    ),
+    "Class",
+    '"auto"',
+)
+"""The engines that `engine.name` can name."""
+
+
+def open_engine(name: str, site: Site, options: EngineOptions | None = None) -> Engine:
+    """Return an engine that runs jobs at a site.
+
+    Args:
+        name: A name of the registry `ENGINES`, or "package.module:Class".
+        site: Where the clients are.
+        options: The settings of the engine.
+
+    Raises:
+        InputError: If there is no such engine, or it cannot run at this site.
+        CallFailed: If an engine outside the library raises; also from its `run`, `notes` and `close`.
+    """
+    options = options or EngineOptions()
+    if name in ENGINES.own:
+        return ENGINES.find(name)(site, options)
+    return _Foreign(name, site, options)
+
+
+class _Foreign:
+    """An engine outside the library: what it raises names it, and its results are those of the jobs, in order."""
+
+    def __init__(self, name: str, site: Site, options: EngineOptions):
+        self.name = name
+        make = ENGINES.find(name)
+        self._engine: Any = called(lambda: make(site, options), name, ENGINES.key)
+        for member in ("run", "notes", "close"):
+            if not callable(getattr(self._engine, member, None)):
+                raise InputError(
+                    f'{ENGINES.key} = "{name}": it makes a {type(self._engine).__name__} without {member}; '
+                    "derive its class from fullrank.engine.Engine"
+                )
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Do the jobs, in whatever order and place; give the results in the jobs' order."""
+        """Run the jobs and yield their results in order."""
+        expected: deque[int] = deque()
+
+        def handed_out() -> Iterator[Job]:
+            for job in jobs:
+                interrupt.check()
+                expected.append(job.client)
+                yield job
+
+        waiting = handed_out()
+        try:
+            for result in self._engine.run(waiting):
+                self._check(result, expected)
+                yield result
+        except FullrankError:
+            raise
+        except Exception as error:
+            what = f"it raised {type(error).__name__}: {said_by(error)}"
+            raise CallFailed(f'{ENGINES.key} = "{self.name}": {what}', traceback.format_exc()) from error
+        next(waiting, None)  # a job that the engine has not asked for lacks its result, too
+        if expected:
+            raise self._wrong(f"it yielded no result for client {expected[0]}")
 
     def notes(self) -> dict[str, Any]:
-        """What a round's row of the metrics should say of how it was outcome."""
+        """Return what the metrics of a round should say about how it was run."""
+        return dict(called(self._engine.notes, self.name, ENGINES.key) or {})
 
     def close(self) -> None:
-        """Give back whatever the engine holds."""
+        """Free what the engine holds."""
+        called(self._engine.close, self.name, ENGINES.key)
 
+    def _check(self, result: Any, expected: deque[int]) -> None:
+        client = getattr(result, "client", None)
+        if client is None:
+            raise self._wrong(f"it yielded a {type(result).__name__}, which is not a result of a job")
+        if not expected or client != expected[0]:
+            due = f"client {expected[0]}'s" if expected else "none"
+            raise self._wrong(
+                f"it yielded the result of client {client} where {due} was due; keep the order of the jobs"
+            )
+        expected.popleft()
 
-def choose(device: str, clients_a_round: int, work: float, workers: int = 0) -> str:
-    """The engine that `auto` stands for where clients are not mapped; `work` is parameters × samples of the whole run.
-
-    On a CPU it is processes where there is more than one core, `engine.workers` is not 1, more than one client trains
-    at a time and the work is worth their start. Cores and workers choose between processes and serial only, which
-    give the same bits: what can change a bit depends on the experiment alone.
-    """
-    if device.startswith("cuda"):
-        return "cuda"
-    several = cores() > 1 and workers != 1 and clients_a_round > 1
-    return "processes" if several and device in ("", "cpu") and work > WORTH_PROCESSES else "serial"
-
-
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def open_engine(
-    name: str,
-    site: Site,
-    *,
-    workers: int = 0,
-    threads: int = 1,
-    clients_a_round: int = 1,
-    slots: int = 0,
-    compile: bool = False,
-    last: Mapping[str, Any] | None = None,
-) -> Engine:
-    """An engine by its name; `workers=0` means one per core or device, and never more than clients take part.
-
-    `last` is the row of the round before, of a run that is resumed: what its engine had found out holds still.
-    """
-    if name == "processes":
-        if site.device.type != "cpu":
-            raise InputError(f'engine.name = "processes" trains on the CPU, not on engine.device = "{site.device}"')
-        return Processes(site, min(workers or cores(), clients_a_round), threads)
-    if name == "vectorised":
-        return Vectorised(site, clients_a_round, (last or {}).get("one_by_one", ()))
-    if name == "cuda":
-        return Cuda(site, _devices(site.device, workers), slots, compile, clients_a_round)
-    return Serial(site)
-
-
-def _devices(device: torch.device, workers: int) -> list[torch.device]:
-    """The one that was named; without a number, as many as there are or as `workers` says, the site's own first."""
-    first = torch.cuda.current_device() if device.index is None else device.index
-    others: list[int] = [] if device.index is not None else [k for k in range(torch.cuda.device_count()) if k != first]
-    if workers > 1 + len(others):
-        raise InputError(f"engine.workers = {workers}: there are only {1 + len(others)} CUDA devices to work on")
-    chosen = [first, *others][: workers or None]
-    return [device if index == first else torch.device("cuda", index) for index in chosen]
+    def _wrong(self, what: str) -> InputError:
+        return InputError(f'{ENGINES.key} = "{self.name}": {what}')

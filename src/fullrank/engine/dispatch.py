@@ -23,7 +23,7 @@ def run_in_order(
 ) -> Iterator[Result]:
     """Start jobs in order; at most twice as many results as there are workers wait for their turn.
 
-    `some_results` waits until there are any, or for a while, and gives them by the number of their job.
+    `some_results` waits until there are results, or for a while, and returns them by the number of their job.
     """
     numbered = enumerate(jobs)
     waiting: dict[int, Result] = {}
@@ -49,6 +49,6 @@ def run_in_order(
 
 
 def _fittest(idle: Sequence[Worker], job: Job) -> int:
-    """Who had this client before may have something ready for it; else whoever comes last."""
+    """Return the index of a worker that has met the client before and may have prepared for it, else the last index."""
     had = (index for index, hand in enumerate(idle) if job.client in getattr(hand, "met", ()))
     return next(had, len(idle) - 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from fullrank.engine.base import EngineOptions
 from fullrank.engine.serial import Serial
 from fullrank.federated.checks import malformed
 from fullrank.federated.site import Job, Result, Site
@@ -14,8 +15,8 @@ from fullrank.federated.uploads import described
 class Recording(Serial):
     """The serial engine, which notes the form of everything that clients send."""
 
-    def __init__(self, site: Site):
-        super().__init__(site)
+    def __init__(self, site: Site, options: EngineOptions | None = None):
+        super().__init__(site, options)
         self.seen: dict[str, dict[str, Any]] = {}
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:

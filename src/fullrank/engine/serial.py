@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
+from fullrank.engine.base import Engine, EngineOptions
 from fullrank.federated.site import Job, Result, Site
 from fullrank.local import interrupt
 
 
-class Serial:
-    """Does each job when its result is asked for."""
+class Serial(Engine):
+    """Runs each job when its result is asked for. It has no use for options."""
 
-    def __init__(self, site: Site):
+    def __init__(self, site: Site, options: EngineOptions | None = None):
         self.site = site
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Results in the jobs' order."""
+        """Yield the results in the order of the jobs."""
         for job in jobs:
             interrupt.check()
             yield self.site.do(job)
-
-    def notes(self) -> dict[str, Any]:
-        """Nothing: every step ran as it was asked for."""
-        return {}
-
-    def close(self) -> None:
-        """Nothing is held."""

@@ -8,16 +8,17 @@ The site does everything before and after a client's fit, one client after the o
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from fullrank.engine.base import Engine, EngineOptions
+from fullrank.engine.facts import client_bytes, obstacle
 from fullrank.federated.site import Job, Result, Site, Work
 from fullrank.local import interrupt
 from fullrank.local.loop import DRIFT, Fit, Report, drift, epochs_of, report_of
@@ -25,7 +26,7 @@ from fullrank.local.optimiser import descend_
 from fullrank.local.plan import Plan
 from fullrank.local.step import Bound, Context, State
 from fullrank.randomness import global_state, restore_global_state
-from fullrank.trees import Tree, combine, copy_, nbytes, outline
+from fullrank.trees import Tree, combine, copy_, outline
 
 STACK_BYTES = 2**24
 """Bytes of a group's weights and batches that still lie in a processor's caches, together with the gradients."""
@@ -33,61 +34,25 @@ MOST_CLIENTS = 64
 """Clients in a group at most: more save little further time, and their uploads are all held at once."""
 WORTH_MAPPING = 4
 """Clients from which on one mapped step is faster than a step of each."""
-SMALL_CLIENT = 2**20
-"""Bytes of weights and one batch up to which a step costs more to ask for than to compute."""
-SEVERAL_CLIENTS = 8
-"""In a round, from which on mapping their steps saves a third of the time or more."""
-DENSE = (nn.Linear, nn.LayerNorm)
-"""Layers that are as fast mapped over clients as alone; convolutions are not."""
-
-
-def suits(site: Site, clients: int) -> bool:
-    """Whether `auto` means this engine, by what is known of the experiment and the model alone.
-
-    It does for dense models of small clients: on a CPU, no dropout and no other obstacle, all entries those of dense
-    layers, `SEVERAL_CLIENTS` a round at least, weights and a batch together of `SMALL_CLIENT` bytes at most.
-    """
-    network = site.network
-    dense = all(isinstance(network.owner(name), DENSE) for name in network.names)
-    small = _bytes_of_one(site) <= SMALL_CLIENT and clients >= SEVERAL_CLIENTS
-    return site.device.type == "cpu" and dense and small and not obstacle(site)
 
 
 def width_of(site: Site, clients: int) -> int:
     """Return how many clients make a group, if so many take part in a round."""
-    return max(1, min(clients, MOST_CLIENTS, STACK_BYTES // _bytes_of_one(site)))
+    one = client_bytes(site.network, site.data.input_shape, site.data.largest, site.settings.batch_size)
+    return max(1, min(clients, MOST_CLIENTS, STACK_BYTES // one))
 
 
-def _bytes_of_one(site: Site) -> int:
-    """Return the bytes of one client's weights and a batch of its inputs."""
-    inputs = math.prod(site.data.input_shape) * min(site.settings.batch_size, site.data.largest)
-    return nbytes(site.network.parameters()) + inputs * site.network.dtype.itemsize
-
-
-def obstacle(site: Site) -> str:
-    """Return why a site's clients can never train as a group, as a clause; empty if they can."""
-    if own := site.composition.defined("train"):
-        return f'the method "{own[0].name}" says itself which fits a client runs'
-    if site.network.has_dropout:
-        return "the model draws random numbers in its forward, which are each client's own"
-    if site.schedule.by == "step":
-        return "the learning rate changes from step to step, and clients have different numbers of steps"
-    if site.has_constants:
-        return "the model has buffers that are no part of its state, which all clients would write into at once"
-    return ""
-
-
-class Vectorised:
+class Vectorised(Engine):
     """Trains clients in groups, and those that cannot be grouped one by one."""
 
-    def __init__(self, site: Site, clients: int, reasons: Sequence[str] = ()):
+    def __init__(self, site: Site, options: EngineOptions):
         self.site = site
-        self.width = width_of(site, clients)
-        self.reasons = list(reasons)
+        self.width = width_of(site, options.clients)
+        self.reasons: list[str] = list(options.last_row.get("one_by_one", ()))
         """Why clients train one by one: known from the start, or found when a group failed where each alone did not."""
         if self.reasons:
             return
-        if why := obstacle(site):
+        if why := obstacle(site.network, site.composition, site.schedule):
             self.reasons.append(why)
         elif self.width < WORTH_MAPPING:
             self.reasons.append(f"groups would be of {self.width} clients, too few for their size or in a round")
@@ -104,9 +69,6 @@ class Vectorised:
     def notes(self) -> dict[str, Any]:
         """Why clients trained one by one, where they did."""
         return {"one_by_one": list(self.reasons)} if self.reasons else {}
-
-    def close(self) -> None:
-        """Nothing is held."""
 
     def _alone(self, job: Job) -> Result:
         interrupt.check()

@@ -326,11 +326,6 @@ class Site:
                 upload[part.name] = extra
         return upload
 
-    @property
-    def has_constants(self) -> bool:
-        """Whether the network has buffers that do not belong to the model's state."""
-        return bool(self._constants)
-
     def _outside_the_state(self) -> Tensors:
         """Return buffers that do not belong to the model's state: no client may leave a trace in them for the next."""
         state = set(self.network.buffer_names)

@@ -13,6 +13,7 @@ from torch import nn
 from fullrank.collapse import recall
 from fullrank.config.experiment import Experiment, merged
 from fullrank.data import DataSet, Split, load_dataset, resized
+from fullrank.engine.machine import threads
 from fullrank.errors import CallFailed, InputError
 from fullrank.federated.site import Stage
 from fullrank.models.network import Network
@@ -20,7 +21,7 @@ from fullrank.plugins import GIVEN, import_object
 from fullrank.probe import ModelProbe
 from fullrank.randomness import seeded
 from fullrank.runs.assemble import Assembly, assemble
-from fullrank.runs.result import Run, check_model, chosen_model, threads
+from fullrank.runs.result import Run, check_model, chosen_model
 
 FILE = ".safetensors"
 

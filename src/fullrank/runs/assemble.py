@@ -1,206 +1,61 @@
-"""From an experiment to everything a run needs: data divided, network built, server and site ready."""
+"""Building the parts of a run from its experiment: divided data, network, site, server, and the engine's settings."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import hashlib
-import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from fullrank import methods, models
+from fullrank import methods
 from fullrank.config.experiment import Experiment
-from fullrank.config.schema import EngineTable, Statistics
+from fullrank.config.schema import Statistics
 from fullrank.data import DataSet, Pipeline, Split, load_dataset, resized
 from fullrank.data.federation import Federation, divide, keep_unseen
 from fullrank.data.hosted import HostedData
+from fullrank.engine.facts import facts_about
+from fullrank.engine.machine import find_device
+from fullrank.engine.resolve import CHOICES, Resolved, resolve_engine
 from fullrank.errors import InputError
-from fullrank.federated.sampling import ClientSampler
+from fullrank.federated.sampling import ClientSampler, participants
 from fullrank.federated.server import Server
 from fullrank.federated.site import Site
 from fullrank.federated.uploads import ExpectedUploads, Rehearsal
-from fullrank.files import Damaged, load_tensors
 from fullrank.local.client import decayed
 from fullrank.local.settings import Schedule, Settings
 from fullrank.methods import Composition, Method
-from fullrank.metrics.evaluate import FeatureRange, evaluate
 from fullrank.metrics.measures import find_metrics
 from fullrank.models.entries import Entries, classify, select
-from fullrank.models.findhead import find_head
-from fullrank.models.net import Net
-from fullrank.models.network import Network, takes_channels_last
-from fullrank.plugins import GIVEN, collecting_files, hooked
-from fullrank.randomness import seeded
-from fullrank.runs.directory import read_json
-from fullrank.runs.sources import fingerprints
-from fullrank.trees import Tensors
-
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+from fullrank.models.network import Network
+from fullrank.plugins import GIVEN, collecting_files
+from fullrank.runs.evaluation import GlobalEvaluator
+from fullrank.runs.network import build_network, set_up_for
 
 
-@dataclass
+@dataclass(frozen=True)
 class Assembly:
-    """The parts of one run, put together."""
+    """The parts of one run."""
 
     experiment: Experiment
+    """The experiment that the run records: in place of `auto` its table `[engine]` has what was chosen."""
+    engine: Resolved
+    """The complete table `[engine]`, and the reason for each choice."""
     federation: Federation
     network: Network
     composition: Composition
     entries: Entries
     server: Server
     site: Site
+    evaluator: GlobalEvaluator
     device: torch.device
+    no_global_model: str | None = None
+    """Why there is no complete global model, or None."""
     files_read: dict[str, str] = field(default_factory=dict)
-    """SHA-256 of the files that a model function of the user's read, by path."""
-
-    @property
-    def no_global_model(self) -> str | None:
-        """Why there is no complete global model, or None."""
-        aside = select(self.network, [selector for part in self.composition.parts for selector in part.aside])
-        own = [name for name in self.entries.personal if name not in aside]
-        return f"{len(own)} entries of the model are each client's own ({own[0]} …)" if own else None
-
-    def cautions(self) -> list[str]:
-        """What a user must know of a run that can be made, but is not what a method or the network promises."""
-        parts = self.composition.parts
-        said = [text for part in parts if (text := part.caution(self.site.settings))]
-        counts, seen = self.federation.class_counts, self.federation.seen
-        said += [text for part in parts if (text := part.caution_of_data(counts[seen], seen))]
-        made_for = (getattr(module, "made_for", "") for module in self.network.module.modules())
-        wanted = next(filter(None, made_for), "")
-        if wanted and wanted not in [part.name for part in parts]:
-            said.append(
-                f'the network is made for the method "{wanted}", which is missing, so it trains by plain gradients; '
-                "name it in method.name, alone or with others (+)"
-            )
-        data = self.federation.data
-        if self.experiment.data.normalise == "auto" and data.images and data.mean is None:
-            said.append(
-                f'the images of "{data.name}" are only divided by 255, because data.normalise = "auto" knows no '
-                'statistics of them; give data.normalise = { mean = [...], std = [...] }, or "half", or "none" if this '
-                "is meant"
-            )
-        # Some authors' partitions lose a few samples, and one client alone, as in a search, is a part taken on purpose.
-        if self.federation.orphaned and self.federation.clients > 1:
-            said.append(f"the partition leaves data out: {self.federation.left_out()}")
-        if torn := self.federation.shared_groups():
-            said.append(
-                f"{torn} groups (samples that belong together, such as those of one patient) have samples at several "
-                "clients"
-            )
-        return said
-
-    def facts(self) -> dict[str, Any]:
-        """What is recorded of the data and their division, and where relative paths of the experiment start."""
-        return {"data": self.data_facts(), **self.federation.describe(), "working_directory": os.getcwd()}
-
-    def data_facts(self) -> dict[str, Any]:
-        """What is recorded of the data: enough to build the network and to prepare inputs without them."""
-        data, statistics = self.federation.data, self.federation.pipeline.statistics
-        return {
-            "name": data.name,
-            "fingerprint": data.fingerprint(),
-            "train": len(data.train),
-            "test": len(data.test) if data.test is not None else 0,
-            "classes": list(data.classes),
-            "input_shape": list(data.input_shape),
-            "dtype": str(data.train.x.dtype).removeprefix("torch."),
-            "mean": list(statistics[0]) if statistics else None,
-            "std": list(statistics[1]) if statistics else None,
-            "augment": list(data.augment),
-        }
-
-    def check_data(self, path: Path) -> None:
-        """Reject data or a division other than those with which the run in a directory was started."""
-        recorded, federation = read_json(path / "partition.json"), self.federation
-        for what, before, after in (
-            ("the data set's content", recorded["data"]["fingerprint"], federation.data.fingerprint()),
-            ("the partition", recorded["hash"], federation.hash),
-        ):
-            if before != after:
-                raise InputError(
-                    f'{what} is not what it was when "{path}" was started ({before[:12]}… is now {after[:12]}…)'
-                )
-
-    def files(self) -> dict[str, str]:
-        """SHA-256 of the files that the experiment's model comes from, by key."""
-        table = self.experiment.model
-        named = {"model.start": table.start, "model.scales": table.options.get("scales")}
-        found = {
-            key: hashlib.sha256(Path(name).read_bytes()).hexdigest()
-            for key, name in named.items()
-            if isinstance(name, str) and Path(name).is_file()
-        }
-        return {**found, **{f"model.name ({path})": digest for path, digest in self.files_read.items()}}
-
-    def sources(self) -> dict[str, str]:
-        """Return the fingerprints of the user's own code that the run uses."""
-        names = [name for named in self.experiment.import_paths().values() for name in named.split("+")]
-        return fingerprints(names, [*self.network.module.modules(), *self.composition.parts])
-
-    def check_files(self, path: Path, recorded: Mapping[str, str]) -> None:
-        """Reject files other than those with which the run in a directory was started."""
-        now = self.files()
-        for key, before in recorded.items():
-            if key in now and now[key] != before:
-                raise InputError(
-                    f'the file of {key} is not what it was when "{path}" was started; choose another --out'
-                )
-
-    def evaluate(self, model: Tensors) -> dict[str, Any]:
-        """Evaluate a global model on the test set and on the validation set, if there are any."""
-        if self.no_global_model:
-            return {}
-        self.network.load(model)
-        self.site.restore_constants()
-        measured: dict[str, Any] = {}
-        for prefix, split in self._evaluated:
-            features = FeatureRange()
-            with self.network.mode(train=False):
-                scores = evaluate(
-                    partial(self._scores, features),
-                    split.x,
-                    split.y,
-                    self.federation.pipeline,
-                    self.network.dtype,
-                    self.site.metrics,
-                    split.domain,
-                )
-            measured |= {f"{prefix}{name}": self._by_name(value) for name, value in scores.items()}
-            if "dead_features" not in measured:  # on the test set, where there is one
-                measured["dead_features"] = features.dead_share()
-        return measured
-
-    def _by_name(self, value: Any) -> Any:
-        """Return values by the names of the domains in place of their numbers; other values unchanged."""
-        names = self.federation.data.domains
-        return {names[int(k)]: inner for k, inner in value.items()} if names and isinstance(value, dict) else value
-
-    def _scores(self, features: FeatureRange, x: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
-        out = self.site.forward(x)
-        features.add(out.z)
-        return out.logits
-
-    @cached_property
-    def _evaluated(self) -> list[tuple[str, Split]]:
-        data, kept_back = self.federation.data, torch.from_numpy(self.federation.validation)
-        sets = [("", data.test)] if data.test is not None else []
-        if len(kept_back):
-            sets.append(("validation_", Split(data.train.x[kept_back], data.train.y[kept_back])))
-        return [(prefix, _on(split, self.device)) for prefix, split in sets]
-
-
-def _on(split: Split, device: torch.device) -> Split:
-    domain = split.domain.to(device) if split.domain is not None else None
-    return dataclasses.replace(split, x=split.x.to(device), y=split.y.to(device), domain=domain)
+    """SHA-256 of the files that a user's model function read, by path."""
 
 
 def assemble(
@@ -210,36 +65,73 @@ def assemble(
     module: nn.Module | None = None,
     method: Method | None = None,
     head: str | None = None,
+    engines: Sequence[str] = CHOICES,
+    own_precision: str = "",
 ) -> Assembly:
-    """Put a run together; what is given replaces what the experiment would name."""
+    """Build the parts of a run.
+
+    Args:
+        experiment: The experiment. Its table `[engine]` is resolved after the method has shaped the network.
+        federation: Divided data in place of those that the experiment names.
+        module: A module in place of the model that the experiment names.
+        method: A method in place of the one that the experiment names.
+        head: Name of the module's classifier.
+        engines: The engines that `auto` may choose.
+        own_precision: The precision that `auto` keeps on a GPU.
+
+    Raises:
+        InputError: If the experiment does not fit the data, the model, the method or the machine.
+    """
     experiment = Experiment.of(experiment)
-    device = find_device(experiment.engine)
+    device = find_device(experiment.engine.device, experiment.engine.name)
     federation = federation or federate(experiment)
     with collecting_files() as files_read:
-        site = _site(experiment, federation, federation.hosted(), device, module, method, head)
+        site, engine = _site(
+            experiment,
+            federation,
+            federation.hosted(),
+            device,
+            module,
+            method,
+            head,
+            engines=engines,
+            own_precision=own_precision,
+        )
     common: dict[str, Any] = {"network": site.network, "composition": site.composition, "entries": site.entries}
-    return Assembly(
-        experiment=experiment,
-        federation=federation,
-        device=device,
-        files_read=files_read,
-        site=site,
-        server=Server(
-            **common,
-            sampler=ClientSampler(
-                federation.size,
-                federation.clients,
-                federation.unseen,
-                participation=experiment.train.participation,
-                seed=experiment.seed,
-            ),
-            expected=ExpectedUploads(site.composition, Rehearsal(site)),
-            aggregator=experiment.train.aggregator,
-            on_client_error=experiment.run.on_client_error,
-            personal_travels=module is not None or bool(experiment.model.start),
-        ),
+    server = Server(
         **common,
+        sampler=ClientSampler(
+            federation.size,
+            federation.clients,
+            federation.unseen,
+            participation=experiment.train.participation,
+            seed=experiment.seed,
+        ),
+        expected=ExpectedUploads(site.composition, Rehearsal(site)),
+        aggregator=experiment.train.aggregator,
+        on_client_error=experiment.run.on_client_error,
+        personal_travels=module is not None or bool(experiment.model.start),
     )
+    no_global_model = _why_no_global_model(**common)
+    return Assembly(
+        experiment=experiment.but(engine=dict(engine.recorded)) if engine.recorded else experiment,
+        engine=engine,
+        federation=federation,
+        **common,
+        server=server,
+        site=site,
+        evaluator=GlobalEvaluator(site, federation, no_global_model),
+        device=device,
+        no_global_model=no_global_model,
+        files_read=files_read,
+    )
+
+
+def _why_no_global_model(network: Network, composition: Composition, entries: Entries) -> str | None:
+    """Return why the server's model lacks entries that a prediction needs, as a clause, or None if it is complete."""
+    aside = select(network, [selector for part in composition.parts for selector in part.aside])
+    own = [name for name in entries.personal if name not in aside]
+    return f"{len(own)} entries of the model are each client's own ({own[0]} …)" if own else None
 
 
 def assemble_site(
@@ -256,13 +148,14 @@ def assemble_site(
 
     Args:
         experiment: The experiment that the federation runs.
-        facts: What is recorded of the federation in `partition.json`, as `Assembly.facts` returns it.
+        facts: What is recorded of the federation in `partition.json`, as `federation_facts` returns it.
         data: The hosted clients' samples, as `hosted_data` returns them.
         module: The model, in place of the one that the experiment names.
         method: The method, in place of the one that the experiment names.
     """
     experiment = Experiment.of(experiment)
-    return _site(experiment, without_data(facts), data, find_device(experiment.engine), module, method)
+    device = find_device(experiment.engine.device, experiment.engine.name)
+    return _site(experiment, without_data(facts), data, device, module, method)[0]
 
 
 def hosted_data(
@@ -289,28 +182,50 @@ def _site(
     module: nn.Module | None = None,
     method: Method | None = None,
     head: str | None = None,
-) -> Site:
-    """Return a site with these data; the network's size follows from the shape of the federation's samples."""
-    table = experiment.method
+    *,
+    engines: Sequence[str] = CHOICES,
+    own_precision: str = "",
+) -> tuple[Site, Resolved]:
+    """Return a site with these data, and its engine; the network's size follows from the shape of the samples.
+
+    Precision and memory layout do not depend on the samples, so that a site of a few clients chooses them as all do.
+    """
+    table, train, schedule = experiment.method, experiment.train, _schedule(experiment)
     composition = Composition(method or methods.build(table.name, **table.tables), experiment.train.criterion)
-    network = _network(experiment, shape, composition, module, head or experiment.model.head or None, device)
+    network = build_network(experiment, shape, composition, module, head or experiment.model.head or None, device)
+    facts = facts_about(
+        network,
+        composition,
+        shape,
+        schedule,
+        device,
+        clients=participants(train.participation, len(shape.seen)),
+        epochs=train.epochs,
+        steps=train.steps,
+        batch_size=train.batch_size,
+        allowed=engines,
+        own_precision=own_precision,
+    )
+    engine = resolve_engine(experiment.engine, facts)
+    set_up_for(network, engine)
     entries = classify(network, composition.personal, experiment.model.freeze, experiment.train.buffers)
     if not any(name in entries.shared or name in entries.personal for name in network.parameter_names):
         raise InputError("model.freeze: every parameter of the model is frozen, so there is nothing to train")
     settings = _settings(experiment)
     decayed(network, settings)  # rejects selectors that name nothing before any client would
-    return Site(
+    site = Site(
         network,
         composition,
         entries,
         data,
         settings,
-        _schedule(experiment),
+        schedule,
         keep_optimiser=experiment.train.optimizer_state == "keep",
         seed=experiment.seed,
         device=device,
         metrics=find_metrics(experiment.evaluate.metrics),
     )
+    return site, engine
 
 
 def federate(experiment: Experiment, data: DataSet | None = None) -> Federation:
@@ -329,7 +244,7 @@ def federate(experiment: Experiment, data: DataSet | None = None) -> Federation:
 
 
 def without_data(facts: Mapping[str, Any]) -> Federation:
-    """A federation of the shape that a run recorded, with zeros for inputs: enough to build its network and server."""
+    """Return a federation of the shape that a run recorded, with zeros for inputs."""
     described = facts["data"]
     zeros = torch.zeros(2, *described["input_shape"], dtype=getattr(torch, described["dtype"]))
     train = Split(zeros, torch.zeros(2, dtype=torch.int64))
@@ -342,7 +257,7 @@ def without_data(facts: Mapping[str, Any]) -> Federation:
 
 
 def pipeline(experiment: Experiment, data: DataSet) -> Pipeline:
-    """How batches of an experiment's data are prepared."""
+    """Return the pipeline that prepares batches of an experiment's data."""
     normalise = experiment.data.normalise
     numbers = normalise.model_dump() if isinstance(normalise, Statistics) else normalise
     return Pipeline.build(data, numbers, experiment.data.augment)
@@ -359,145 +274,3 @@ def _settings(experiment: Experiment) -> Settings:
 def _schedule(experiment: Experiment) -> Schedule:
     table = experiment.train
     return Schedule(table.lr_schedule, table.rounds, table.warmup, table.decay, table.decay_every, table.lr_schedule_by)
-
-
-def _network(
-    experiment: Experiment,
-    federation: Federation,
-    composition: Composition,
-    module: nn.Module | None,
-    head: str | None,
-    device: torch.device,
-) -> Network:
-    data, seed = federation.data, experiment.seed
-    with seeded(seed, "model"):
-        if module is None:
-            module = models.build(experiment.model.name, data.num_classes, data.in_channels, **experiment.model.options)
-        else:
-            module = copy.deepcopy(module)
-        if experiment.engine.precision in DTYPES:
-            if experiment.engine.precision == "float64" and any(map(nn.parameter.is_lazy, module.parameters())):
-                find_head(module, _example(federation, module), head)  # draws their weights before the conversion
-            module = module.to(DTYPES[experiment.engine.precision])
-        example = _example(federation, module)
-        network = Network.of(module, example, data.num_classes, head)
-    with seeded(seed, "method"):
-        network = apply_method(network, composition, example)
-    if experiment.model.start:
-        _start_from(network, Path(experiment.model.start))
-    network.module.to(device)
-    _set_precision(network, experiment.engine, device)
-    _set_layout(network, experiment.engine, device)
-    return network
-
-
-def _set_precision(network: Network, table: EngineTable, device: torch.device) -> None:
-    """Forwards in bfloat16 where that is asked for, or where `auto` means it: float32 models on the `cuda` engine."""
-    able = device.type == "cuda" and table.name in ("auto", "cuda") and torch.cuda.get_device_capability(device)[0] >= 8
-    auto = table.precision == "auto" and able and network.dtype == torch.float32
-    if table.precision == "bfloat16" or auto:
-        network.half = torch.bfloat16
-
-
-def _set_layout(network: Network, table: EngineTable, device: torch.device) -> None:
-    """Images with their channels last where convolutions are faster so: in bfloat16 on a GPU, in float32 on a CPU.
-
-    On a GPU the weights lie so too. On a CPU that would gain little more, and whoever looks at them would have to know.
-    """
-    on_a_gpu = device.type == "cuda" and network.half is not None
-    on_a_cpu = device.type == "cpu" and network.dtype == torch.float32 and table.name != "vectorised"
-    network.channels_last = (on_a_gpu or on_a_cpu) and takes_channels_last(network)
-    if network.channels_last and on_a_gpu:
-        network.module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-
-def _example(federation: Federation, module: nn.Module) -> torch.Tensor:
-    kinds = [p.dtype for p in module.parameters() if not nn.parameter.is_lazy(p) and p.is_floating_point()]
-    lazy = [p.dtype for p in module.parameters() if nn.parameter.is_lazy(p)]
-    dtype = (kinds or lazy or [torch.get_default_dtype()])[0]
-    return federation.pipeline(federation.data.train.x[:2], None, dtype)
-
-
-def apply_method(network: Network, composition: Composition, example: torch.Tensor) -> Network:
-    """The network as the methods want it: another body, a fresh head if its width changed, another head."""
-    width = network.feature_dim
-    for part in composition.defined("model"):
-        network = hooked(part, "model", network)
-        network.module.to(network.dtype)
-        with torch.no_grad(), network.mode(train=False):
-            network.feature_dim = _z(network, example).shape[1]
-    if network.feature_dim != width:
-        # drawn before it is converted, so that every precision starts from the same numbers
-        network.head = nn.Linear(network.feature_dim, network.num_classes).to(network.dtype)
-    for part in composition.defined("head"):
-        network.head = hooked(part, "head", network)
-    if composition.defined("model") or composition.defined("head"):
-        network.module.to(network.dtype)
-        with torch.no_grad(), network.mode(train=False):
-            logits = network(example).logits
-        if logits.shape != (len(example), network.num_classes):
-            raise InputError(
-                f"the method's network gives scores of shape {tuple(logits.shape)}, not (samples, classes)"
-            )
-    if isinstance(network.module, Net):
-        network.module.feature_dim = network.feature_dim
-    return network
-
-
-def _z(network: Network, example: torch.Tensor) -> torch.Tensor:
-    """The representation, although the head may not fit it yet."""
-    if isinstance(network.module, Net):
-        return network.module.features(example)
-    caught: list[torch.Tensor] = []
-    part = network.module.get_submodule(network.z_name)
-    handle = part.register_forward_pre_hook(lambda _, args: caught.append(args[0]))
-    try:
-        network.module(example)
-    except RuntimeError:
-        if not caught:
-            raise
-    finally:
-        handle.remove()
-    return caught[0]
-
-
-def _start_from(network: Network, path: Path) -> None:
-    if not path.is_file():
-        raise InputError(f'model.start: there is no file "{path}"')
-    try:
-        given = load_tensors(path)
-    except Damaged as error:
-        raise InputError(f'model.start: "{path}" is not a safetensors file or is damaged ({error})') from None
-    own = network.tensors()
-    wrong = [f"{name} is missing" for name in own if name not in given]
-    wrong += [f"{name} is not in the model" for name in given if name not in own]
-    wrong += [
-        f"{name} has shape {tuple(given[name].shape)} instead of {tuple(own[name].shape)}"
-        for name in own
-        if name in given and given[name].shape != own[name].shape
-    ]
-    if wrong:
-        raise InputError(f'model.start: "{path}" does not fit the model: {"; ".join(wrong)}')
-    network.load(given)
-
-
-def find_device(table: EngineTable) -> torch.device:
-    """The device that is asked for, if this machine has it."""
-    name = table.device
-    try:
-        device = torch.device(name or "cpu")
-    except RuntimeError:
-        raise InputError(f'engine.device = "{name}" is not a device; known are cpu, cuda, cuda:0 …') from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError(f'engine.device = "{name}": this machine has no CUDA device that torch can use')
-    if table.name == "cuda" and device.type != "cuda":
-        raise InputError(f'engine.name = "cuda" needs engine.device = "cuda", not "{device}"; on a CPU take "auto"')
-    if device.type == "cuda":
-        # Read when CUDA starts: by default streams share eight queues, in which one waits for another without need.
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
-    return device
-
-
-def is_given(experiment: Experiment) -> bool:
-    """Whether the experiment's data or model came from a program, so that its file alone cannot repeat it."""
-    return GIVEN in (experiment.data.name, experiment.model.name) or experiment.method.name.startswith(f"{GIVEN}:")

@@ -50,13 +50,37 @@ def fit(
     *,
     callbacks: Sequence[Callback] = (),
 ) -> Run:
-    """Train any module over clients' own data: a list of (x, y) tensors or torch Datasets, one a client.
+    """Train a module on the data of clients.
 
-    Floating x is used as given, 8-bit images are divided by 255; nothing else is normalised or augmented unless `set`
-    says so (`set={"data.augment": ["flip"], "data.holdout": 0.2}`; any key of an experiment that is not an argument
-    here). A Dataset is read once, so a random transform in it is drawn once and for all. `head` names the classifier if
-    it is not the last Linear that a forward calls. The module itself is not changed. `out=None` writes nothing.
-    `callbacks` are notified of the events of the run, see `fullrank.Callback`.
+    Floating-point inputs are used as given, 8-bit images are divided by 255. Nothing else is normalised or augmented
+    unless `set` says so. The module itself is not changed.
+
+    Args:
+        model: The module, in its own precision.
+        clients: The data of each client, as (x, y) tensors or a torch Dataset. A Dataset is read once, so a random
+            transform in it is drawn only once.
+        method: The method, by name or as a `Method`.
+        test: Test data, in the form of a client's.
+        rounds: Number of communication rounds.
+        epochs: Local epochs per client and round.
+        batch_size: Samples per local step.
+        lr: Initial learning rate of local training.
+        momentum: Momentum of SGD.
+        weight_decay: Weight decay.
+        participation: Clients per round, as a fraction of all clients (float) or a number (int).
+        seed: Seed of all random numbers.
+        head: Name of the classifier, if it is not the last Linear that a forward pass calls.
+        engine: How clients are trained (`engine.name`). "auto" never means worker processes here.
+        device: Device; by default the one of the module.
+        out: Run directory. Without one, nothing is written.
+        set: Other keys of the experiment, as in `{"data.augment": ["flip"], "data.holdout": 0.2}`.
+        callbacks: Objects that are notified of the events of the run, see `fullrank.Callback`.
+
+    Returns:
+        The run.
+
+    Raises:
+        InputError: If the arguments do not fit together.
 
     >>> import torch, fullrank
     >>> clients = [(torch.randn(20, 4), torch.randint(0, 2, (20,))) for _ in range(3)]
@@ -94,7 +118,7 @@ def fit(
             "weight_decay": weight_decay,
             "participation": participation,
         },
-        "engine": _engine(engine, device, model),
+        "engine": {"name": engine, "device": device},
     }
     experiment = Experiment(**_plain(merged(values, changes)))
     _reject_to_tear_groups(clients, experiment)
@@ -112,6 +136,8 @@ def fit(
         "module": model,
         "method": method if isinstance(method, Method) else None,
         "head": head,
+        "engines": _allowed_engines(device),
+        "own_precision": _own_precision(model),
     }
     return execute(experiment, Path(out) if out is not None else None, callbacks=callbacks, **parts)
 
@@ -134,18 +160,15 @@ def _copied(model: nn.Module) -> nn.Module:
         raise InputError(f"the model ({type(model).__name__}) cannot be copied: {why}") from error
 
 
-def _engine(name: str, device: str, model: nn.Module) -> dict[str, Any]:
-    """Where `auto` trains a program's own model: in its own dtype, and never where it would have to start over.
+def _allowed_engines(device: str) -> tuple[str, ...]:
+    """Return the engines that `auto` may choose. Worker processes, to which not every model can be sent, are not."""
+    return ("cuda",) if device.startswith("cuda") else ("serial",)
 
-    A program that hands over its model need not be able to run again in other processes.
-    """
-    if name != "auto":
-        return {"name": name, "device": device}
-    if not device.startswith("cuda"):
-        return {"name": "serial", "device": device}
+
+def _own_precision(model: nn.Module) -> str:
+    """Return the precision of a program's own model, or an empty string if its parameters have several or another."""
     kinds = {p.dtype for p in model.parameters() if not is_lazy(p)}
-    own = {torch.float32: "float32", torch.float64: "float64"}.get(kinds.pop(), "auto") if len(kinds) == 1 else "auto"
-    return {"name": "cuda", "device": device, "precision": own}
+    return {torch.float32: "float32", torch.float64: "float64"}.get(kinds.pop(), "") if len(kinds) == 1 else ""
 
 
 def _client_split(number: int, data: Any) -> Split:

@@ -14,14 +14,16 @@ import torch
 from torch import nn
 
 from fullrank.config.experiment import Experiment, Recorded
+from fullrank.engine.machine import threads
 from fullrank.errors import InputError, nearest
 from fullrank.federated.site import Stage, stages
 from fullrank.files import Damaged, load_tensors
 from fullrank.metrics.measures import METRICS, Metric, find_metrics, recorded_metrics
 from fullrank.probe.files import read_probes
-from fullrank.runs.assemble import Assembly, assemble, federate, is_given, without_data
+from fullrank.runs.assemble import Assembly, assemble, federate, without_data
 from fullrank.runs.directory import RunDirectory, read_json, read_rows
 from fullrank.runs.located import located
+from fullrank.runs.recorded import check_data, data_facts
 from fullrank.runs.summary import summarise
 from fullrank.trees import Tensors, moved
 
@@ -190,7 +192,7 @@ class Run:
                 lead = f"{why}: " if why else ""
                 raise InputError(f"{lead}{problem}; say with --root (root=) where the run's data lie") from None
             assembly = assemble(experiment, federation=federation)
-            assembly.check_data(self.path)
+            check_data(self.path, assembly.federation)
             self._assembly = self._restored(assembly)
         return self._assembly
 
@@ -220,7 +222,7 @@ class Run:
     def _data_facts(self) -> dict[str, Any]:
         """What is known of the run's data, from its directory where they are not there."""
         if self._assembly is not None:
-            return self._assembly.data_facts()
+            return data_facts(self._assembly.federation)
         assert self.path is not None
         found: dict[str, Any] = read_json(self.path / "partition.json")["data"]
         return found
@@ -229,7 +231,9 @@ class Run:
         """The run's experiment for use in this process."""
         assert self.path is not None
         recorded = self.experiment
-        experiment = recorded.opened(data=data, track=False) if isinstance(recorded, Recorded) else recorded
+        experiment = (
+            recorded.opened(data=data, track=False, engine=False) if isinstance(recorded, Recorded) else recorded
+        )
         return located(experiment, self.path, read_json(self.path / "partition.json"), self._root)
 
     def _restored(self, assembly: Assembly) -> Assembly:
@@ -240,7 +244,7 @@ class Run:
         return assembly
 
     def _reject_given(self) -> None:
-        if is_given(self.experiment):
+        if self.experiment.is_given:
             raise InputError(
                 f'the model of "{self.path}" was given to fullrank.fit by a program: pass the same module, clients and '
                 f'settings to fullrank.fit with out="{self.path}", which returns the run without training it again'
@@ -289,14 +293,3 @@ def check_model(run: Run, use: str) -> None:
     """Check that the directory of a run that this process did not make has the model, for a use in `MESSAGES`."""
     if run.path is not None and run._assembly is None and not (run.path / "model.safetensors").is_file():
         RunDirectory(run.path).check(use, run.experiment.train.rounds)
-
-
-@contextmanager
-def threads(number: int) -> Iterator[None]:
-    """So many of torch's threads inside, as many as before afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

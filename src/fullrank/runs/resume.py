@@ -7,14 +7,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fullrank.config.experiment import Experiment, Recorded, merged, same
+from fullrank.config.experiment import Experiment, Recorded, same
+from fullrank.engine.resolve import as_recorded
 from fullrank.errors import InputError
 from fullrank.files import save_tensors, sealed_text, write_atomically, write_json
 from fullrank.metrics.measures import facts_of
+from fullrank.plugins import is_foreign
 from fullrank.runs.assemble import Assembly
 from fullrank.runs.directory import RunDirectory, Status, read_json
 from fullrank.runs.environment import environment
 from fullrank.runs.prober import Prober
+from fullrank.runs.recorded import check_data, check_files, federation_facts, file_hashes, source_fingerprints
 
 FREE_ON_RESUME = ("train.rounds", "data.root", "engine.workers", "run.")
 
@@ -34,7 +37,11 @@ class Start:
 
 def begin(assembly: Assembly, directory: RunDirectory, prober: Prober, changes: Mapping[str, Any]) -> Start:
     """Prepare round 1, or restore the newest checkpoint if the run still has the recorded data, files and keys."""
-    around = environment(assembly.experiment.engine.threads, assembly.device) | {"sources": assembly.sources()}
+    around = {
+        **environment(assembly.experiment.engine.threads, assembly.device),
+        "engine": assembly.engine.facts(),
+        "sources": source_fingerprints(assembly),
+    }
     if facts := facts_of(assembly.site.metrics):
         around["metrics"] = facts
     if directory.started:
@@ -43,8 +50,9 @@ def begin(assembly: Assembly, directory: RunDirectory, prober: Prober, changes: 
 
     def write() -> None:
         save_tensors(path / "partition.safetensors", assembly.federation.tensors())
-        write_json(path / "partition.json", assembly.facts())
-        write_json(path / "environment.json", {**around, "files": assembly.files()})
+        write_json(path / "partition.json", federation_facts(assembly.federation))
+        files = file_hashes(assembly.experiment, assembly.files_read)
+        write_json(path / "environment.json", {**around, "files": files})
         _write_experiment(assembly.experiment, path)
         directory.write_rows([])
 
@@ -61,9 +69,9 @@ def _continue(
     """Check everything that the run depends on, and restore its newest checkpoint."""
     experiment, path = assembly.experiment, directory.path
     directory.check("resume", experiment.train.rounds)
-    assembly.check_data(path)
+    check_data(path, assembly.federation)
     history = read_json(path / "environment.json")
-    assembly.check_files(path, history.get("files", {}))
+    check_files(path, history.get("files", {}), file_hashes(experiment, assembly.files_read))
     damage = directory.restore(assembly.server, assembly.device, older=True)
     done = assembly.server.round
     start = Start(directory.rows_until(done), [damage] if damage else [])
@@ -93,7 +101,7 @@ def _write_experiment(experiment: Experiment, path: Path) -> None:
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return warnings about software that has changed since the rounds so far were run."""
-    said = [
+    found = [
         f"the run so far used {name} {before[name]} and continues with {name} {now[name]}, so it may not end as an "
         "uninterrupted run would"
         for name in ("fullrank", "torch")
@@ -102,26 +110,34 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
     known = before.get("sources", {})
     changed = [name for name, value in now["sources"].items() if known.get(name, value) != value]
     if changed:
-        said.append(
+        found.append(
             f"the source code of {', '.join(changed)} has changed since the rounds so far were run, so the run may not "
             "end as an uninterrupted run would"
         )
-    return said
+    return found
 
 
 def check_resumable(
     experiment: Experiment, directory: RunDirectory, change_engine: bool = False
 ) -> tuple[Experiment, dict[str, Any]]:
-    """Return the experiment with which the run continues, and the engine keys that have changed.
+    """Check that an experiment can continue the run in a directory.
+
+    Args:
+        experiment: The experiment with which the run is to continue.
+        directory: The run directory.
+        change_engine: Whether keys of `[engine]` may differ.
+
+    Returns:
+        The experiment to continue with, in which `auto` means what the run recorded, and the keys of `[engine]` that
+        differ, with their values before and now.
 
     Raises:
         InputError: If a key differs from the recorded one that must not.
     """
     path = directory.path
     recorded = Recorded.by(path).named_by(experiment).resolved()
-    mine, theirs = experiment.engine, recorded.engine
-    open_still = [key for key in ("name", "precision", "compile") if getattr(mine, key) == "auto"]
-    experiment = with_engine(experiment, **{key: getattr(theirs, key) for key in open_still})
+    foreign = is_foreign("engine.name", recorded.engine.name)
+    experiment = experiment.but(engine=as_recorded(experiment.engine, recorded.engine, foreign))
     before, now = recorded.flat(), experiment.flat()
     different = [
         key
@@ -143,8 +159,3 @@ def check_resumable(
     if experiment.train.rounds < done:
         raise InputError(f'train.rounds = {experiment.train.rounds}, but "{path}" has {done} rounds behind it already')
     return experiment, {key: [before.get(key), now.get(key)] for key in different}
-
-
-def with_engine(experiment: Experiment, **values: str) -> Experiment:
-    """Return the experiment with other values in its `[engine]` table."""
-    return Experiment(**merged(experiment.model_dump(), {"engine": values}))

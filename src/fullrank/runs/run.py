@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from fullrank.config.experiment import Experiment
-from fullrank.engine import Engine, choose, open_engine
-from fullrank.engine.vectorised import suits
+from fullrank.engine import Engine, open_engine
+from fullrank.engine.machine import find_device, threads
 from fullrank.errors import (
     CallbackFailed,
     ClientFailed,
@@ -31,20 +31,18 @@ from fullrank.files import save_tensors, writable, write_json
 from fullrank.local import interrupt
 from fullrank.metrics.evaluate import DYING, dying
 from fullrank.metrics.measures import Metric
-from fullrank.models.net import Net
-from fullrank.runs.assemble import Assembly, assemble, find_device
+from fullrank.runs.assemble import Assembly, assemble
 from fullrank.runs.callbacks import Callback, Callbacks, check_callbacks, tracked
+from fullrank.runs.cautions import cautions
 from fullrank.runs.directory import RunDirectory
 from fullrank.runs.display import Display, LogFile, PythonWarnings
 from fullrank.runs.ending import Ending
 from fullrank.runs.prober import Prober
-from fullrank.runs.result import Run, load_run, threads
-from fullrank.runs.resume import Start, begin, check_resumable, with_engine
+from fullrank.runs.result import Run, load_run
+from fullrank.runs.resume import Start, begin, check_resumable
 from fullrank.runs.summary import over_stages
 from fullrank.trees import clone
 
-WORTH_COMPILING = 200_000
-"""Client steps of a run from which on compiling the network pays: minutes, for a third of a millisecond a step."""
 LOSSES = ("loss", "validation_loss")
 """Keys of the metrics that hold a loss of the global model."""
 
@@ -101,7 +99,8 @@ def execute(
         # Inside the guard, so that a second signal also ends a callback that does not return from `failed`.
         with interrupt.guard(), _notified_of_failure(watching):
             experiment = experiment.resolved()
-            find_device(experiment.engine)  # first, because no directory can be resumed with one that does not exist
+            # First, because no directory can be resumed with a device that does not exist.
+            find_device(experiment.engine.device, experiment.engine.name)
             watching.callbacks += tracked(experiment.run.track)
             if directory is not None:
                 directory.open()
@@ -127,7 +126,6 @@ def _execute(
             experiment, changes = check_resumable(experiment, directory, change_engine)
         with _in_words(directory, experiment.train.rounds), threads(experiment.engine.threads):
             assembly = assemble(experiment, **parts)
-            assembly.experiment = with_engine(experiment, **decided(assembly))
             return _run_rounds(assembly, directory, callbacks, changes)
     except WriteFailed as failure:
         if directory is None:
@@ -158,28 +156,6 @@ def _nameable(path: Path) -> Path:
     except UnicodeEncodeError:
         raise InputError(f'the name of the run directory "{path}" is not UTF-8; choose another --out') from None
     return path
-
-
-def decided(assembly: Assembly) -> dict[str, str]:
-    """What `auto` means for a run, by key of `[engine]`: recorded before round 1, so that a resume means the same."""
-    table, train, federation = assembly.experiment.engine, assembly.experiment.train, assembly.federation
-    clients = len(assembly.server.sample(0))
-    samples = sum(map(len, federation.parts)) * clients / federation.clients * train.epochs
-    if train.steps:
-        samples = clients * train.steps * train.batch_size
-    found: dict[str, str] = {}
-    if table.name == "auto":
-        parameters = sum(parameter.numel() for parameter in assembly.network.module.parameters())
-        mapped = suits(assembly.site, clients) and not table.device.startswith("cuda")
-        chosen = choose(table.device, clients, parameters * samples * train.rounds, table.workers)
-        found["name"] = "vectorised" if mapped else chosen
-    if found.get("name", table.name) == "cuda":
-        if table.precision == "auto" and assembly.network.half is not None:
-            found["precision"] = "bfloat16"
-        if table.compile == "auto":
-            worth = samples * train.rounds / train.batch_size >= WORTH_COMPILING
-            found["compile"] = "on" if worth and isinstance(assembly.network.module, Net) else "off"
-    return found
 
 
 class Recorder(Callback):
@@ -213,21 +189,13 @@ def _run_rounds(
         watching.ended(finished)
         return finished
     rows = start.rows
-    engine = open_engine(
-        experiment.engine.name,
-        assembly.site,
-        workers=experiment.engine.workers,
-        threads=experiment.engine.threads,
-        clients_a_round=len(server.sample(server.round)),
-        slots=experiment.engine.slots,
-        compile=experiment.engine.compile == "on",
-        last=rows[-1] if rows else None,
-    )
+    options = assembly.engine.options(len(server.sample(server.round)), rows[-1] if rows else {})
+    engine = open_engine(assembly.engine.name, assembly.site, options)
     callbacks = all_callbacks(watching, assembly, directory, prober)
     try:
         start.write()
         callbacks.started(experiment, path, server.round, len(server.sample(server.round)))
-        for text in (*start.cautions, *assembly.cautions()):
+        for text in (*start.cautions, *cautions(assembly)):
             callbacks.warned(text)
         while server.round < experiment.train.rounds:
             _one_round(assembly, engine, rows, callbacks)
@@ -296,13 +264,13 @@ def _one_round(assembly: Assembly, engine: Engine, rows: list[dict[str, Any]], c
 
     outcome = server.run_round(engine, client_done, evaluate, shown)
     trained = time.perf_counter()
-    scores = assembly.evaluate(server.model) if server.round % experiment.evaluate.every == 0 else {}
+    scores = assembly.evaluator.evaluate(server.model) if server.round % experiment.evaluate.every == 0 else {}
     row = _row(outcome, scores, assembly.site.metrics, trained - start, time.perf_counter() - start)
     found = [*outcome.cautions, *_not_finite(outcome, scores)]
     if text := _dying_features([*rows, row]):
         found.append(text)
-    if cautions := (assembly.cautions() if server.round == 1 else []) + found:
-        row["cautions"] = cautions
+    if warnings := (cautions(assembly) if server.round == 1 else []) + found:
+        row["cautions"] = warnings
     row = writable({**row, **engine.notes()})
     rows.append(row)
     callbacks.round_done(row)
@@ -340,7 +308,7 @@ def _end(
     model = server.model
     if experiment.train.rounds % experiment.evaluate.every:
         # Not in the last row: a run that is resumed with more rounds must have the rows of one that never ended here.
-        ending["last"] = assembly.evaluate(model)
+        ending["last"] = assembly.evaluator.evaluate(model)
     skipped: dict[str, str] = {}
     if assembly.composition.defined("finish"):
         server, facts = _finished(assembly, engine, callbacks, done)
@@ -415,7 +383,7 @@ def _finished(assembly: Assembly, engine: Engine, callbacks: Callbacks, done: En
     progress = Progress(partial(callbacks.phase_started, "the method's finish"), callbacks.client_done)
     server, traffic, skipped = assembly.server.finished(engine, progress)
     facts = {
-        "measured": {**assembly.evaluate(server.model), **dataclasses.asdict(traffic)},
+        "measured": {**assembly.evaluator.evaluate(server.model), **dataclasses.asdict(traffic)},
         "skipped": {str(client): reason for client, reason in skipped.items()},
     }
     done.keep_finish(server, facts)

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from fullrank.engine.base import Engine, EngineOptions
 from fullrank.engine.cuda.capture_lock import CaptureLock
 from fullrank.engine.cuda.compiled import Compiled, Forward
 from fullrank.engine.cuda.mixed_precision import HalfWeights, order_of
@@ -42,23 +43,28 @@ Record: TypeAlias = Callable[[Callable[[], None], Any], Callable[[], None]]
 """Turns a step, and the pool of memory that it may use, into its replay; the caller undoes what a trial changed."""
 
 
-class Cuda:
+class Cuda(Engine):
     """Slots on one or more devices, each with its own copy of the network.
 
-    `record` turns a step into its replay; without it a CUDA graph does, and the devices must be CUDA's.
+    Args:
+        site: Where the clients are.
+        options: `workers` devices are used, or all of them; `slots` is the number of slots.
+        record: A function that turns a step into its replay; without it a CUDA graph does.
+        devices: Devices to use instead of CUDA's; they need a function `record`.
     """
 
     def __init__(
         self,
         site: Site,
-        devices: Sequence[torch.device],
-        slots: int = 0,
-        compile: bool = False,
-        clients: int = SLOTS,
+        options: EngineOptions,
+        *,
         record: Record | None = None,
+        devices: Sequence[torch.device] = (),
     ):
         if record is None and site.device.type != "cuda":
             raise InputError('engine.name = "cuda" needs engine.device = "cuda"')
+        devices = devices or devices_of(site.device, options.workers)
+        slots, compile, clients = options.slots, options.compile, options.clients
         self.site = site
         self._noted = 0.0
         self._flags = _Flags(exact=site.network.half is None)
@@ -106,6 +112,21 @@ class Cuda:
             place.close()
         self.site.forward = self.site.network
         self._flags.restore()
+
+
+def devices_of(device: torch.device, workers: int) -> list[torch.device]:
+    """Return the CUDA devices to work on, the site's own first.
+
+    Args:
+        device: The site's device. If it has a number, it is the only one.
+        workers: How many devices to use; 0 means all.
+    """
+    first = torch.cuda.current_device() if device.index is None else device.index
+    others: list[int] = [] if device.index is not None else [k for k in range(torch.cuda.device_count()) if k != first]
+    if workers > 1 + len(others):
+        raise InputError(f"engine.workers = {workers}: there are only {1 + len(others)} CUDA devices to work on")
+    chosen = [first, *others][: workers or None]
+    return [device if index == first else torch.device("cuda", index) for index in chosen]
 
 
 class DeviceContext:

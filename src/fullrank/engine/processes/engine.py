@@ -17,7 +17,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fullrank.data.hosted import HostedData
+from fullrank.engine.base import Engine, EngineOptions
 from fullrank.engine.dispatch import run_in_order
+from fullrank.engine.machine import cores
 from fullrank.engine.processes.wire import Wire, pack
 from fullrank.errors import InputError, RemoteError
 from fullrank.federated.site import Job, Result, Site
@@ -38,12 +40,15 @@ ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), 
 WAKE_SECONDS = 0.2
 
 
-class Processes:
-    """Hands jobs to worker processes, and their results on in the jobs' order."""
+class Processes(Engine):
+    """Hands jobs to worker processes: as many as `options.workers`, or one per core, and no more than clients."""
 
-    def __init__(self, site: Site, workers: int, threads: int):
+    def __init__(self, site: Site, options: EngineOptions):
+        if site.device.type != "cpu":
+            raise InputError(f'engine.name = "processes" trains on the CPU, not on engine.device = "{site.device}"')
         self.site = site
-        self.threads = threads
+        self.threads = threads = options.threads
+        workers = min(options.workers or cores(), options.clients)
         self._data = _SharedFile(site.data)
         self._hello = self._packed_site()
         self._selector = selectors.DefaultSelector()
@@ -95,10 +100,6 @@ class Processes:
         fresh.wait_until_ready()
         self._selector.register(fresh.reader, selectors.EVENT_READ, fresh)
         return fresh
-
-    def notes(self) -> dict[str, Any]:
-        """Nothing: every step ran as it was asked for."""
-        return {}
 
     def close(self) -> None:
         """End the workers at once."""

@@ -1,0 +1,69 @@
+"""What an engine is: something that runs clients' jobs at a site."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from fullrank.federated.site import Job, Result, Site
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """The settings with which an engine is made: keys of the table `[engine]`, and facts about the run.
+
+    Args:
+        workers: Number of worker processes or devices (`engine.workers`); 0 leaves it to the engine.
+        threads: Number of torch's threads per process (`engine.threads`).
+        slots: Number of clients that train at the same time on one device (`engine.slots`); 0 leaves it to the engine.
+        compile: Whether forward passes are compiled.
+        clients: Number of clients of a round.
+        last_row: The metrics of the round before, if a run continues. What `notes` added to them is there again.
+    """
+
+    workers: int = 0
+    threads: int = 1
+    slots: int = 0
+    compile: bool = False
+    clients: int = 1
+    last_row: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Engine(Protocol):
+    """Runs the jobs of clients. A subclass, or any class with these three members, is an engine.
+
+    An engine is made as `Engine(site, options)`, with a `Site` and `EngineOptions`, once per run, and closed at the
+    end. `site.do(job)` does one job in this process; an exception of the client becomes the `error` of the result.
+    A site does one job at a time, and `site.twin(device)` makes another one for the same clients.
+
+    An engine outside the library is named by `engine.name = "package.module:Class"`. Its results should equal those of
+    `serial`, which defines what is correct.
+
+    >>> class Backwards(Engine):
+    ...     def __init__(self, site, options):
+    ...         self.site = site
+    ...     def run(self, jobs):
+    ...         results = [self.site.do(job) for job in reversed(list(jobs))]
+    ...         return reversed(results)
+    """
+
+    def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
+        """Run the jobs, in any order and place, and yield their results in the order of the jobs."""
+        raise NotImplementedError
+
+    def notes(self) -> dict[str, Any]:
+        """Return what the metrics of a round should say about how it was run."""
+        return {}
+
+    def close(self) -> None:
+        """Free what the engine holds."""
+        return None
+
+
+class EngineFactory(Protocol):
+    """Makes an engine: the class of an engine, or a function with the same arguments."""
+
+    def __call__(self, site: Site, options: EngineOptions) -> Engine:
+        """Return an engine that runs jobs at a site."""
