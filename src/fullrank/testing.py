@@ -245,7 +245,7 @@ def _degenerate(trial: Trial) -> str:
 
 
 def _engines(trial: Trial) -> str:
-    """Check that every engine of the library gives what `serial` gives; `processes` has a check of its own."""
+    """Check that the engines of the library give the result of `serial`; `_processes` checks worker processes."""
     for engine in ENGINES.own:
         if engine in ("serial", "processes"):
             continue

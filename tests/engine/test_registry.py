@@ -219,8 +219,10 @@ def test_the_librarys_engines_follow_the_protocol():
 
 def test_every_engine_is_listed(capsys):
     _, out, _ = command("keys", "engine.name", "--json", capsys=capsys)
-    what = json.loads(out)["engine.name"]["what"]
-    assert [name for name in (*ENGINES.own, "auto", "package.module:Class") if name not in what] == []
+    key = json.loads(out)["engine.name"]
+    assert [name for name in (*ENGINES.own, "auto") if name not in key["what"]] == []
+    assert key["values"] == list(ENGINES.names())
+    assert key["type"].endswith('or "package.module:Class"')
 
 
 def test_engines_are_imported_when_they_are_named():

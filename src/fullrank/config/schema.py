@@ -244,10 +244,10 @@ class Train(Table):
 class EngineTable(Table):
     """Where and how clients are trained: engine, processes, device and precision."""
 
-    name: str = AUTO
+    name: Annotated[str, NameIn(ENGINES)] = AUTO
     """Engine that trains clients: one after the other (serial), in several processes (processes), in groups with one
-    vectorised step (vectorised), with CUDA graphs on a GPU (cuda), or "package.module:Class". auto chooses for the
-    experiment and the machine."""
+    vectorised step (vectorised), or with CUDA graphs on a GPU (cuda). auto chooses for the experiment and the machine.
+    A class takes a site and options, and has run, notes and close."""
     workers: Annotated[int, Field(ge=0, le=4096)] = 0
     """Number of worker processes or GPUs. 0 uses one process per core, or all GPUs."""
     threads: Annotated[int, Field(ge=1, le=4096)] = 1
