@@ -1,4 +1,4 @@
-"""Comparisons of complete runs: whether they can be compared, and the table of their results."""
+"""Comparisons of complete runs: the check that they can be compared, and the table of their results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OTHER_MEASURES = (
     "rounds",
     "skipped",
 )
-"""Measures of a run that are no metrics of predictions."""
+"""Measures of a run that are not metrics of predictions."""
 OF_CLIENTS = ("personal", "unseen")
 """Measures of the clients' own models."""
 VALUES = ("last5", "last", "best", "validated", "final")
@@ -391,7 +391,7 @@ def _shortened(one: str, two: str) -> str:
 
 
 def measures(metrics: Sequence[Metric] = ()) -> tuple[str, ...]:
-    """Return everything of a run's summary that can be compared.
+    """Return the names of all measures in a run's summary that can be compared.
 
     Args:
         metrics: The metrics that the runs were asked for, if they are not the library's.
@@ -473,7 +473,7 @@ def _family(measure: str) -> str:
 
 
 def _listed(noun: str, numbers: Sequence[int]) -> str:
-    """Return numbers in words: `seed 1`, `seeds 1, 2 and 5`."""
+    """Format numbers with their noun: `seed 1`, `seeds 1, 2 and 5`."""
     if len(numbers) == 1:
         return f"{noun} {numbers[0]}"
     return f"{noun}s {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"

@@ -1,4 +1,4 @@
-"""Keep large data sets decoded, one file each, which every process maps into its memory."""
+"""The cache of decoded large data sets, one file each, which every process maps into its memory."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _kept(path: Path, state: str, complete: Callable[[Content], DataSet]) -> Dat
         content = Content(_split(tensors, "train"), _split(tensors, "test"), classes, domains)
         data = replace(complete(content), file=path)
         if data.fingerprint() != about["fingerprint"]:
-            return None  # bits that have changed since; a run's result must not depend on them
+            return None  # the file has changed since; a run's result must not depend on that
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         return None
     return data
