@@ -23,7 +23,7 @@ import safetensors
 from fullrank.errors import CallFailed, ClientFailed, InputError, nearest, said_by
 
 GIVEN = "given"
-"""The name of data, partitions and models that a program passed as objects."""
+"""The module name in the names of data, partitions and models that a program passed as objects."""
 LIBRARY = {
     "data.name": "data",
     "data.partition": "",
@@ -96,7 +96,7 @@ class Registry(Generic[T]):
 
 
 def is_foreign(key: str, name: str) -> bool:
-    """Return whether the name under a key, or one of names joined by "+", is an import path outside the library.
+    """Return whether the name under a key, or one of names joined by "+", is an import path of code outside fullrank.
 
     >>> is_foreign("model.name", "mine:network"), is_foreign("model.name", "fullrank.models.reparam.repvgg:repvgg")
     (True, False)
@@ -116,7 +116,7 @@ def _is_foreign(key: str, name: str) -> bool:
 
 
 def reject_untrusted(source: object, names: Mapping[str, str]) -> None:
-    """Reject names in a file, by key, that are import paths outside the library, because importing them runs code."""
+    """Reject import paths of code outside fullrank in the names of a file, by key, because importing them runs code."""
     foreign = [f'{key} = "{name}"' for key, name in names.items() if is_foreign(key, name)]
     if foreign:
         raise InputError(
@@ -175,7 +175,7 @@ def _failed(start: str, error: Exception) -> CallFailed:
 def _nearest_module(missing: str) -> str:
     """Return a clause that suggests a module with a similar name in the same package, or one in the current directory.
 
-    A missing module outside a package is never one of Python's standard library.
+    Modules of Python's standard library are not suggested.
     """
     package, _, name = missing.rpartition(".")
     places = getattr(importlib.import_module(package), "__path__", []) if package else [os.getcwd()]

@@ -233,7 +233,7 @@ class _Reader:
         self.strides = form["strides"]
         message = self.job(form) if form["type"] == "job" else self.result(form)
         if self.tensors:
-            raise BadMessage("a message holds tensors that nothing in it refers to")
+            raise BadMessage("a message holds tensors that no tree of it contains")
         return message
 
     def job(self, form: _Job) -> Job:

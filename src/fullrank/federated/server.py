@@ -147,7 +147,7 @@ class Server:
         )
 
     def seen_by(self, part: Method, questions: Questions | None = None) -> ServerView:
-        """Return the server as the hooks of a method see it; with `questions`, they may ask the clients."""
+        """Return the view of the server for the hooks of a method. With `questions`, they may query the clients."""
         return ServerView(self, part, questions)
 
     # The state

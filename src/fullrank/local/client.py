@@ -225,7 +225,7 @@ class Client:
         return Fit(step, state, context, self.samples, plan, network.dtype, label, fresh)
 
     def run_fit(self, fit: Fit) -> Report:
-        """Run a fit in the client's network, by the stepper of the site; its state changes in place.
+        """Run a fit in the client's network, with the stepper of the site. The state of the fit changes in place.
 
         Raises:
             WroteInPlace: If the method wrote into a tensor that it received.

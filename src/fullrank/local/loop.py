@@ -60,7 +60,7 @@ class Stepper(Protocol):
         """
 
     def take_rate(self, lr: float) -> None:
-        """Use another learning rate from now on."""
+        """Set the learning rate of the steps that follow."""
 
     def finish(self) -> None:
         """Write the result of the last step into the state of the fit, if it is not there yet."""
@@ -89,7 +89,7 @@ class Eager:
         return self.step.advance_(self.state, self.context, x, self.samples.y[rows])
 
     def take_rate(self, lr: float) -> None:
-        """Use another learning rate from now on."""
+        """Set the learning rate of the steps that follow."""
         weight = next(iter(self.state.trained.values()))
         self.context = replace(self.context, lr=weight.new_tensor(lr))
 

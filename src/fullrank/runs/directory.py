@@ -263,7 +263,7 @@ class RunDirectory:
             self._lock = None
 
     def abandon(self) -> None:
-        """Delete what a run that failed before it started has written, and nothing else."""
+        """Delete the files that a run has written which failed before it started, and no others."""
         if self.started or self._lock is None:
             return
         self.close()
