@@ -245,7 +245,7 @@ def _degenerate(trial: Trial) -> str:
 
 
 def _engines(trial: Trial) -> str:
-    """Check that every engine of the library gives what `serial` gives; `processes` has a check of its own."""
+    """Check that every engine of the library gives the results of `serial`; a separate check tests `processes`."""
     for engine in ENGINES.own:
         if engine in ("serial", "processes"):
             continue
