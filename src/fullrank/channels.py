@@ -20,7 +20,7 @@ class Sum:
 
 @dataclass(frozen=True)
 class Mean:
-    """An upload that the server averages over clients, weighted. Counters (integers) take the maximum."""
+    """An upload that the server averages over clients with weights. Counters (integers) take the maximum."""
 
     tree: Tree
     weight: float = 1.0

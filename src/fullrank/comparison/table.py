@@ -48,7 +48,7 @@ MAY_DIFFER = (
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of a method's measure to that of the first method, paired by seed, over the seeds of both."""
+    """The difference between a method and the first one in a measure, paired by seed, over the seeds of both."""
 
     to: str
     values: dict[int, float]
@@ -89,7 +89,7 @@ class Comparison:
     value: str = "last5"
     out: Path | None = None
     failed: Mapping[tuple[str, int], str] = dataclasses.field(default_factory=dict)
-    """The reasons of failures by method and seed; these runs are in no statistic."""
+    """The reasons of failures by method and seed; these runs are left out of all statistics."""
     names: tuple[str, ...] = ()
     """The methods in their order; by default the order of the runs."""
 

@@ -216,7 +216,7 @@ class _Writer:
             self.strides[str(number)] = list(values.stride())  # some kernels round differently in another memory order
         values = values.contiguous()
         memory = values.untyped_storage().data_ptr()
-        # Safetensors rejects two tensors of one memory.
+        # Safetensors rejects tensors that share memory.
         self.tensors[str(number)] = values.clone() if memory in self._memories else values
         self._memories.add(memory)
         return number

@@ -287,7 +287,7 @@ class Site:
             network=self.network,
             composition=self.composition,
             entries=self.entries,
-            # After the last round clients train as in it: a schedule that ends at 0 would leave them as they are.
+            # After the last round, clients train at its rate, because a schedule that ends at 0 would not change them.
             settings=self.schedule.at(min(job.round, self.schedule.rounds - 1), self.settings),
             samples=self.samples(job.client),
             received=received,

@@ -158,7 +158,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class UserFunction:
-    """A user's function of scores and labels, under the name by which `evaluate.metrics` has it."""
+    """A user's function of scores and labels, with its name in `evaluate.metrics`."""
 
     name: str
     function: Callable[[Tensor, Tensor], Any]
@@ -240,7 +240,7 @@ TAKEN = frozenset(
 )
 """Other keys of rows and summaries, which no metric can have."""
 PREFIXES, SUFFIX = ("validation_", "personal_"), "_by_domain"
-"""How keys start and end that are derived from the key of a metric."""
+"""The prefixes and the suffix of keys that are derived from the key of a metric."""
 
 
 def facts_of(metrics: Iterable[Metric]) -> dict[str, dict[str, bool]]:

@@ -169,14 +169,14 @@ MESSAGES: dict[str, dict[Status, str]] = {
     "read the model": dict.fromkeys((Status.NUMBERS_ONLY, Status.ROWS_ONLY, Status.UNSAVED, Status.CUT), _NO_MODEL),
     "compare": dict.fromkeys((status for status in Status if not status.finished), _NOT_COMPLETE),
 }
-"""Why a run directory cannot be used for something, by its status; a status that is not listed can."""
+"""Error messages by purpose and status; with a status that is not listed, a directory can be used for the purpose."""
 LOST_FILES = {
     "partition.json": "the same experiment in another directory writes one before round 1: copy that",
     "environment.json": "the same experiment in another directory writes one before round 1: copy that",
     "summary.json": "delete it and give the command that started the run again, which writes it from the last "
     "checkpoint",
 }
-"""What to do if a file of a run directory is missing or damaged."""
+"""Advice about missing or damaged files of a run directory, by name."""
 
 
 def read_json(path: Path) -> Any:

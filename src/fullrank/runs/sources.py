@@ -1,4 +1,4 @@
-"""Fingerprints of the source code that a run takes from its user: a changed model or method gives other results."""
+"""Fingerprints of the user's source code in a run, because a changed model or method gives other results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Make data sets of what a program has in memory: tensors, arrays and torch Datasets."""
+"""Make data sets of objects in memory: tensors, arrays and torch Datasets."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Official:
 
 @dataclass(frozen=True)
 class FileFacts:
-    """The content of a file, and that of the official one."""
+    """The content of a file, next to that of the official one."""
 
     path: Path
     records: int
