@@ -1,4 +1,4 @@
-"""What crosses between a client and the server: uploads, and how many bytes travel each way."""
+"""What clients and the server exchange: uploads, and the traffic in each direction."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from fullrank.trees import Tree, elements, nbytes, pointwise
 
 @dataclass(frozen=True)
 class Sum:
-    """An upload of which the server sees the sum over clients."""
+    """An upload that the server sums over clients."""
 
     tree: Tree
 
 
 @dataclass(frozen=True)
 class Mean:
-    """An upload of which the server sees the weighted mean over clients. Counters (integers) take the maximum."""
+    """An upload that the server averages over clients with weights. Counters (integers) take the maximum."""
 
     tree: Tree
     weight: float = 1.0
 
 
 Upload: TypeAlias = dict[str, dict[str, "Sum | Mean"]]
-"""What one client sends: by space (a method's name; "" for the model itself), then by name."""
+"""What one client sends, by space (the name of a method, or "" for the model itself) and by name."""
 
 
 def upload_names(upload: Mapping[str, Mapping[str, Any]]) -> set[str]:
-    """Return the names of an upload's parts, as messages call them.
+    """Return the names of an upload's parts as they appear in messages.
 
     >>> sorted(upload_names({"": {"w": Mean({})}, "scaffold": {"change": Sum({})}}))
     ['scaffold/change', 'w']
@@ -40,7 +40,7 @@ def upload_names(upload: Mapping[str, Mapping[str, Any]]) -> set[str]:
 
 
 def part_name(space: str, name: str) -> str:
-    """Return what messages call one part of an upload."""
+    """Return the name of one part of an upload as it appears in messages."""
     return f"{space}/{name}" if space else name
 
 
@@ -57,13 +57,13 @@ def _without_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_whole(tensor: torch.Tensor) -> bool:
-    """Whether a tensor holds whole numbers or truth values."""
+    """Return whether a tensor holds integers or booleans."""
     return not (tensor.is_floating_point() or tensor.is_complex())
 
 
 @dataclass
 class Traffic:
-    """How much crossed a channel: elements and bytes, down and up."""
+    """The numbers of elements and bytes sent from the server (down) and to it (up)."""
 
     elements_down: int = 0
     elements_up: int = 0
@@ -76,7 +76,7 @@ class Traffic:
         self.bytes_down += nbytes(tree)
 
     def add(self, other: Traffic) -> None:
-        """Add what another object has counted."""
+        """Add the counts of another object."""
         for name, number in vars(other).items():
             setattr(self, name, getattr(self, name) + number)
 

@@ -96,7 +96,7 @@ class RemoteError(Exception):
 
 
 def said_by(error: BaseException) -> str:
-    """Return the message of an exception, also if its `__str__` raises."""
+    """Return the message of an exception, even if its `__str__` raises an exception."""
     try:
         return str(error)
     except Exception:

@@ -1,4 +1,4 @@
-"""Objects outside the library, named `package.module:object`, and the files that they read."""
+"""Registries of the objects that an experiment names, import paths, and the files that imported functions read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ import safetensors
 from fullrank.errors import CallFailed, ClientFailed, InputError, nearest, said_by
 
 GIVEN = "given"
-"""Stands for data, a partition or a model that a program handed over instead of naming it."""
+"""The module name in the names of data, partitions and models that a program passed as objects."""
 LIBRARY = {
     "data.name": "data",
     "data.partition": "",
@@ -42,7 +42,7 @@ Where the package is empty, every import path counts as foreign: the objects get
 a function of fullrank that was never meant for that key could import anything.
 """
 FILES = {"data.name": ".npz", "data.partition": ".safetensors"}
-"""The suffix by which a key takes a name for the path of a file, even with a colon in it, and imports nothing."""
+"""The file suffix of each key: a name with this suffix is a path, even with a colon in it, and nothing is imported."""
 
 T = TypeVar("T")
 
@@ -54,10 +54,10 @@ class Registry(Generic[T]):
     declares in the group `fullrank.<kind>`. Everything that lists or checks names of this kind reads the registry.
 
     Args:
-        kind: What the objects are, in the plural: "metrics". It names the group of entry points.
-        key: The key of an experiment that names such an object: "evaluate.metrics".
+        kind: The kind of the objects in the plural, such as "metrics", which is also part of the entry points' group.
+        key: The key of an experiment that names such an object, such as "evaluate.metrics".
         own: The library's own objects by name.
-        attribute: What an import path must lead to, in one word: "function" or "Class".
+        attribute: What an import path must name: "function" or "Class".
         or_else: What else the key accepts, as a clause of the error message.
     """
 
@@ -70,10 +70,14 @@ class Registry(Generic[T]):
         return (*self.own, *sorted(self._entry_points().keys() - self.own.keys()))
 
     def find(self, name: str, key: str = "") -> T:
-        """Return the object behind a name; `key` is the key to blame if it is not the registry's own.
+        """Return the object with a name.
+
+        Args:
+            name: A name of the registry, or an import path.
+            key: The key that errors mention, by default the key of the registry.
 
         Raises:
-            InputError: if the name is unknown or cannot be imported.
+            InputError: If the name is unknown or cannot be imported.
         """
         key = key or self.key
         if name in self.own:
@@ -92,7 +96,7 @@ class Registry(Generic[T]):
 
 
 def is_foreign(key: str, name: str) -> bool:
-    """Whether the name that a key has, or one of those joined by "+", is an import path of code outside the library.
+    """Return whether the name under a key, or one of names joined by "+", is an import path of code outside fullrank.
 
     >>> is_foreign("model.name", "mine:network"), is_foreign("model.name", "fullrank.models.reparam.repvgg:repvgg")
     (True, False)
@@ -112,28 +116,28 @@ def _is_foreign(key: str, name: str) -> bool:
 
 
 def reject_untrusted(source: object, names: Mapping[str, str]) -> None:
-    """Reject import paths, by key, that a file names and the user does not: importing them runs somebody's code."""
+    """Reject import paths of code outside fullrank in the names of a file, by key, because importing them runs code."""
     foreign = [f'{key} = "{name}"' for key, name in names.items() if is_foreign(key, name)]
     if foreign:
         raise InputError(
             f'"{source}" names code that is not part of fullrank ({", ".join(foreign)}), which would be imported and '
-            "run; if you trust those who wrote it, say so with --trust (trust=True)"
+            "run; if you trust its authors, use --trust (trust=True)"
         )
 
 
 def import_object(name: str, where: str, kind: str) -> Any:
-    """The callable behind `package.module:object`; `where` is the key that named it, `kind` what it should be."""
+    """Import the callable `package.module:object`. Errors mention `where`, the key, and `kind`, what it must be."""
     module_name, _, attribute = name.partition(":")
     if not module_name or module_name.startswith(".") or not attribute:
         raise InputError(f'{where} = "{name}" is not of the form "package.module:{kind}"')
     if module_name == GIVEN:
-        raise InputError(f'{where} = "{name}" stands for what a program gave to fullrank.fit, which cannot be imported')
+        raise InputError(f'{where} = "{name}" is what a program passed to fullrank.fit, which cannot be imported')
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if not f"{module_name}.".startswith(f"{missing}."):
-            raise  # the module is there, and what it imports is not
+            raise  # the module exists, and one that it imports does not
         raise InputError(f'{where} = "{name}": there is no module "{missing}"{_nearest_module(missing)}') from None
     found = getattr(module, attribute, None)
     if not callable(found):
@@ -144,7 +148,7 @@ def import_object(name: str, where: str, kind: str) -> Any:
 
 
 def called(function: Callable[..., Any], name: str, where: str, /, **arguments: Any) -> Any:
-    """What a function returns that `where` named; what it raises comes with that name and its own traceback."""
+    """Call a function that the key `where` names. An exception becomes a `CallFailed` with its name and traceback."""
     try:
         with noting_files():
             return function(**arguments)
@@ -155,7 +159,7 @@ def called(function: Callable[..., Any], name: str, where: str, /, **arguments: 
 
 
 def hooked(part: Any, hook: str, /, *arguments: Any) -> Any:
-    """What a method's hook returns; what it raises names the method and the hook, and has its own traceback."""
+    """Call a hook of a method. An exception becomes a `CallFailed` that names method and hook, with the traceback."""
     try:
         return getattr(part, hook)(*arguments)
     except (InputError, CallFailed, ClientFailed):
@@ -169,9 +173,9 @@ def _failed(start: str, error: Exception) -> CallFailed:
 
 
 def _nearest_module(missing: str) -> str:
-    """A suggestion among the modules beside the missing one, if one is near: they are too many to list.
+    """Return a clause that suggests a module with a similar name in the same package, or one in the current directory.
 
-    Of the modules that stand alone only those in the current directory can be meant, not Python's own.
+    Modules of Python's standard library are not suggested.
     """
     package, _, name = missing.rpartition(".")
     places = getattr(importlib.import_module(package), "__path__", []) if package else [os.getcwd()]
@@ -180,7 +184,7 @@ def _nearest_module(missing: str) -> str:
 
 
 CODE = {".py", ".pyc", ".pyi", ".pyd", ".so", ".dll", ".dylib"}
-"""Suffixes of modules, bytecode and shared libraries: they are no data."""
+"""Suffixes of modules, bytecode and shared libraries, which are not data."""
 NOT_ON_DISK = ("/proc/", "/sys/", "/dev/")
 
 _thread = threading.local()
@@ -188,7 +192,7 @@ _thread = threading.local()
 
 @contextlib.contextmanager
 def collecting_files() -> Iterator[dict[str, str]]:
-    """Inside, the files that users' functions read in this thread; afterwards their SHA-256 by path.
+    """Collect the files that users' functions read in this thread; at the end of the block, their SHA-256 by path.
 
     >>> with collecting_files() as found, noting_files():
     ...     _ = Path(os.devnull).read_text()
@@ -209,7 +213,7 @@ def collecting_files() -> Iterator[dict[str, str]]:
 
 @contextlib.contextmanager
 def noting_files() -> Iterator[None]:
-    """While a user's function runs: note what it opens for reading, if somebody collects it."""
+    """Note the files that a user's function opens for reading in this block, if `collecting_files` is active."""
     if getattr(_thread, "collected", None) is None or getattr(_thread, "noting", False):
         yield
         return
@@ -241,7 +245,7 @@ def _note(path: str | bytes | os.PathLike[Any]) -> None:
 
 @contextlib.contextmanager
 def _watched_safetensors() -> Iterator[None]:
-    """Its reader is not Python's and raises no audit event; modules may have imported it under any name."""
+    """Note the files that safetensors opens: its reader raises no audit event, and modules import it by any name."""
     reader = safetensors.safe_open
 
     def safe_open(filename: str | os.PathLike[str], *arguments: Any, **options: Any) -> Any:
@@ -276,6 +280,6 @@ def _is_data(path: str) -> bool:
 
 
 def _shown(path: str) -> str:
-    """Relative to the working directory where it lies below it."""
+    """Return a path relative to the working directory if it is below it, otherwise unchanged."""
     here = os.getcwd()
     return os.path.relpath(path, here) if path.startswith(f"{here}{os.sep}") else path

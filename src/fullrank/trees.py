@@ -1,4 +1,4 @@
-"""Trees: dicts of tensors keyed by name, possibly nested. Everything that is exchanged, kept or saved is one.
+"""Trees: dicts of tensors keyed by name, possibly nested. Everything that is exchanged, kept or saved is a tree.
 
 A path joins the names of nested trees with "/": `scaffold/c/head.weight`.
 """
@@ -86,7 +86,7 @@ def combine(tree: Mapping[str, Any], function: Callable[..., Tensor], *others: M
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the tensors of a flat tree lie in their common vector: name, shape and strides, one after the other."""
+    """The layout of a flat tree in its vector: the names, shapes and strides of its tensors, in order."""
 
     places: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
 
@@ -102,7 +102,7 @@ class Layout:
 
     @cached_property
     def offsets(self) -> dict[str, int]:
-        """The position at which each tensor begins; under "" that at which the last one ends."""
+        """The position at which each tensor begins, and under "" the end of the last one."""
         found, at = {}, 0
         for name, shape, _ in self.places:
             found[name] = at
@@ -144,7 +144,7 @@ class Flat(dict[str, Tensor]):
         return found
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the tensor of a name, if there is one."""
+        """Return the tensor with a name, or the default if there is none."""
         if name not in self.layout:
             return default
         return self[name]
@@ -201,7 +201,7 @@ class Flat(dict[str, Tensor]):
 
     @classmethod
     def joined(cls, tensors: Mapping[str, Tensor], layout: Layout) -> Flat:
-        """Return tensors of a layout's names and shapes in a new vector, by one operation."""
+        """Concatenate tensors with the names and shapes of a layout into a new vector."""
         vectors = [_vector(tensors[name], strides) for name, _, strides in layout.places]
         return cls(torch.cat(vectors), layout)
 
@@ -211,7 +211,7 @@ class Flat(dict[str, Tensor]):
     __setitem__ = __delitem__ = __ior__ = pop = popitem = clear = update = setdefault = _reject
 
     def part(self, names: Iterable[str]) -> Tensors:
-        """Return some of the entries: flat if they lie side by side."""
+        """Return some of the entries, as a `Flat` if they are contiguous in the vector."""
         wanted = set(names)
         if wanted == self.keys():
             return self
@@ -231,7 +231,7 @@ class Flat(dict[str, Tensor]):
 
 
 def _vector(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """Return a tensor's numbers in the order in which memory with these strides holds them."""
+    """Return the elements of a tensor in their order in memory with these strides."""
     if tensor.stride() != strides:
         tensor = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
     return tensor.as_strided((tensor.numel(),), (1,))
@@ -261,7 +261,7 @@ def flats(*trees: Mapping[str, Any]) -> list[Flat]:
 
 
 def pointwise(tree: Mapping[str, Any], function: Callable[..., Tensor], *others: Mapping[str, Any]) -> Tree:
-    """Combine trees by a function that treats every number separately: one call for flat trees of one layout.
+    """Combine trees by an elementwise function, with a single call for flat trees of the same layout.
 
     >>> pointwise({"w": torch.tensor(1.0)}, torch.add, {"w": torch.tensor(3.0)})
     {'w': tensor(4.)}
@@ -279,14 +279,14 @@ def pointwise(tree: Mapping[str, Any], function: Callable[..., Tensor], *others:
 
 
 def part_of(tree: Tensors, names: Collection[str]) -> Tensors:
-    """Return those entries of a tree that have one of the names: flat if the tree is and they lie side by side."""
+    """Return the entries of a tree with these names, as a `Flat` if the tree is one and they are contiguous."""
     if isinstance(tree, Flat):
         return tree.part(name for name in tree if name in names)
     return {name: tensor for name, tensor in tree.items() if name in names}
 
 
 def merged(tree: Tensors, changed: Mapping[str, Tensor]) -> Tensors:
-    """Return a tree with some entries replaced; flat if both are."""
+    """Return a tree with some entries replaced, as a `Flat` if both arguments are."""
     if changed.keys() >= tree.keys():
         return changed if isinstance(changed, Flat) else dict(changed)
     if isinstance(tree, Flat) and isinstance(changed, Flat):
@@ -298,14 +298,14 @@ def merged(tree: Tensors, changed: Mapping[str, Tensor]) -> Tensors:
 
 @torch.no_grad()
 def copy_(into: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Copy a tree's values into the tensors of another of the same names; the other may hold more."""
+    """Copy the values of a tree into the tensors of `into` with the same names; the tree may have further entries."""
     pairs = [(place, value) for place, value in beside(into, values) if place.numel()]
     if pairs:
         torch._foreach_copy_([place for place, _ in pairs], [value for _, value in pairs])
 
 
 def beside(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the tensors of the same names in two trees; their vectors if both are flat in one layout."""
+    """Yield pairs of tensors with the same name in two trees, or the two vectors if both are flat in one layout."""
     if alike := flats(tree, other):
         yield alike[0].base, alike[1].base
         return
@@ -317,7 +317,7 @@ def beside(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[
 
 
 def zeros(tree: Mapping[str, Any]) -> Tree:
-    """Return a tree of the same names and shapes, all 0."""
+    """Return a tree of zeros with the same names and shapes."""
     return pointwise(tree, torch.zeros_like)
 
 
@@ -327,27 +327,27 @@ def clone(tree: Mapping[str, Any]) -> Tree:
 
 
 def moved(tree: Mapping[str, Any], device: torch.device) -> Tree:
-    """Return the same tree on a device; what is there already is not copied."""
+    """Return a tree on a device. Tensors that are there already are not copied."""
     return pointwise(tree, lambda tensor: tensor.to(device))
 
 
 def versions(*trees: Mapping[str, Any]) -> int:
-    """Return how often the tensors of some trees were written in place."""
+    """Return how often the tensors of trees have been written in place."""
     return sum(tensor._version for tree in trees for tensor in vectors(tree))
 
 
 def elements(tree: Mapping[str, Any]) -> int:
-    """Return how many numbers a tree holds."""
+    """Return the number of elements of a tree."""
     return sum(tensor.numel() for tensor in vectors(tree))
 
 
 def nbytes(tree: Mapping[str, Any]) -> int:
-    """Return how many bytes a tree's numbers take."""
+    """Return the number of bytes that the elements of a tree take."""
     return sum(tensor.numel() * tensor.element_size() for tensor in vectors(tree))
 
 
 def vectors(tree: Mapping[str, Any]) -> Iterator[Tensor]:
-    """Yield the tensors of a tree; the vector of a flat one."""
+    """Yield the tensors of a tree, or only its vector if it is flat."""
     if isinstance(tree, Flat):
         yield tree.base
         return
@@ -369,7 +369,7 @@ def norm(tree: Mapping[str, Tensor]) -> Tensor:
 
 
 def misfit(tree: Mapping[str, Any], like: Mapping[str, Any]) -> str | None:
-    """Return what differs in names or shapes between a tree and the one it should be like, or None."""
+    """Describe the first difference in names or shapes between a tree and the expected one; None if there is none."""
     got, want = flatten(tree), flatten(like)
     if missing := sorted(want.keys() - got.keys()):
         return f"{missing[0]} is missing"

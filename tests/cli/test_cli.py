@@ -144,7 +144,7 @@ LACKING = ["--set", "data.partition=class-disjoint", "--set", "data.clients=3"]
 
 
 def test_what_a_partition_leaves_out_is_said(capsys):
-    said = "571 of 1437 training samples belong to nobody, 4 of 10 classes have no client (6, 7, 8, 9)"
+    said = "571 of 1437 training samples are unassigned, 4 of 10 classes have no client (6, 7, 8, 9)"
     assert f"without a client     {said}\n" in fullrank("partition", *LACKING, capsys=capsys)[1]
     facts = json.loads(fullrank("partition", *LACKING, "--json", capsys=capsys)[1])
     assert (facts["unassigned"], facts["classes_without_client"]) == (571, ["6", "7", "8", "9"])

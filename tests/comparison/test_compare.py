@@ -236,7 +236,7 @@ def test_data_that_are_divided_by_the_seed_may_differ_between_seeds_only(tmp_pat
 WRONG = {
     "nothing": ([], "--methods fedavg,fedavg"),
     "unknown method": (["-m", "fedavg,fedavgg"], 'did you mean "fedavg"'),
-    "twice": (["-m", "fedavg, fedprox ,fedprox"], '"fedprox" is to be compared with itself'),
+    "twice": (["-m", "fedavg, fedprox ,fedprox"], 'the method "fedprox" is given twice'),
     "no such seed": (["-m", "fedavg", "-s", "0,x"], '--seeds "0,x"'),
     "a range backwards": (["-m", "fedavg", "-s", "4-1"], '--seeds "4-1"'),
     "a seed twice": (["-m", "fedavg", "-s", "0-2,1"], "the seed 1 is given twice"),

@@ -412,7 +412,7 @@ def test_the_unpickler_knows_arrays_and_nothing_else(program, tmp_path):
     write_cifar("cifar10", tmp_path, "python")
     path = tmp_path / "cifar-10-batches-py" / "data_batch_1"
     path.write_bytes(program)
-    rejected(lambda: load_dataset("cifar10", tmp_path), path, "pickle that wants to use", "executed")
+    rejected(lambda: load_dataset("cifar10", tmp_path), path, "pickle that refers to", "executed")
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_arguments_are_the_fields_of_the_class_or_what_the_function_makes_of_the
         ("Cutout:big", 'side = "big": input should be a valid integer'),
         ("Cutout:1,2,3", '"1,2,3": there are 3 arguments, and Cutout takes 2'),
         ("Cutout:", "ends in a colon"),
-        ("Random", "two results for the same numbers; all chance must come from its argument u"),
+        ("Random", "two results for the same numbers; all randomness must come from its argument u"),
         ("Smaller", r"apply gave torch.uint8 of shape \(8, 1, 7, 7\)"),
         ("Floats", "apply gave torch.float32 .* it must keep both"),
         ("InPlace", "apply wrote into the batch"),

@@ -176,7 +176,7 @@ def test_an_error_travels_as_its_kind_sentence_and_traceback():
         (Result(0, 1, model={"a": torch.empty(1, device="meta")}), "model/a cannot be sent: it has no values"),
         (Result(0, 1, model={"a": torch.ones(2).to_sparse()}), "it is of layout torch.sparse_coo"),
         (Result(0, 1, model={"a": torch.ones(2, dtype=torch.complex128)}), "a tensor cannot be sent"),
-        (Result(0, 1, metrics={"a": object()}), "metrics.a holds a object, which is no plain value"),
+        (Result(0, 1, metrics={"a": object()}), "metrics.a holds a object, which is not a plain value"),
     ],
 )
 def test_what_cannot_be_sent_is_said(message, sentence):

@@ -62,10 +62,10 @@ def measure(
 
 
 def check(networks: Sequence[str], repeats: int) -> None:
-    """Reject unknown networks and a race without laps.
+    """Check the options of the benchmark.
 
     Raises:
-        InputError: If there is nothing to measure.
+        InputError: If a network is not known, or if there are no laps.
     """
     if repeats < 1:
         raise InputError(f"--repeats {repeats}: must be at least 1")

@@ -1,1 +1,1 @@
-"""Several runs: which, how many at a time, and what they say together."""
+"""Comparisons of several runs: planning the runs, running them in parallel, and the table of their results."""

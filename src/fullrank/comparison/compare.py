@@ -1,4 +1,4 @@
-"""Compares several methods on the same splits over several seeds: plans the runs and completes what is missing."""
+"""Compare several methods on the same splits over several seeds: plan the runs and complete those that are missing."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def compare(
         methods: The names of the methods. Differences are to the first one.
         seeds: The seeds.
         out: The folder of the runs. Without one it is named after the experiment and the methods.
-        jobs: The number of parallel runs, each in a process of its own. 0 means one per core, or one run at a time if
-            a run has a GPU or worker processes.
+        jobs: The number of parallel runs, each in its own process. 0 means one per core, or one run at a time if a run
+            has a GPU or worker processes.
         measure: The measure to compare, for example "accuracy".
         value: The value of a run: "last5", "last", "best", "validated" or "final".
         callbacks: Objects that are notified of the progress of the runs.
@@ -93,7 +93,7 @@ def compare(
         task = next(iter(tasks.values()))
         others = f"; all {len(tasks)} runs failed" if len(tasks) > 1 else ""
         raise RunFailed(f"{task.name}: {failures[task.path].reason}{others}", failures[task.path].traceback)
-    # What these runs name is what the user's experiment names.
+    # These runs name only what the user's own experiment names.
     runs = {pair: load_run(task.path, trust=True) for pair, task in tasks.items() if pair not in failed}
     names = tuple(dict.fromkeys(method for method, _ in tasks))
     found = Comparison(runs, measure, value, folder, failed, names)
@@ -102,7 +102,7 @@ def compare(
 
 
 def _remove_traces(tasks: Iterable[Task], folder: Path, existed: bool) -> None:
-    """After a rejected comparison: remove the experiments of runs that did not start, and folders that are empty."""
+    """Remove the files of runs that did not start, and empty folders, after a comparison was rejected."""
     for task in tasks:
         if not RunDirectory(task.path).started:
             experiment_file(task).unlink(missing_ok=True)
@@ -123,7 +123,7 @@ def _checked_methods(names: Sequence[str]) -> list[str]:
         raise InputError("compare needs methods, as in fedavg,fedavg+feddecorr")
     for index, name in enumerate(found):
         if name in found[:index]:
-            raise InputError(f'the method "{name}" is to be compared with itself: it is given twice')
+            raise InputError(f'the method "{name}" is given twice')
     return found
 
 
@@ -133,7 +133,7 @@ def _checked_seeds(seeds: Sequence[int]) -> list[int]:
         raise InputError("compare needs at least one seed")
     for index, seed in enumerate(found):
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise InputError(f"{seed!r} is no seed: seeds are whole numbers from 0 on")
+            raise InputError(f"{seed!r} is not a seed: seeds are whole numbers of at least 0")
         if seed in found[:index]:
             raise InputError(f"the seed {seed} is given twice")
     return found
@@ -198,7 +198,7 @@ def _complete(tasks: Sequence[Task], jobs: int, callbacks: ComparisonCallback, f
 
 
 def _is_complete(task: Task) -> bool:
-    """Return whether a run is complete; one of another experiment is rejected."""
+    """Return whether a run is complete. A run of another experiment is rejected."""
     directory = RunDirectory(task.path)
     if not directory.started:
         return False
@@ -207,7 +207,7 @@ def _is_complete(task: Task) -> bool:
 
 
 def _alongside_others(task: Task) -> Task:
-    """Return the task for a run that goes on alongside others, each in one process."""
+    """Return the task for a run in parallel with others, each of which uses one process."""
     changes = alongside_others(task.experiment.engine)
     if not changes or RunDirectory(task.path).started:
         return task

@@ -1,4 +1,4 @@
-"""Runs several experiments: one after the other in this process, or several at a time in processes of their own."""
+"""Run several experiments: one after the other in this process, or several at a time in child processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fullrank.runs.result import Run
 from fullrank.runs.run import run
 
 POLL = 0.2
-"""Maximum number of seconds until a signal is obeyed while child processes run."""
+"""Maximum number of seconds until a signal is handled while child processes run."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,8 @@ class ComparisonCallback:
     """The base class of objects that follow the runs of a comparison, as the board of `fullrank compare` does.
 
     Override the members that you need; the others do nothing. Instances are passed to `fullrank.compare` as
-    `callbacks=[…]`. They are called in the process that called `fullrank.compare`, also for runs in processes of their
-    own, and in the order of the list. A `fullrank.Callback` that every run is to have is named in `run.track` of the
-    experiment instead.
+    `callbacks=[…]`. They are called in the process that called `fullrank.compare`, also for runs in child processes,
+    and in the order of the list. To give every run a `fullrank.Callback`, name it in `run.track` of the experiment.
 
     >>> import fullrank, tempfile
     >>> class Finished(fullrank.ComparisonCallback):
@@ -71,29 +70,29 @@ class ComparisonCallback:
     """
 
     def planned(self, tasks: Sequence[Task], pending: Sequence[Task]) -> None:
-        """The comparison starts. `tasks` are all its runs, `pending` those that are not complete yet."""
+        """Called when the comparison starts. `tasks` are all its runs, `pending` those that are not complete yet."""
 
     def started(self, task: Task) -> None:
-        """A run starts or resumes. `task.name`, `task.experiment` and `task.path` say which."""
+        """Called when a run starts or resumes. `task.name`, `task.experiment` and `task.path` identify it."""
 
     def round_done(self, task: Task, row: Mapping[str, Any]) -> None:
-        """A round of a run is complete. `row` is its row in metrics.jsonl."""
+        """Called when a round of a run is complete. `row` is its row in metrics.jsonl."""
 
     def progressed(self, task: Task, phase: str, done: int, clients: int) -> None:
-        """In a phase after the last round of a run, `done` of `clients` clients have finished."""
+        """Called when `done` of `clients` clients have finished in a phase after the last round of a run."""
 
     def printed(self, task: Task, text: str) -> None:
-        """The user's own code in a run has printed a line."""
+        """Called when the user's own code in a run has printed a line."""
 
     def ended(self, task: Task, summary: Mapping[str, Any]) -> None:
-        """A run is complete. `summary` is what `Run.summary` returns."""
+        """Called when a run is complete. `summary` is what `Run.summary` returns."""
 
     def failed(self, task: Task, reason: str) -> None:
-        """A run has failed; the others continue."""
+        """Called when a run has failed; the others continue."""
 
 
 class ComparisonCallbacks(ComparisonCallback):
-    """Several callbacks as one. Each event goes to all of them, in their order."""
+    """A callback that passes each event to several callbacks, in their order."""
 
     def __init__(self, callbacks: Sequence[ComparisonCallback]):
         self.callbacks = callbacks
@@ -133,7 +132,7 @@ class ComparisonCallbacks(ComparisonCallback):
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a run failed."""
+    """The failure of a run: its reason in one sentence, and the traceback."""
 
     reason: str
     traceback: str = ""
@@ -144,7 +143,7 @@ class Failure:
 def run_all(
     tasks: Sequence[Task], jobs: int, callbacks: ComparisonCallback, begun: bool = False
 ) -> dict[Path, Failure]:
-    """Make or complete the runs, `jobs` at a time, and return the failures by directory.
+    """Run or complete all tasks, `jobs` at a time, and return the failures by directory.
 
     A run that fails does not stop the others, unless it fails before it starts and no run has started, among these or
     earlier (`begun`): then nothing is lost, and most often the same is wrong with all of them.
@@ -223,7 +222,7 @@ def _run_here(task: Task, callbacks: ComparisonCallback) -> Failure | None:
     return None
 
 
-# In processes of their own
+# In child processes
 
 
 def _in_children(tasks: Sequence[Task], jobs: int, callbacks: ComparisonCallback, note: Note) -> None:
@@ -260,7 +259,7 @@ def _stop(children: Sequence[_Child]) -> None:
 
 
 class _Child:
-    """A `fullrank run` in a process of its own.
+    """A `fullrank run` in a child process.
 
     It reports over a pipe once per round, so that it ends after its round if this process is killed and cannot stop it.
     """
@@ -338,7 +337,7 @@ def _surroundings() -> dict[str, str]:
 
 
 def _last_line(text: str) -> tuple[str, str]:
-    """Return what a run printed before its last line, and the sentence in the last line."""
+    """Split the output of a run into everything before its last line, and the sentence in the last line."""
     above, _, last = text.rstrip().rpartition("\n")
     return f"{above}\n" if above else "", last.removeprefix("fullrank: ")
 

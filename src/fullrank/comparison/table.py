@@ -1,4 +1,4 @@
-"""Comparisons of complete runs: whether they can be compared, and the table of their results."""
+"""Comparisons of complete runs: the check that they can be compared, and the table of their results."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OTHER_MEASURES = (
     "rounds",
     "skipped",
 )
-"""Measures of a run that are no metrics of predictions."""
+"""Measures of a run that are not metrics of predictions."""
 OF_CLIENTS = ("personal", "unseen")
 """Measures of the clients' own models."""
 VALUES = ("last5", "last", "best", "validated", "final")
@@ -48,7 +48,7 @@ MAY_DIFFER = (
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference of a method's measure to that of the first method, paired by seed, over the seeds of both."""
+    """The difference between a method and the first one in a measure, paired by seed, over the seeds of both."""
 
     to: str
     values: dict[int, float]
@@ -89,7 +89,7 @@ class Comparison:
     value: str = "last5"
     out: Path | None = None
     failed: Mapping[tuple[str, int], str] = dataclasses.field(default_factory=dict)
-    """The reasons of failures by method and seed; these runs are in no statistic."""
+    """The reasons of failures by method and seed; these runs are left out of all statistics."""
     names: tuple[str, ...] = ()
     """The methods in their order; by default the order of the runs."""
 
@@ -391,7 +391,7 @@ def _shortened(one: str, two: str) -> str:
 
 
 def measures(metrics: Sequence[Metric] = ()) -> tuple[str, ...]:
-    """Return everything of a run's summary that can be compared.
+    """Return the names of all measures in a run's summary that can be compared.
 
     Args:
         metrics: The metrics that the runs were asked for, if they are not the library's.
@@ -473,7 +473,7 @@ def _family(measure: str) -> str:
 
 
 def _listed(noun: str, numbers: Sequence[int]) -> str:
-    """Return numbers in words: `seed 1`, `seeds 1, 2 and 5`."""
+    """Format numbers with their noun: `seed 1`, `seeds 1, 2 and 5`."""
     if len(numbers) == 1:
         return f"{noun} {numbers[0]}"
     return f"{noun}s {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"

@@ -37,7 +37,7 @@ class Federation:
     """The validation share, which belongs to no client and serves to choose settings and rounds."""
     pipeline: Pipeline
     unseen: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    """Clients that never train, on which a model is evaluated for newcomers."""
+    """Clients that never train, on which models are evaluated as on new clients."""
 
     @property
     def clients(self) -> int:
@@ -108,8 +108,8 @@ class Federation:
         return int((clients > 1).sum())
 
     def left_out(self) -> str:
-        """Describe the samples and classes of the training set that belong to nobody; empty if there are none."""
-        samples = f"{self.unassigned} of {len(self.data.train)} training samples belong to nobody"
+        """Describe the unassigned training samples and the classes without a client; empty if there are none."""
+        samples = f"{self.unassigned} of {len(self.data.train)} training samples are unassigned"
         named = ", ".join(self.orphaned[:CLASSES_NAMED]) + (", …" if len(self.orphaned) > CLASSES_NAMED else "")
         classes = f"{len(self.orphaned)} of {self.data.num_classes} classes have no client ({named})"
         return ", ".join([samples] * bool(self.unassigned) + [classes] * bool(self.orphaned))
@@ -128,7 +128,7 @@ class Federation:
         }
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Return the partition as it is saved."""
+        """Return the tensors of `partition.safetensors`."""
         return {
             "train": torch.from_numpy(_joined(self.parts)),
             "train_sizes": torch.from_numpy(_sizes(self.parts)),
@@ -139,7 +139,7 @@ class Federation:
         }
 
     def __getstate__(self) -> dict[str, Any]:
-        # Two arrays in place of one a client, of which there may be very many.
+        # Two arrays instead of one per client, because there may be very many clients.
         lists = {"parts": self.parts, "holdouts": self.holdouts}
         return {**self.__dict__, **{name: (_joined(of), _sizes(of)) for name, of in lists.items()}}
 
@@ -160,7 +160,7 @@ def divide(
         options: Further arguments of the partition.
 
     Raises:
-        InputError: If the data cannot be divided so.
+        InputError: If the data cannot be divided in this way.
     """
     clients, seed, holdout, validation = (keys[name] for name in ("clients", "seed", "holdout", "validation"))
     if how.endswith(".safetensors"):
@@ -205,15 +205,15 @@ def keep_unseen(federation: Federation, share: float, seed: int) -> Federation:
         return federation
     if not 0 < number < federation.clients:
         raise InputError(
-            f"data.unseen = {share}: of {federation.clients} clients {number} would never train; it must be one at "
-            "least, and one must be left"
+            f"data.unseen = {share}: of {federation.clients} clients {number} would never train; at "
+            "least one must not train, and at least one must"
         )
     chosen = generator(seed, "unseen").choice(federation.clients, number, replace=False)
     return replace(federation, unseen=np.sort(chosen))
 
 
 def _reject_to_tear_groups(data: DataSet, how: str, holdout: float, validation: float) -> None:
-    """Reject a division that is drawn sample by sample, because it would separate samples of one group."""
+    """Reject divisions that are drawn sample by sample, because they would separate samples of one group."""
     drawn = [f"data.{name} = {share}" for name, share in (("holdout", holdout), ("validation", validation)) if share]
     if how != "domain" and not partition.takes(how, "groups"):
         drawn.append(f'data.partition = "{how}"')
@@ -291,11 +291,11 @@ def _problem_of(
     trained, apart = np.concatenate(parts), np.concatenate([*holdouts, validation])
     used = np.concatenate([trained, apart])
     if len(used) and not (used.min() >= 0 and used.max() < len(data.train)):
-        return f"samples are named that the data set, with {len(data.train)}, does not have"
+        return f"some indices are outside the {len(data.train)} samples of the data set"
     if len(np.intersect1d(trained, apart)) or len(np.unique(apart)) < len(apart):
         return "training samples, hold-outs and validation overlap"
     if not repeats and len(np.unique(trained)) < len(trained):
-        return "some training samples belong to several clients; only with data.passes = 2 may they"
+        return "some training samples belong to several clients, which is allowed with data.passes = 2 only"
     groups = data.train.group
     if groups is not None and len(np.intersect1d(groups.numpy()[trained], groups.numpy()[apart])):
         return "a group of samples that belong together is both in training and in a hold-out or the validation share"

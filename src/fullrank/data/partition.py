@@ -60,14 +60,14 @@ def dirichlet(labels: Labels, clients: int, alpha: float, seed: int, variant: st
     The smaller ``alpha``, the fewer classes a client sees; ``alpha=inf`` is :func:`iid`. Variants:
 
     - ``balanced``: Shi et al. 2023, the split of their released code (as Li et al. 2021, MOON): a client
-      that holds its even share N/K gets nothing of later classes, and all is redrawn until every client
-      has ten samples. Complete; the largest client has fewer than N/K plus the largest class.
+      that has its even share N/K gets no samples of later classes, and the split is redrawn until every
+      client has ten samples. No sample is left out; the largest client has fewer than N/K plus the largest class.
     - ``plain``: the same without the cap and without a minimum.
     - ``fedetf``: Li et al. 2023 (FedETF), the split of their released code: rounded counts, no cap and no
       minimum.
     - ``fedrepopt``: Lau et al. 2024 (FedRepOpt), the split of their released code: counts rounded down,
-      consecutive slices of the unshuffled class, what is left over dropped. Theirs supposes classes of
-      equal size, for which this is the same; here a class of another size is divided by its own size.
+      consecutive slices of the unshuffled class, and the remainder dropped. Their code assumes classes of
+      equal size, for which the split is the same; here each class is divided by its own size.
 
     Only ``balanced`` guarantees that no client is empty.
     """
@@ -85,12 +85,13 @@ def pathological(labels: Labels, clients: int, classes: int, seed: int, variant:
     """Give each client samples of ``classes`` classes only, after McMahan et al. 2017.
 
     - ``balanced``: exactly that many distinct classes, every class with as many owners as any other, give
-      or take one, and divided evenly among them. Complete. Our reading of the setting of Shi et al. 2023,
-      who released no code for it.
+      or take one, and divided evenly among them. No sample is left out. This is our reading of Shi et al.
+      2023, who released no code for this setting.
     - ``niid-bench``: Li et al. 2022: client k gets class k modulo the number of classes and others at
       random. Exactly that many classes; a class that no client drew is dropped.
-    - ``shards``: McMahan et al. 2017: the samples sorted by label are cut into equal shards, ``classes`` a
-      client. Complete and equal in size; a client may hold fewer classes, or more where a shard straddles.
+    - ``shards``: McMahan et al. 2017: the samples sorted by label are cut into equal shards, ``classes`` per
+      client. No sample is left out, and clients are equal in size. A client may have fewer classes, or
+      more if a shard contains the end of one class and the start of the next.
     """
     deal = _look_up(variant, _PATHOLOGICAL_VARIANTS, "pathological variant")
     by_class = _indices_by_class(labels)
@@ -103,10 +104,10 @@ def class_disjoint(labels: Labels, clients: int, classes: int, seed: int, passes
     """Make partially class-disjoint data, PϱCς of Fan et al. 2023 (FedMR), with classes assigned as in their code.
 
     Clients take the classes in order until all are owned, then draw at random among those they lack; each
-    class is divided evenly among its owners. Where clients·classes is below the number of classes the rest
-    is owned by no client; with ``classes`` equal to all of them the split is :func:`iid`.
+    class is divided evenly among its owners. If clients·classes is below the number of classes, the rest
+    is owned by no client. With ``classes`` equal to all of them the split is :func:`iid`.
 
-    The released code divides twice over, so that clients hold samples twice and share them: ``passes=2``
+    The released code divides the data twice, so that samples occur twice and at several clients: ``passes=2``
     does the same, ``passes=1`` gives the disjoint clients that the paper describes.
     """
     by_class = _indices_by_class(labels)
@@ -124,10 +125,10 @@ def class_disjoint(labels: Labels, clients: int, classes: int, seed: int, passes
 def by_domain(domains: Labels, equal: bool | float = False, validation: float = 0.0, seed: int = 0) -> Partition:
     """Make each domain a client, in sorted order, with its samples shuffled (Li et al. 2021, FedBN).
 
-    ``equal=f`` gives every client ⌊f·L⌋ samples, L the smallest domain's size (True is 1; False: all that
-    the domain has). ``validation=v`` keeps ⌊v·L⌋ others back, or ⌊v·n⌋ of the domain's own n without
-    ``equal``, in the attribute ``validation``. FedBN's values: .5 and .4 (Office-Caltech), .05 and .05
-    (DomainNet).
+    ``equal=f`` gives every client ⌊f·L⌋ samples, where L is the size of the smallest domain (True means 1;
+    with False a client has all samples of its domain). ``validation=v`` holds back ⌊v·L⌋ others, or ⌊v·n⌋
+    of the n samples of the domain without ``equal``, in the attribute ``validation``. FedBN uses .5 and .4
+    (Office-Caltech) and .05 and .05 (DomainNet).
     """
     share = float(equal)
     _check_shares(share, validation)
@@ -152,7 +153,7 @@ def by_domain(domains: Labels, equal: bool | float = False, validation: float = 
 def hold_out(parts: Sequence[IndexArray], share: float, seed: int) -> tuple[Partition, Partition]:
     """Split the samples of each client at random into training and a personal test set of ⌊share·n⌋ samples.
 
-    Li et al. 2023 (FedETF) hold out 30 % so. Classes may be missing on either side.
+    Li et al. 2023 (FedETF) hold out 30 % in this way. Classes may be missing on either side.
     """
     if not 0 <= share < 1:
         raise InputError(f"the hold-out share is {share}; it must be at least 0 and below 1")
@@ -209,7 +210,7 @@ def call(name: str, data: Mapping[str, Any], keys: Mapping[str, Any], options: M
 
 
 def takes(name: str, argument: str) -> bool:
-    """Whether the signature of the partition of this name has an argument."""
+    """Return whether the partition of this name takes an argument."""
     return argument in [parameter.name for parameter in _parameters(PARTITIONS.find(name))]
 
 
@@ -220,7 +221,7 @@ def check_options(name: str, known: Container[str], options: Iterable[str]) -> N
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
     for key in options:
         if key in known:
-            raise InputError(f"data.partition_options.{key}: this is no option; set data.{key} instead")
+            raise InputError(f"data.partition_options.{key}: this is not an option; set data.{key} instead")
         if key not in own and not open_ended:
             raise InputError(f'data.partition_options.{key}: "{name}" has no such option; {nearest(key, own)}')
 
@@ -240,14 +241,14 @@ def _checked(name: str, found: Any, samples: int, keys: Mapping[str, Any], told:
     if len(found) != clients:
         advice = "it must return one array per client" if told else f"set data.clients = {len(found)}"
         raise InputError(f"data.clients = {clients}: {name} divides the data among {len(found)} clients; {advice}")
-    parts = [_indices(f"{where}: of client {client}", part, samples) for client, part in enumerate(found)]
-    kept_back = [_indices(f"{where}: in validation", part, samples) for part in getattr(found, "validation", ())]
+    parts = [_indices(f"{where}: for client {client}", part, samples) for client, part in enumerate(found)]
+    kept_back = [_indices(f"{where}: for validation", part, samples) for part in getattr(found, "validation", ())]
     trained, evaluated = _times(parts, samples), _times(kept_back, samples)
     repeated = (trained if keys.get("passes", 1) == 1 else np.minimum(trained, 1)) + evaluated > 1
     if repeated.any():
         sample = int(np.flatnonzero(repeated)[0])
         raise InputError(
-            f"{where}: sample {sample} is there {trained[sample] + evaluated[sample]} times; each sample may belong to "
+            f"{where}: sample {sample} occurs {trained[sample] + evaluated[sample]} times; each sample may belong to "
             "one client only, or to the validation share"
         )
     return Partition(parts, kept_back)

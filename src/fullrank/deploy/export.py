@@ -259,7 +259,7 @@ def _facts(run: Run, client: int | None, stage: Stage | None, plain: nn.Module, 
 
 
 def _note(composition: Composition) -> str:
-    """Return a note if clients predict by more than the exported model, which a `personalise` hook would include."""
+    """Return a note if clients predict with more than the exported model and no `personalise` hook adds that to it."""
     predicting = composition.defined("predict")
     if not predicting or composition.defined("personalise"):
         return ""
@@ -300,7 +300,7 @@ def _input_dtype(facts: Mapping[str, Any]) -> torch.dtype:
 
 @dataclass(frozen=True)
 class _Samples:
-    """Prepared inputs, the run's own model's scores for them, what kind of inputs they are, and remarks."""
+    """Prepared inputs, their kind, the scores of the run's model for them, and remarks."""
 
     x: Tensor
     scores: Tensor

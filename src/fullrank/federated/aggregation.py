@@ -27,8 +27,8 @@ class Aggregator(ABC):
     """Combines the uploads of the clients of one round, or their answers to a method's query.
 
     The server makes a new aggregator for each round and each query, gives it the uploads one after the other, the
-    largest client first, and asks for the result. It has checked each upload before: its form and its values are what
-    the method and the model say. An upload maps a space ("" for the model itself, else the name of a method) to the
+    largest client first, and asks for the result. It has checked each upload before: form and values are valid for
+    the method and the model. An upload maps a space ("" for the model itself, else the name of a method) to the
     parts that are sent under it, and each part is a `Sum` or a `Mean` with its `tree`. After training, the space ""
     holds the weights "w" and the BatchNorm statistics "buffers"; an answer to a query has no such space.
 
@@ -201,7 +201,7 @@ class Aggregation:
         return called(partial(function, *arguments), self._name, self._where)
 
     def _problem(self, reduced: Any) -> str:
-        """Describe in what a result does not fit the uploads; empty if it fits."""
+        """Describe how a result does not fit the uploads; empty if it fits."""
         if versions(self._received) != self._writes:
             return "it wrote into a tensor of `received` in place; make a new tensor, as in w + 1 in place of w.add_(1)"
         tables = [reduced, *reduced.values()] if isinstance(reduced, Mapping) else [reduced]

@@ -1,18 +1,19 @@
-"""The checks of uploads, and of what an aggregator makes of them.
+"""The checks of uploads and of the results of aggregators.
 
 An upload is rejected, and the client that sent it is named, if
 
-- it has other spaces, names, kinds (Sum or Mean), entries or shapes than the method sends for this model, or floating
-  numbers in place of whole ones or the reverse;
+- it has other spaces, names, kinds (Sum or Mean), entries or shapes than the method sends for this model, or
+  floating-point numbers in place of integers or the reverse;
 - it holds something other than tensors with values: numbers, lists, meta tensors, names that are not text;
-- a value is not finite or is larger than `LARGEST` in size, unless the model that was sent has the same value there;
+- a value is not finite or is larger than `LARGEST` in absolute value, unless the model that was sent has the same
+  value there;
 - the weights together are more than `ABSURD` times as large as the model that was sent (by Euclidean norm, with 1 as
   the least size of the model);
 - the weight of a mean is negative, not finite or larger than `LARGEST`;
 - a variance that BatchNorm keeps is negative;
 - it is empty, although the client made steps (`check_samples`);
-- the number of samples is not the one that the server knows: as the client's claim, as the weight of its buffers and,
-  unless the method defines `weight`, as the weight of its weights (`check_samples`).
+- the number of samples is not the one that the server knows: as the client's claim, as the weight of its buffers in
+  the mean and, unless the method defines `weight`, as the weight of its model (`check_samples`).
 
 A client whose weights are more than `SUSPICIOUS` times as large as both the model that was sent and the median of the
 round's clients is named in a warning.
@@ -32,25 +33,25 @@ from fullrank.errors import InputError
 from fullrank.trees import Flat, Tree, flatten, misfit, outline, vectors
 
 LARGEST = 1e18
-"""The largest size of a value or a weight: the square of a larger one soon leaves the range of float32."""
+"""The largest absolute value that is accepted: the square of a larger one soon leaves the range of float32."""
 ABSURD = 1e9
-"""How many times larger than the model that a client received its weights may be before they are rejected."""
+"""The largest ratio of the norm of a client's weights to that of the model it received."""
 SUSPICIOUS = 1e3
-"""How many times larger than the model and than the round's median a client's weights are when a warning names it."""
+"""The ratio of norms, to the model sent and to the round's median, above which a warning names the client."""
 CLIENTS_NAMED = 5
-"""How many clients a warning names."""
+"""The largest number of clients that a warning names."""
 
 
 class Unusable(InputError):
-    """An upload is rejected, for the reason in the message."""
+    """Raised if an upload is rejected; the message is the reason."""
 
 
 class OtherForm(Unusable):
-    """An upload has another form than the expected one: other names, kinds or shapes."""
+    """Raised if an upload has other names, kinds or shapes than expected."""
 
 
 class OtherSize(Unusable):
-    """An upload has the expected form, with values that are not finite or absurdly large."""
+    """Raised if an upload has the expected form but values that are not finite or are absurdly large."""
 
 
 class UploadCheck:
@@ -59,8 +60,8 @@ class UploadCheck:
     Args:
         received: The weights "w" and the statistics "buffers" that the clients received, which those of an upload must
             look like. Empty for a query, whose answers contain neither.
-        expected: What every upload must look like, without values. If it is empty, the first upload that is accepted
-            decides.
+        expected: The form of every upload, without values. If it is empty, the first upload that is accepted
+            defines it.
         variances: The names of buffers that cannot be negative.
     """
 
@@ -141,7 +142,7 @@ class UploadCheck:
                 raise OtherForm(f"in its {what}, {problem}")
 
     def _check_values(self, upload: Upload) -> float:
-        """Reject values that cannot be; return the norm of the weights."""
+        """Reject impossible values; return the norm of the weights."""
         for space, parts in upload.items():
             for name, part in parts.items():
                 if isinstance(part, Mean) and not 0 <= part.weight <= LARGEST:
@@ -205,7 +206,7 @@ def _paths(upload: Upload) -> set[str]:
 
 
 def malformed(upload: Any) -> str:
-    """Describe what keeps an upload from being a tree of tensors with values; empty if nothing does."""
+    """Describe why an upload is not a tree of tensors with values; empty if it is one."""
     if not isinstance(upload, Mapping):
         return f"it is a {type(upload).__name__}, not a table of uploads by method"
     for space, parts in upload.items():
@@ -229,7 +230,7 @@ def _is_number(weight: Any) -> bool:
 
 
 def no_tree(tree: Any, above: str = "") -> str:
-    """Describe what keeps an object from being a tree of tensors with values; empty if nothing does."""
+    """Describe why an object is not a tree of tensors with values; empty if it is one."""
     if isinstance(tree, Flat):
         return _no_values(tree.base, "its vector")
     if not isinstance(tree, Mapping):
@@ -248,7 +249,7 @@ def _no_values(tensor: torch.Tensor, path: str) -> str:
 
 
 def misplaced_number(tree: Tree, like: Tree) -> str | None:
-    """Name the first tensor that has floating numbers in place of whole ones, or the reverse."""
+    """Describe the first tensor with floating-point numbers in place of integers or the reverse; empty if none is."""
     want = flatten(like)
     for path, tensor in flatten(tree).items():
         if is_whole(tensor) != is_whole(want[path]):
@@ -257,22 +258,22 @@ def misplaced_number(tree: Tree, like: Tree) -> str | None:
 
 
 def too_large(tree: Tree, like: Tree) -> str | None:
-    """Name an entry that is not finite or larger than `LARGEST` and was not so in the tree it is compared with.
+    """Describe the first entry with values that are not finite or above `LARGEST`, unless `like` has the same there.
 
-    (An attention mask of −∞ is a constant of the model, not a failure.)
+    An attention mask of −∞, for example, is a constant of the model and not a failure.
     """
     return _too_large(tree, _norms([tree])[0], like)
 
 
 def not_finite(tree: Tree, like: Tree) -> str | None:
-    """Name an entry that is not finite and was not so in the tree it is compared with."""
+    """Describe the first entry with values that are not finite, unless `like` has the same there."""
     return _too_large(tree, _norms([tree])[0], like, math.inf)
 
 
 def _norms(trees: Sequence[Tree]) -> list[list[float]]:
-    """Return the norms of the floating tensors of each tree; of a flat tree that of its vector.
+    """Return the norms of the floating-point tensors of each tree, or of the vector of a flat tree.
 
-    The device is asked once for all tensors of a dtype, where one question for each would stop it hundreds of times.
+    All norms of a dtype are read from the device at once, because each read synchronises with it.
     """
     found: list[list[float]] = [[] for _ in trees]
     alike: dict[Any, list[tuple[int, torch.Tensor]]] = {}

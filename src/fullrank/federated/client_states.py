@@ -1,4 +1,4 @@
-"""The states that clients keep between rounds: in memory up to a limit, the rest in files of the checkpoints."""
+"""The states of clients between rounds: in memory up to a limit, and otherwise in the files of checkpoints."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class ClientStates:
         return left
 
     def follow(self, note: Mapping[str, Any], directory: Path) -> list[str]:
-        """Proceed from one checkpoint to the next by the note of the next one.
+        """Proceed from one checkpoint to the next, by the note of the latter.
 
         Args:
             note: What `note` returned at that checkpoint.
@@ -139,7 +139,7 @@ class ClientStates:
             except Damaged as problem:
                 raise InputError(f'the checkpoint file "{path}" is damaged ({problem})') from None
             self._verified.add(path.name)
-        # Clones, so that a tensor is aligned as it was when it was put: some kernels round differently on others.
+        # Clones, so that tensors are aligned as before they were saved: some kernels round differently otherwise.
         with safe_open(path, framework="pt") as file:
             prefix = f"{client}/"
             found = {

@@ -33,7 +33,7 @@ from fullrank.federated.site import Job, Kind, Result, Stage
 from fullrank.trees import Tree
 
 VERSION = 1
-"""Both ends of a channel must have the same."""
+"""The version of the format, which must be the same at both ends of a channel."""
 _MAGIC = b"fullrank"
 _HEAD = struct.Struct("<8sI8sQ")
 """Magic, version, checksum of all that follows the checksum, length of the JSON text."""
@@ -43,7 +43,7 @@ Form: TypeAlias = dict[str, Any]
 
 
 class BadMessage(InputError):
-    """Bytes that are no message of this version, or were changed on the way."""
+    """Raised for bytes that are not a message of this version, or that were changed on the way."""
 
 
 class _Part(TypedDict):
@@ -92,10 +92,10 @@ _FORMS: dict[str, TypeAdapter[Any]] = {"job": TypeAdapter(_Job), "result": TypeA
 def encode(message: Job | Result) -> bytes:
     """Return a job or a result as bytes.
 
-    A result's error travels as its kind, its sentence and its traceback.
+    The error of a result is sent as its kind, its message and its traceback.
 
     Raises:
-        InputError: if the message holds something that is neither a tensor nor a plain value.
+        InputError: If the message holds something that is neither a tensor nor a plain value.
     """
     writer = _Writer()
     form = writer.job(message) if isinstance(message, Job) else writer.result(message)
@@ -108,10 +108,10 @@ def encode(message: Job | Result) -> bytes:
 
 
 def decode(content: bytes | bytearray | memoryview) -> Job | Result:
-    """Return the job or the result that `encode` turned into bytes, with new tensors on the CPU.
+    """Return the job or the result that `encode` converted to bytes, with new tensors on the CPU.
 
     Raises:
-        BadMessage: if the bytes are cut off, changed, of another version, or hold something else.
+        BadMessage: If the bytes are cut off, changed, of another version, or hold something else.
     """
     text, numbers = _opened(content)
     try:
@@ -213,17 +213,17 @@ class _Writer:
         if values.stride() != torch.empty(values.shape, device="meta").stride() and _is_dense(
             values.shape, values.stride()
         ):
-            self.strides[str(number)] = list(values.stride())  # some kernels round differently on another order
+            self.strides[str(number)] = list(values.stride())  # some kernels round differently in another memory order
         values = values.contiguous()
         memory = values.untyped_storage().data_ptr()
-        # Safetensors rejects two tensors of one memory.
+        # Safetensors rejects tensors that share memory.
         self.tensors[str(number)] = values.clone() if memory in self._memories else values
         self._memories.add(memory)
         return number
 
 
 class _Reader:
-    """Gives the tensors of a message their places."""
+    """Puts the tensors of a message into its trees."""
 
     def __init__(self, tensors: dict[str, Tensor]):
         self.tensors = tensors
@@ -233,7 +233,7 @@ class _Reader:
         self.strides = form["strides"]
         message = self.job(form) if form["type"] == "job" else self.result(form)
         if self.tensors:
-            raise BadMessage("a message holds tensors that belong nowhere")
+            raise BadMessage("a message holds tensors that no tree of it contains")
         return message
 
     def job(self, form: _Job) -> Job:
@@ -288,7 +288,7 @@ class _Reader:
         values = self.tensors.pop(number)
         strides = self.strides.get(number)
         if strides is None:
-            return values.clone()  # aligned as any other tensor is: some kernels round differently on others
+            return values.clone()  # aligned as other tensors are, since some kernels round differently otherwise
         if not _is_dense(tuple(values.shape), strides):
             raise BadMessage("a message cannot be used: a tensor's strides do not fit its shape")
         return torch.empty_strided(values.shape, strides, dtype=values.dtype).copy_(values)
@@ -322,7 +322,7 @@ def _text(name: Any, where: str) -> str:
 
 
 def _plain(value: Any, where: str) -> Any:
-    """Return a value that JSON gives back as it is."""
+    """Return a value that JSON preserves; any other is rejected."""
     if isinstance(value, np.generic):  # a metric's, for example
         value = value.item()
     if value is None or isinstance(value, (bool, str)) or type(value) in (int, float):
@@ -331,4 +331,4 @@ def _plain(value: Any, where: str) -> Any:
         return {_text(name, where): _plain(inner, f"{where}.{name}") for name, inner in value.items()}
     if isinstance(value, list):
         return [_plain(inner, where) for inner in value]
-    raise InputError(f"{where} holds a {type(value).__name__}, which is no plain value")
+    raise InputError(f"{where} holds a {type(value).__name__}, which is not a plain value")

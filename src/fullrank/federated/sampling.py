@@ -1,4 +1,4 @@
-"""Which clients take part in a round, and in which order they are summed."""
+"""The sampling of the clients of a round, and the order in which they are summed."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class ClientSampler:
         return sorted(clients, key=lambda client: (-self.size(client), client))
 
     def _named(self, places: Iterable[int]) -> tuple[int, ...]:
-        """Return clients by their places among those that may take part."""
+        """Return clients by their positions among those that may take part."""
         return tuple(places) if self._seen is None else tuple(int(self._seen[place]) for place in places)
 
 
 def participants(participation: float | int, clients: int) -> int:
-    """Return how many clients take part: a fraction (the nearest number, at least one), or an integer as it is.
+    """Return the number of clients that take part: a fraction is rounded, to one at least, and an integer is exact.
 
     >>> participants(0.25, 10), participants(3, 10)
     (2, 3)

@@ -1,4 +1,4 @@
-"""The server: samples clients, sends them the model, aggregates what comes back, and lets the method decide."""
+"""The server: it samples clients, sends them the model, aggregates their uploads, and calls the method's hooks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NO_QUERY = ("", "")
 
 @dataclass
 class RoundResult:
-    """What a round did besides changing the model: who took part, what they measured, and how much travelled."""
+    """The result of a round besides the model: the clients' results, those left out, the traffic, and warnings."""
 
     round: int
     traffic: Traffic = field(default_factory=Traffic)
@@ -46,12 +46,12 @@ class RoundResult:
     idle: list[int] = field(default_factory=list)
     """The clients that made no step and so sent nothing."""
     cautions: list[str] = field(default_factory=list)
-    """Warnings to the user, in sentences."""
+    """Warnings for the user, in sentences."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Functions that are told how far the clients are with what follows the last round."""
+    """Functions that are called as clients progress in a phase after the last round."""
 
     begin: Callable[[int, int], None] = lambda done, clients: None
     """Called with the number of clients that are done already, by an earlier process, and the number of all clients."""
@@ -60,7 +60,7 @@ class Progress:
 
 @dataclass
 class Questions:
-    """The engine on which clients answer a method's queries, and what came of them."""
+    """The engine on which clients answer a method's queries, and the traffic and failures of their answers."""
 
     engine: Engine
     traffic: Traffic = field(default_factory=Traffic)
@@ -72,19 +72,19 @@ class Questions:
 class Server:
     """The server of one federation. The hooks of a method see it through a `ServerView`.
 
-    What an upload must look like follows from the method and the model, never from what other clients send
-    (`ExpectedUploads`). `checks` lists what is rejected.
+    The expected form of uploads follows from the method and the model, never from what other clients send
+    (`ExpectedUploads`). The module `checks` lists what is rejected.
 
     Args:
         network: The network, whose values are the initial model.
         composition: The methods.
-        entries: Which entries of the model are shared, personal or frozen.
-        sampler: Which clients there are, and which of them take part in a round.
+        entries: The names of the model's entries by class: shared, buffers, personal, frozen.
+        sampler: Draws the clients of each round.
         aggregator: The name of the aggregator.
         on_client_error: Whether the first client that fails stops the run ("stop") or is left out ("skip").
         personal_travels: Whether the initial values of personal entries are sent to a client at its first contact.
-        expected: What clients send.
-        store: What is known of single clients.
+        expected: The expected form of uploads.
+        store: The states of clients.
         state: The state to continue from; None begins with the values of the network.
     """
 
@@ -122,7 +122,7 @@ class Server:
             self._begin()
 
     def _begin(self) -> None:
-        """Let the methods make their initial states."""
+        """Create the initial states of the methods."""
         flatten(self._state.model)  # rejects a name with a slash
         for part in self._composition.parts:
             if state := hooked(part, "server_state", self.seen_by(part)):
@@ -147,7 +147,7 @@ class Server:
         )
 
     def seen_by(self, part: Method, questions: Questions | None = None) -> ServerView:
-        """Return the server as the hooks of a method see it; with `questions`, they may ask the clients."""
+        """Return the view of the server for the hooks of a method. With `questions`, they may query the clients."""
         return ServerView(self, part, questions)
 
     # The state
@@ -275,7 +275,7 @@ class Server:
         show: Collection[int] = (),
         known: Collection[int] = (),
     ) -> Iterator[Result]:
-        """Return the results of clients' jobs; for `known` clients, which have theirs, only the traffic is counted."""
+        """Return the results of clients' jobs; for `known` clients, only the traffic is counted."""
         broadcast, sent = self._broadcast(), Traffic()
         sent.count_down(broadcast)
 
@@ -306,7 +306,7 @@ class Server:
             engine: Where clients train.
             watch: Called with the result of each client.
             evaluate: Whether clients evaluate the received and the trained model on their hold-outs.
-            show: Clients whose results carry the models that they trained. This is no traffic.
+            show: Clients whose results contain the models that they trained, which is not counted as traffic.
         """
         self._state.taking_part = self.sample(self.round)
         outcome = RoundResult(self.round)
@@ -350,7 +350,7 @@ class Server:
         return f"round {self.round + 1}: no client sent anything ({reasons}){self._model_at_fault()}"
 
     def _aggregate(self, aggregation: Aggregation, questions: Questions) -> None:
-        """Let the methods make the new model from the aggregated uploads."""
+        """Update the model from the aggregated uploads, by the methods' `aggregate` hooks."""
         reduced = aggregation.result()
         mean = reduced.pop("")
         new: Tree = mean["w"]
@@ -384,7 +384,7 @@ class Server:
         return _Intake(query, check, Aggregation(self._aggregator_class, self._aggregator, sent, self.round))
 
     def _succeeds(self, result: Result, skipped: dict[int, str], intake: _Intake | None = None) -> bool:
-        """Take a result in. Where that fails, stop or note who is left out, as `on_client_error` says."""
+        """Accept a result and return True. A client that failed stops the run or is skipped (`on_client_error`)."""
         try:
             _check_result(result)
             if intake is not None and (result.upload or result.steps):
@@ -415,7 +415,7 @@ class Server:
             raise ClientFailed(result.client, f"its upload is rejected: {problem}{blame}") from None
 
     def _model_at_fault(self) -> str:
-        """Return a clause that says so if the model that was sent has no finite loss even on a synthetic client."""
+        """Return a clause about the model that was sent if its loss is not finite even on a synthetic client."""
         if self._expected.finite_loss(self._synthetic_job()):
             return ""
         return (
@@ -431,11 +431,11 @@ class Server:
     # Questions of methods
 
     def ask(self, query: Query, questions: Questions) -> dict[str, Tree]:
-        """Let all clients answer `query(client)` under the current model, and aggregate the answers.
+        """Ask all clients for `query(client)` under the current model, and aggregate the answers.
 
         Args:
-            query: A function of a method, so that a client elsewhere can find it by name.
-            questions: The engine, and where traffic and failures are counted.
+            query: A function of a method, so that a client in another process can find it by name.
+            questions: The engine, and the counters of traffic and failures.
 
         Returns:
             The aggregated answers by name.
@@ -456,7 +456,7 @@ class Server:
     # After the last round
 
     def finished(self, engine: Engine, progress: Progress | None = None) -> tuple[Server, Traffic, dict[int, str]]:
-        """Run the `finish` hooks of the methods. This server stays as it is.
+        """Run the `finish` hooks of the methods. This server does not change.
 
         Returns:
             The server with the finished model, the traffic, and the clients that were left out, with the reasons.
@@ -472,7 +472,7 @@ class Server:
         return self.over(dataclasses.replace(self._state.copy(), model={**self._state.model, **model}))
 
     def restored(self, saved: Tree, device: torch.device) -> Server:
-        """Return the server that `finished` gave, from what its `state` gave."""
+        """Return the server that `finished` returned, from its saved `state`."""
         return self.over(self._state.restored(saved, device))
 
     def evaluate_clients(
@@ -489,10 +489,10 @@ class Server:
 
         Args:
             engine: Where clients are evaluated.
-            known: What an earlier process noted of clients, which are not evaluated again.
-            note: Called with each client that is done and what is to be noted of it.
-            progress: Told how far the clients are.
-            keep: Called with each result, which then carries the client's model.
+            known: The saved results of clients from an earlier process; these clients are not evaluated again.
+            note: Called with each client that has finished and its result, to be saved.
+            progress: Called as clients finish.
+            keep: Called with each result, which then contains the client's model.
             evaluate: Whether anything is evaluated.
 
         Returns:
@@ -523,11 +523,11 @@ class Server:
     # Checkpoints
 
     def state(self) -> Tree:
-        """Return everything that a checkpoint must contain of the server, except for what is known of clients."""
+        """Return everything that a checkpoint contains of the server, except for the states of clients."""
         return self._state.tensors()
 
     def restore(self, saved: Tree, round: int, device: torch.device) -> None:
-        """Continue from what `state` gave after `round` rounds."""
+        """Restore what `state` returned after `round` rounds."""
         taking_part = self.sample(round - 1) if round else ()
         state = dataclasses.replace(self._state, round=round, taking_part=taking_part)
         self._state = state.restored(saved, device)
@@ -535,7 +535,7 @@ class Server:
 
 @dataclass(frozen=True)
 class _Intake:
-    """The way of the uploads of a round, or of the answers to a query: through the checks to the aggregator."""
+    """The checks and the aggregation of the uploads of a round, or of the answers to a query."""
 
     query: tuple[str, str]
     check: UploadCheck
@@ -543,7 +543,7 @@ class _Intake:
 
 
 def _check_result(result: Result) -> None:
-    """Raise the failure of a client that did not do its job."""
+    """Raise an error if the job of a client has failed."""
     if result.error is None:
         return
     if kind_of(result.error) in (WroteInPlace.__name__, BadGradient.__name__):
@@ -552,7 +552,7 @@ def _check_result(result: Result) -> None:
 
 
 def _other_kind(new: Tensors, known: Tensors) -> str | None:
-    """Name an entry that holds whole numbers in place of floating ones or the reverse."""
+    """Describe the first entry with integers in place of floating-point numbers or the reverse, if there is one."""
     for name, value in new.items():
         if value.is_floating_point() != known[name].is_floating_point():
             return f"{name} is of {value.dtype}, where the model has {known[name].dtype}"

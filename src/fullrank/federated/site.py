@@ -1,4 +1,4 @@
-"""A site does the jobs of the clients whose data it has. Every engine, in this process or elsewhere, uses it."""
+"""The site, which runs the jobs of the clients whose data it has. Every engine uses it, in whatever process."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def stages(composition: Composition) -> tuple[Stage, ...]:
 
 @dataclass(frozen=True)
 class Job:
-    """What one client is asked to do: everything that reaches the client, and nothing else does.
+    """A job for one client. It contains everything that the client receives.
 
-    Plain data; `codec` turns it into bytes and back.
+    A job is plain data, which `codec` converts to bytes and back.
     """
 
     kind: Kind
@@ -49,7 +49,7 @@ class Job:
     frozen: Tensors
     """The frozen entries as the client has them, from this contact or an earlier one."""
     personal: Tensors
-    """The values at which personal entries start, if not those of the seed; at first contact only."""
+    """The initial values of personal entries, at first contact and only if they differ from those of the seed."""
     state: Tree | None
     """What the client kept from its last round; None at first contact."""
     query: tuple[str, str] = ("", "")
@@ -64,7 +64,7 @@ class Job:
 
 @dataclass
 class Result:
-    """What came of a job: plain data, except for the error."""
+    """The result of a job: plain data, except for the error."""
 
     client: int
     samples: int
@@ -74,7 +74,7 @@ class Result:
     model: Tensors = field(default_factory=dict)
     """The client's own model, if the job asked for it."""
     error: BaseException | None = None
-    """The exception of the client's own code, in place of everything else."""
+    """The exception that the client's code raised; the job then has no other result."""
 
     @property
     def steps(self) -> int:
@@ -84,7 +84,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Work:
-    """A job to train that was begun and waits for its fits."""
+    """A training job that has begun and whose fits are still to be run."""
 
     job: Job
     client: Client
@@ -93,13 +93,13 @@ class Work:
     received: dict[str, float]
     """The scores of the received model on the client's hold-out, if it was evaluated."""
     writes: int
-    """How often what the client received had been written in place when the job was begun."""
+    """The number of in-place writes into the tensors that the client received, when the job began."""
 
 
 class Site:
-    """Does the jobs of the clients that it hosts. It has their data, and no other client's.
+    """Runs the jobs of the clients that it hosts. It has their data, and no other client's.
 
-    What they have in common is there once: the network, the method, the settings. In a simulation one site hosts all
+    The clients share the network, the method and the settings. In a simulation one site hosts all
     clients of a federation; in a deployment each site hosts its own.
 
     Args:
@@ -112,7 +112,7 @@ class Site:
         keep_optimiser: Whether a client keeps its optimiser's memory between rounds.
         seed: The seed of all random numbers.
         device: Where clients train.
-        metrics: What clients' models are evaluated by on their hold-outs.
+        metrics: The metrics of clients' models on their hold-outs.
     """
 
     def __init__(
@@ -141,10 +141,10 @@ class Site:
         self.metrics = metrics
         self.device = device
         self.stepper_of: StepperOf = Eager
-        """Makes local steps; an engine may put a faster way in its place."""
+        """Creates the stepper of a fit; an engine may replace it by a faster one."""
         self.start = clone(network.tensors())
         self.forward: Callable[[torch.Tensor], Output] = network
-        """Runs the network on prepared inputs, in its current mode; an engine may replace it as well."""
+        """Runs the network on prepared inputs, in its current mode; an engine may replace it too."""
         self._constants = self._outside_the_state()
         self._x = data.x.to(device)
         self._y = data.y.to(device)
@@ -160,7 +160,7 @@ class Site:
         return other
 
     def do(self, job: Job) -> Result:
-        """Do one job and return its result; an exception of the client's code (or `sys.exit`) is its error."""
+        """Run one job and return its result. An exception of the client's code (or `sys.exit`) becomes its error."""
         writes = _writes(job)
         try:
             result: Result = getattr(self, f"_{job.kind}")(job)
@@ -182,7 +182,7 @@ class Site:
         return self.finish(work)
 
     def begin(self, job: Job, detached: bool = False) -> Work:
-        """Begin a job to train, up to its fits.
+        """Begin a training job, up to its fits.
 
         Args:
             job: The job.
@@ -197,7 +197,7 @@ class Site:
         return work
 
     def finish(self, work: Work) -> Result:
-        """Finish a job to train, after its fits, and return its result."""
+        """Finish a training job, after its fits, and return its result."""
         client, state = work.client, work.state
         metrics = _measured(client)
         if work.received:
@@ -211,7 +211,7 @@ class Site:
             client.keep_optimiser()
         if self.entries.personal:
             state["model"] = clone({**client.held.some(self.entries.personal)})
-        if work.writes != _writes(work.job):  # an engine that groups clients comes here without `do`
+        if work.writes != _writes(work.job):  # an engine that groups clients does not call `do`
             raise WroteInPlace(self.composition.method.name)
         return result
 
@@ -287,7 +287,7 @@ class Site:
             network=self.network,
             composition=self.composition,
             entries=self.entries,
-            # After the last round clients train as in it: a schedule that ends at 0 would leave them as they are.
+            # After the last round, clients train at its rate, because a schedule that ends at 0 would not change them.
             settings=self.schedule.at(min(job.round, self.schedule.rounds - 1), self.settings),
             samples=self.samples(job.client),
             received=received,
@@ -327,7 +327,7 @@ class Site:
         return upload
 
     def _outside_the_state(self) -> Tensors:
-        """Return buffers that do not belong to the model's state: no client may leave a trace in them for the next."""
+        """Return buffers outside the model's state, which must be restored, so that no client affects the next one."""
         state = set(self.network.buffer_names)
         return {name: t.clone() for name, t in self.network.module.named_buffers() if name not in state}
 
@@ -341,7 +341,7 @@ class Site:
 
 
 def _writes(job: Job) -> int:
-    """Return how often what a client receives was written in place; the server and other clients have it too."""
+    """Return how often the received tensors were written in place; the server and other clients share them."""
     return versions(job.broadcast, job.frozen, job.personal, job.state or {})
 
 

@@ -1,4 +1,4 @@
-"""What changes at a server from round to round."""
+"""The state of a server, which changes from round to round."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fullrank.trees import Tensors, Tree, by_name, moved
 
 @dataclass
 class ServerState:
-    """Everything that changes at a server from round to round, except for what is known of single clients."""
+    """Everything that changes at a server from round to round, except for the states of clients."""
 
     model: Tensors
     """All entries of the global model; personal entries have their initial values."""

@@ -21,7 +21,7 @@ from fullrank.methods._compose import Composition
 from fullrank.randomness import generator, seeded
 
 SYNTHETIC = -1
-"""The id of the synthetic client: no real client has it, and Python finds an entry under it in any table by client."""
+"""The id of the synthetic client, which no real client has and which is a valid index of any list by client."""
 MOST_SAMPLES = 16
 """The largest number of samples of the synthetic client, which has one of each class."""
 
@@ -29,7 +29,7 @@ MOST_SAMPLES = 16
 class Rehearsal:
     """A site with one synthetic client: random samples of the right shape, one step per fit.
 
-    It has a copy of the network and uses no client's data, so nothing of a run depends on it.
+    It has a copy of the network and uses no client's data, so it does not affect the run.
     """
 
     def __init__(self, site: Site):
@@ -37,7 +37,7 @@ class Rehearsal:
         self._site: Site | None = None
 
     def do(self, job: Job) -> Result:
-        """Do a job of the synthetic client; raise what the method raises."""
+        """Run a job of the synthetic client. Exceptions of the method are raised."""
         if self._site is None:
             self._site = _synthetic(self._of)
         site = self._site
@@ -70,7 +70,7 @@ class ExpectedUploads:
         return self._forms[job.query].upload
 
     def renew(self, job: Job, accepted: bool) -> Upload | None:
-        """Find out whether the method sends something else in this round than before, which is expected from then on.
+        """Run the method again, and expect the new form from now on if it sends something else than before.
 
         Args:
             job: A job of the synthetic client.
@@ -107,7 +107,7 @@ class ExpectedUploads:
         ]
 
     def finite_loss(self, job: Job) -> bool:
-        """Return whether the model has a finite loss on the synthetic client, as far as the method runs there."""
+        """Return whether the model has a finite loss on the synthetic client; True if the method cannot run on it."""
         try:
             (first, *_) = self._rehearsed(job).metrics["epochs"]
         except Exception:
@@ -128,11 +128,11 @@ class ExpectedUploads:
 
 @dataclass(frozen=True)
 class _Form:
-    """What clients send, found in a round; or why it is unknown."""
+    """The form of uploads, or the reason why it is unknown."""
 
     upload: Upload
     round: int = -1
-    """The round in which the method ran on the synthetic client; before, what it declares is believed."""
+    """The round in which the method ran on the synthetic client; −1 if the form follows from what it declares."""
     unknown: str = ""
 
 
@@ -171,7 +171,7 @@ def _synthetic(site: Site) -> Site:
 
 
 def _samples(site: Site) -> HostedData:
-    """Return samples of random numbers; of whole numbers 0 and 1, which any embedding and any image can hold."""
+    """Return random samples. Integers are 0 or 1, which are valid in any embedding and in any image."""
     data = site.data
     number = min(max(data.num_classes, 2), MOST_SAMPLES)
     rng, shape = generator(site.seed, "rehearsal"), (number, *data.input_shape)

@@ -1,4 +1,4 @@
-"""One client during one job: its samples, its model's entries, what it keeps, and the fits that it runs."""
+"""A client during one job: its samples, its model's entries, its state, and its fits."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from fullrank.randomness import generator, seeded
 from fullrank.trees import Tensors, Tree, clone, versions
 
 OPTIMISER = ("optimizer", "lr", "momentum", "nesterov", "weight_decay", "decay_on")
-"""Settings that make another optimiser."""
+"""The settings that require another optimiser if a fit changes them."""
 OPTIMISER_SPACE = "optimizer"
 """The name in a client's state under which an optimiser is kept between rounds."""
 
 
 class Client:
-    """One client during one job. The hooks of a method see it through `seen_by`.
+    """A client during one job. The hooks of a method see it through `seen_by`.
 
-    Every fit goes through one door: `plan_fit` says what is to be trained on which batches, and `finish_fit` takes what
-    came of it. In between, `run_fit` runs the plan in the client's own network; an engine may run it in another way.
+    Every fit is planned by `plan_fit` and completed by `finish_fit`. In between, `run_fit` runs it in the client's
+    network; an engine may run it in another way.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Client:
         """The values of the client's entries."""
         self.reports: list[Report] = []
         self.evaluate: Callable[[], dict[str, float]] | None = None
-        """Evaluates the current model on the client's hold-out; None where that is not wanted."""
+        """Evaluates the current model on the client's hold-out; None if it is not to be evaluated."""
         self.course: list[dict[str, float]] = []
         self.state = state
         """What the client keeps between rounds, by method."""
@@ -115,7 +115,7 @@ class Client:
 
     @property
     def trainable(self) -> tuple[str, ...]:
-        """Names of the parameters that a fit trains unless it says otherwise."""
+        """The names of the parameters that a fit trains by default."""
         return self._trained(None)
 
     @property
@@ -133,7 +133,7 @@ class Client:
         return found.pop() if found else 0.0
 
     def one_of(self, share: float, purpose: str, space: str = "") -> bool:
-        """Return whether the client is in a fixed share of those that may take part, drawn from the seed."""
+        """Return whether the client is in a fixed share of those that may take part, chosen by the seed."""
         if share >= 1:
             return True
         rng = generator(self._seed, "share", space, purpose)
@@ -153,7 +153,7 @@ class Client:
         Args:
             only: Selectors of what to train.
             model: The tree that a side fit starts from.
-            asked: What `plan_fit` takes besides.
+            asked: Further arguments of `plan_fit`.
         """
         if model is None:
             self._run(self.plan_fit(only, **asked))
@@ -163,7 +163,7 @@ class Client:
             return clone(self.model)
 
     def train(self) -> None:
-        """Run the fit of a round that has no other, as the settings have it."""
+        """Run one fit with the client's settings, which is all that most methods do in a round."""
         self._run(self.plan_fit())
 
     def _run(self, fit: Fit) -> None:
@@ -184,18 +184,18 @@ class Client:
     ) -> Fit:
         """Return a fit that is ready to be run: its step, its batches, and the state that the step changes.
 
-        The state holds the client's own tensors, so an engine that runs the fit elsewhere works on copies.
+        The state holds the client's own tensors, so an engine that runs the fit elsewhere works on copies of them.
 
         Args:
             only: Selectors of what to train; a frozen entry trains only if it is named in full.
-            epochs: Passes over the samples, in place of the setting.
-            steps: Batches, in place of passes.
+            epochs: The number of passes over the samples, in place of the setting.
+            steps: The number of batches, in place of passes.
             side: Whether it is a side fit: without drift corrections, with a separate optimiser, and not reported.
-            loss: A further term of this fit.
+            loss: A further term of the loss in this fit.
             criterion: A criterion in place of the method's.
             stats: "freeze" keeps norm layers in evaluation mode.
-            space: The method that asks for it, whose state `loss` and `criterion` see as their own.
-            optimiser: Settings of the optimiser; one that is given means a separate optimiser.
+            space: The name of the method that asks for the fit, whose state `loss` and `criterion` see.
+            optimiser: Settings of the optimiser. If any is given, the fit has a separate optimiser.
         """
         network, settings = self._network, self._adapted(epochs, steps, optimiser)
         names = self._trained(only)
@@ -225,10 +225,10 @@ class Client:
         return Fit(step, state, context, self.samples, plan, network.dtype, label, fresh)
 
     def run_fit(self, fit: Fit) -> Report:
-        """Run a fit in the client's network, by the steps that the site makes; its state changes in place.
+        """Run a fit in the client's network, with the stepper of the site. The state of the fit changes in place.
 
         Raises:
-            WroteInPlace: if the method wrote into a tensor that it received.
+            WroteInPlace: If the method wrote into a tensor that it received.
         """
         network, trained, context = self.network, fit.state.trained, fit.context
         received = (context.received, context.own, context.sent, context.fixed, {"counts": context.counts})
@@ -241,13 +241,13 @@ class Client:
         return report
 
     def finish_fit(self, fit: Fit, report: Report, state: State | None = None) -> None:
-        """Take what came of a fit.
+        """Take over the result of a fit.
 
         Args:
             fit: The fit that was planned.
-            report: What was measured.
-            state: The state after the last step, where the fit was not run on the planned state itself. Its tensors are
-                the client's from now on.
+            report: The measurements during the fit.
+            state: The state after the last step, if the fit was not run on the planned state itself. Its tensors
+                belong to the client from now on.
         """
         if state is not None:
             self.held.move({**state.rest, **state.trained, **state.buffers})
@@ -257,10 +257,10 @@ class Client:
             self._add_travel(fit, report.steps)
             self.reports.append(report)
 
-    # What the client's model says of samples
+    # The outputs of the client's model
 
     def mark(self) -> None:
-        """Note how good the current model is on the client's hold-out: the course of a personalisation."""
+        """Evaluate the current model on the client's hold-out, as one point in the course of a personalisation."""
         if self.evaluate is not None:
             self.course.append(self.evaluate())
 
@@ -317,7 +317,7 @@ class Client:
             if key not in known:
                 raise InputError(f'client.fit has no setting "{key}"; {nearest(key, known)}')
         if "lr" in optimiser:
-            optimiser = {**optimiser, "moving": None}  # its own rate is no part of the schedule
+            optimiser = {**optimiser, "moving": None}  # its own rate does not follow the schedule
         settings = replace(self._settings, **optimiser)
         if epochs is not None:
             settings = replace(settings, epochs=epochs, steps=0)
@@ -383,7 +383,7 @@ class Client:
 
     @contextlib.contextmanager
     def _holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """Put another model into the network inside, and the client's own back afterwards."""
+        """Put another model into the network inside the block, and restore the client's afterwards."""
         before = clone(self.model)
         self.network.load(tensors)
         try:
@@ -393,7 +393,7 @@ class Client:
 
 
 def _kept_optimiser(state: Tree) -> tuple[Tree, dict[str, Travel]]:
-    """Return an optimiser that the client kept from its last round, if it did, and its momentum's speed."""
+    """Return the memory of an optimiser that the client kept from its last round, and the travel of its momentum."""
     if OPTIMISER_SPACE not in state:
         return {}, {}
     kept = clone(state[OPTIMISER_SPACE])  # training writes into it, and the round may fail
@@ -408,7 +408,7 @@ def _class_counts(samples: Samples, network: Network) -> Tensor:
 
 
 def decayed(network: Network, settings: Settings) -> frozenset[str]:
-    """Return the names of the entries that weight decay acts on."""
+    """Return the names of the entries to which weight decay applies."""
     selectors = settings.decay_on if isinstance(settings.decay_on, str) else tuple(settings.decay_on)
     return network.fact(("decayed", selectors), lambda: _decayed(network, selectors))
 
@@ -421,7 +421,7 @@ def _decayed(network: Network, selectors: str | tuple[str, ...]) -> frozenset[st
 
 
 def _trainable(network: Network, frozen: frozenset[str], only: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return the parameters that selectors name; a frozen one only if it is named in full."""
+    """Return the parameters that selectors name; frozen ones must be named in full."""
     trainable = [name for name in network.parameter_names if name not in frozen]
     if only is not None:
         selectors = (only,) if isinstance(only, str) else only

@@ -33,20 +33,20 @@ class ClientEntries:
             self._detached = clone(self._network.tensors())
 
     def move(self, tensors: Tensors) -> None:
-        """Take other values of all entries, detached."""
+        """Replace the values of all entries by others, detached from the network."""
         self._detached = tensors
 
     def all(self) -> Tensors:
-        """Return all entries, where they are, without gradients."""
+        """Return all entries, in the network or detached, without gradients."""
         own = self._network.tensors() if self._detached is None else self._detached
         return {name: own[name].detach() for name in self._network.names}
 
     def some(self, names: Iterable[str]) -> Tensors:
-        """Return some of the entries, where they are."""
+        """Return some of the entries, in the network or detached."""
         if self._detached is None:
             return self._network.some(names)
         return {name: self._detached[name] for name in names}
 
     def copied(self, names: Iterable[str]) -> Tensors:
-        """Return some of the entries, as no later step will change them."""
+        """Return some of the entries in tensors that no later step changes."""
         return clone({**self.some(names)}) if self._detached is None else self.some(names)

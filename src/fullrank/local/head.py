@@ -32,7 +32,7 @@ def fit_head(
         model: Entries of the network, among them those of the classifier, from which training starts.
         z: Features (N, d).
         y: Their labels (N,).
-        settings: How to train.
+        settings: The settings of the fit.
         seed: The seed of the run. Seed and round determine the batches.
         round: The number of the round.
 

@@ -18,7 +18,7 @@ LAST_WORDS = (
     "intact, and the same command continues from there\n"
 )
 AGAIN = 0.25
-"""Seconds within which signals count as one: `timeout`, for one, sends each to the process and to its group."""
+"""Seconds within which signals count as one, because `timeout`, for example, sends each to process and group."""
 GRACE = 3.0
 """Seconds after the second signal in which the main thread must have ended the run."""
 STATUS = 130
@@ -31,7 +31,7 @@ _thread = threading.local()
 
 
 def check() -> None:
-    """Raise `Interrupted` if a signal was received since the guard was entered, or this thread was given up."""
+    """Raise `Interrupted` if a signal was received since the guard was entered, or this thread was abandoned."""
     if _requested or ((given_up := getattr(_thread, "given_up", None)) is not None and given_up.is_set()):
         raise Interrupted
 
@@ -52,7 +52,7 @@ def raised_by_code(error: BaseException) -> bool:
 
 
 def leave_to_parent() -> None:
-    """Ignore Ctrl-C in a worker process: it reaches the whole group, and the parent obeys it."""
+    """Ignore Ctrl-C in a worker process: it reaches the whole process group, and the parent handles it."""
     global _guarded
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _guarded = True
@@ -135,7 +135,7 @@ def _watchdog() -> Iterator[None]:
     finally:
         over.set()
         signal.set_wakeup_fd(before)
-        os.close(writer)  # the thread reads an end, and ends
+        os.close(writer)  # the thread reads the end of the pipe, and ends
         thread.join()
         os.close(reader)
 

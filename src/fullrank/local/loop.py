@@ -1,4 +1,4 @@
-"""The library's only training loop: a plan of batches, a step, and what is measured on the way."""
+"""The library's only training loop, which runs a step on planned batches and reports what it measures."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Samples:
-    """What a fit trains on: positions in tensors of samples, and how inputs are prepared."""
+    """The samples of a fit: their positions in tensors, and the preparation of inputs."""
 
     x: Tensor
     y: Tensor
@@ -39,7 +39,7 @@ class Samples:
 
 @dataclass
 class Report:
-    """What was measured during a fit."""
+    """The measurements during a fit."""
 
     steps: int = 0
     skipped: int = 0
@@ -48,32 +48,32 @@ class Report:
 
 
 class Stepper(Protocol):
-    """Makes the steps of one fit: eagerly, or in another way that an engine has."""
+    """The protocol of objects that run the steps of one fit: `Eager`, or a faster one of an engine."""
 
     def __call__(self, rows: Tensor, draws: Tensor | None, sizes: Sequence[int]) -> dict[str, Tensor]:
-        """Make steps and return the mean of each term over them.
+        """Run steps and return the mean of each term over them.
 
         Args:
-            rows: Positions of the samples, all batches in a row.
+            rows: The positions of the samples of all batches, concatenated.
             draws: The random numbers of their augmentation.
             sizes: The size of each batch.
         """
 
     def take_rate(self, lr: float) -> None:
-        """Use another learning rate from now on."""
+        """Set the learning rate of the steps that follow."""
 
     def finish(self) -> None:
-        """Bring the fit's state to where the caller expects it, after the last step."""
+        """Write the result of the last step into the state of the fit, if it is not there yet."""
 
 
 class Eager:
-    """Makes each step when it is asked for: the reference."""
+    """Runs each step at once, in eager mode. This is the reference."""
 
     def __init__(self, step: Step, state: State, context: Context, samples: Samples, dtype: torch.dtype):
         self.step, self.state, self.context, self.samples, self.dtype = step, state, context, samples, dtype
 
     def __call__(self, rows: Tensor, draws: Tensor | None, sizes: Sequence[int]) -> dict[str, Tensor]:
-        """Make the steps batch by batch."""
+        """Run the steps batch by batch."""
         names: list[str] = []
         measured: list[Tensor] = []
         for window in windows(sizes):
@@ -84,12 +84,12 @@ class Eager:
         return dict(zip(names, torch.stack(measured).double().mean(0), strict=True))
 
     def one(self, rows: Tensor, draws: Tensor | None) -> dict[str, Tensor]:
-        """Gather and prepare a batch, make the step, and return each term's value."""
+        """Prepare a batch, run the step, and return the value of each term."""
         x = self.samples.prepare(self.samples.x[rows], draws, self.dtype)
         return self.step.advance_(self.state, self.context, x, self.samples.y[rows])
 
     def take_rate(self, lr: float) -> None:
-        """Use another learning rate from now on."""
+        """Set the learning rate of the steps that follow."""
         weight = next(iter(self.state.trained.values()))
         self.context = replace(self.context, lr=weight.new_tensor(lr))
 
@@ -98,7 +98,7 @@ class Eager:
 
 
 def windows(sizes: Sequence[int]) -> Iterator[slice]:
-    """Yield consecutive pieces of these sizes."""
+    """Yield consecutive slices of these sizes."""
     start = 0
     for size in sizes:
         yield slice(start, start + size)
@@ -110,7 +110,7 @@ StepperOf = Callable[[Step, State, Context, Samples, torch.dtype], Stepper]
 
 @dataclass(frozen=True)
 class Fit:
-    """One fit, ready to be run: its step, what the step changes and what it reads, the samples, and their batches."""
+    """A fit that is ready to run: its step, the step's state and context, the samples, and the plan of batches."""
 
     step: Step
     state: State
@@ -119,12 +119,12 @@ class Fit:
     plan: Plan
     dtype: torch.dtype
     label: str = ""
-    """Names the fit among the client's, and with it the random numbers that it draws."""
+    """The label of the fit among those of the client, which also determines its random numbers."""
     fresh: bool = False
     """Whether it has a separate optimiser."""
 
     def rows(self) -> tuple[Tensor, Tensor | None]:
-        """Return positions of the samples of all batches in a row, and the random numbers of their augmentation."""
+        """Return the positions of the samples of all batches, concatenated, and the numbers for their augmentation."""
         index, plan = self.samples.index, self.plan
         rows = index[torch.from_numpy(plan.index).to(index.device)]
         return rows, torch.from_numpy(plan.draws).to(rows.device) if plan.draws.shape[1] else None
@@ -143,11 +143,11 @@ def train(fit: Fit, stepper_of: StepperOf = Eager) -> Report:
             means = stepper(rows[epoch], draws[epoch] if draws is not None else None, sizes)
         else:
             means = _step_by_step(stepper, rows[epoch], draws[epoch] if draws is not None else None, sizes, rates)
-        away = drift(fit.step, fit.state, fit.context).double().to(rows.device)  # where nothing is shared, a CPU's 0
+        away = drift(fit.step, fit.state, fit.context).double().to(rows.device)  # 0 on the CPU if nothing is shared
         measured.append({**means, DRIFT: away})
         start = epoch.stop
     stepper.finish()
-    # Read when all is done: a device would stand still after every epoch otherwise.
+    # Read at the end, because reading synchronises with the device.
     values = torch.stack([torch.stack(list(terms.values())) for terms in measured]).tolist() if measured else []
     return report_of(fit.plan, list(measured[0]) if measured else [], values)
 
@@ -170,16 +170,16 @@ def epochs_of(plan: Plan) -> list[list[int]]:
 
 
 def report_of(plan: Plan, names: Sequence[str], epochs: Sequence[Sequence[float]]) -> Report:
-    """Return the report of a fit from the names of what was measured and the values in each epoch."""
+    """Return the report of a fit from the names of the measurements and their values in each epoch."""
     return Report(plan.steps, plan.skipped, [dict(zip(names, row, strict=True)) for row in epochs])
 
 
 DRIFT = "drift"
-"""The name in a report of the distance between the shared entries and those received."""
+"""The name under which a report has the distance between the shared entries and those received."""
 
 
 def drift(step: Step, state: State, context: Context) -> Tensor:
-    """Return how far the shared entries are from those received."""
+    """Return the distance between the shared entries and those received."""
     with torch.no_grad():
         if alike := flats(part_of(state.trained, step.shared), context.w0):
             return norm({"": alike[0].base - alike[1].base})

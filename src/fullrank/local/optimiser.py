@@ -1,6 +1,6 @@
-"""The optimisers' arithmetic, in place, on tensors that the caller owns: what torch.optim computes, traceable.
+"""Optimisers that work in place on tensors of the caller, give the results of torch.optim, and can be traced.
 
-An optimiser's memory is a tree: one subtree for each thing it remembers, in which every trained entry has its place.
+An optimiser's memory is a tree with one subtree per quantity, such as the velocity, which holds all trained entries.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 
 def memory(trained: Tensors, settings: Settings, before: Tree | None = None) -> Tree:
-    """Return what the optimiser remembers about these entries: zeros at first, later what it remembered before.
+    """Return the optimiser's memory of these entries: zeros at first, later what it remembered before.
 
     Args:
-        trained: The entries. Those that lie in one vector have a memory in one vector.
+        trained: The entries. The memory of entries in one vector is one vector as well.
         settings: The optimiser's settings.
-        before: What was remembered before, which may be about other entries as well. It holds these entries' memory
-            from now on, so that both trees show what a step changes.
+        before: The memory before, which may contain other entries as well. It shares these entries' memory with the
+            result, so that a step changes both trees.
     """
     known: Tree = before if before is not None else {}
     mine: Tree = {}
@@ -53,7 +53,7 @@ def _slots(settings: Settings) -> tuple[str, ...]:
 
 
 def _empty(slot: str, weight: Tensor) -> Tensor:
-    # Counting steps is exact in float64, and so is a power of it as far as it matters.
+    # The number of steps is exact in float64, and powers of the betas are exact enough.
     return torch.zeros((), dtype=torch.float64, device=weight.device) if slot == "count" else torch.zeros_like(weight)
 
 
@@ -73,10 +73,10 @@ def descend_(
     Args:
         w: The entries.
         g: Their gradient.
-        memory: What the optimiser remembers.
+        memory: The optimiser's memory.
         settings: The optimiser's settings.
-        decayed: Names of the entries that weight decay acts on.
-        lr: The learning rate in place of the setting, for a step that is recorded once and replayed.
+        decayed: The names of the entries to which weight decay applies.
+        lr: The learning rate in place of the setting, for a step that is captured once and replayed.
     """
     for names, rate in _by_decay(w, settings, decayed):
         if settings.optimizer == "sgd":
@@ -95,7 +95,7 @@ def _by_decay(w: Tensors, settings: Settings, decayed: Collection[str]) -> list[
 
 
 def _alike(names: Collection[str], *trees: Tensors) -> list[Tensors]:
-    """Return some entries of trees; as one vector each where they lie side by side in vectors."""
+    """Return some entries of trees, each as one vector if they are contiguous in vectors of the same layout."""
     parts = list(trees) if len(names) == len(trees[0]) else [part_of(tree, names) for tree in trees]
     if alike := flats(*parts):
         return [{"": flat.base} for flat in alike]
@@ -103,7 +103,7 @@ def _alike(names: Collection[str], *trees: Tensors) -> list[Tensors]:
 
 
 def laid_out_like(weight: Tensor, values: Tensor) -> Tensor:
-    """Return a tensor's values in the order in which memory holds a weight's; itself if it has that order."""
+    """Return a tensor in the memory order of a weight, without a copy if it has that order."""
     return (
         values
         if values.shape != weight.shape or values.stride() == weight.stride()
@@ -120,9 +120,9 @@ def _sgd_(
     decay: float,
     lr: Tensor | None,
 ) -> None:
-    """g + λw, v ← ρv + g, w ← w − ηv (Nesterov: w − η(g + ρv))."""
+    """Make a step of SGD: g ← g + λw, v ← ρv + g, w ← w − ηv (Nesterov: w − η(g + ρv))."""
     if lr is not None and all(weight.dtype == torch.float32 for weight in w.values()):
-        # The same in one kernel for all, which takes the rate as a float32 tensor, and numbers in the same order.
+        # The same in one kernel for all entries, which needs a float32 rate and tensors in the same memory order.
         torch._fused_sgd_(
             list(w.values()),
             [laid_out_like(weight, g[name]) for name, weight in w.items()],
@@ -154,7 +154,7 @@ def _subtract_(weight: Tensor, slope: Tensor, lr: float | Tensor) -> None:
 
 
 def _adam_(w: Tensors, g: Tensors, memory: Tree, settings: Settings, decay: float, rate: Tensor | None) -> None:
-    """Adam with the decay in the gradient, AdamW with the decay separate from it."""
+    """Make a step of Adam, with the decay in the gradient, or of AdamW, with decoupled decay."""
     lr = settings.lr if rate is None else rate
     for name, weight in w.items():
         slope = g[name]

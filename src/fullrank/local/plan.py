@@ -18,19 +18,19 @@ class Plan:
     """The batches of a fit, in order."""
 
     index: np.ndarray
-    """Positions among the client's samples, all batches in a row."""
+    """Positions among the client's samples, of all batches, concatenated."""
     sizes: tuple[int, ...]
-    """Samples of each batch."""
+    """The number of samples of each batch."""
     epochs: tuple[int, ...]
     """The local epoch of each batch."""
     draws: np.ndarray
-    """Uniform numbers for augmentation, (len(index), draws a sample), float32."""
+    """Uniform numbers for augmentation, (len(index), draws per sample), float32."""
     skipped: int
-    """Batches of a single sample left out because of BatchNorm."""
+    """The number of batches of a single sample that are left out because of BatchNorm."""
 
     @property
     def steps(self) -> int:
-        """Number of batches."""
+        """The number of batches."""
         return len(self.sizes)
 
 
@@ -41,7 +41,7 @@ def make_plan(samples: int, settings: Settings, rng: np.random.Generator, draws:
         samples: The number of samples.
         settings: The settings of the fit.
         rng: The generator of all random numbers of the plan.
-        draws: The random numbers that the augmentation of a sample needs.
+        draws: The number of random numbers that the augmentation of a sample needs.
         single: Whether batches of one sample can be trained on; if not, they are omitted and counted.
     """
     batches: list[np.ndarray] = []

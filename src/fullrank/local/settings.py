@@ -1,4 +1,4 @@
-"""The settings of a local fit, and the learning rate's schedule over rounds."""
+"""The settings of a local fit, and the schedule of the learning rate over rounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LAST_BATCHES = ("keep", "drop", "wrap")
 
 @dataclass(frozen=True)
 class Settings:
-    """How a client trains; the `[train]` table's values unless a method asks for others."""
+    """The settings of a fit: the values of `[train]` unless a method asks for others."""
 
     epochs: int = 1
     steps: int = 0
@@ -28,10 +28,10 @@ class Settings:
     clip_norm: float = 0.0
     label_smoothing: float = 0.0
     moving: Moving | None = None
-    """How the learning rate changes from step to step, if it does; `lr` is then the first step's."""
+    """The schedule, if the learning rate changes from step to step; `lr` is then that of the first step."""
 
     def check(self) -> None:
-        """Reject what a method's own fit cannot be run with; the values of `[train]` have been checked before."""
+        """Reject invalid settings that a method asks for; the values of `[train]` have been checked before."""
         for name, least in (("epochs", 1), ("steps", 0), ("batch_size", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
@@ -42,20 +42,20 @@ class Settings:
             raise InputError(f'client.fit(last_batch="{self.last_batch}"): {nearest(self.last_batch, LAST_BATCHES)}')
 
     def rates(self, steps: int) -> list[float]:
-        """Return the learning rate of each of a number of steps."""
+        """Return the learning rates of a number of steps."""
         return self.moving.rates(steps) if self.moving is not None else [self.lr] * steps
 
 
 @dataclass(frozen=True)
 class Moving:
-    """A learning rate that goes through a round of its schedule step by step."""
+    """A learning rate that follows its schedule step by step within a round."""
 
     schedule: Schedule
     round: int
     lr: float
 
     def rates(self, steps: int) -> list[float]:
-        """Return the learning rate of each of a number of steps."""
+        """Return the learning rates of all steps of the round."""
         return [self.lr * self.schedule.share(self.round + step / steps) for step in range(steps)]
 
 
@@ -63,7 +63,7 @@ class Moving:
 class Schedule:
     """The learning rate as a share of its full value: a linear warm-up, then the schedule proper.
 
-    It changes from round to round or, `by` "step", from one step to the next inside a round too.
+    It changes from round to round or, with `by = "step"`, also from step to step within a round.
     """
 
     kind: str = "constant"
@@ -74,7 +74,7 @@ class Schedule:
     by: str = "round"
 
     def share(self, round: float) -> float:
-        """At a round, counted from 0: (t+1)/(warmup+1) while it warms up."""
+        """Return the share at a round, counted from 0; during the warm-up it is (t+1)/(warmup+1)."""
         if round < self.warmup:
             return (round + 1) / (self.warmup + 1)
         t = round - self.warmup

@@ -1,6 +1,6 @@
 """The local step: a pure function of tensors for every method and every engine.
 
-How the network is called and how a gradient is taken is decided by a backend: `Functional` serves traced engines
+A backend decides how the network is called and how gradients are computed: `Functional` serves traced engines
 (`vmap`, `make_fx`, compilation), `Bound` the eager ones, with a module whose own tensors are the client's.
 """
 
@@ -27,7 +27,7 @@ Objective = Callable[[Tensors], tuple[Tensor, Any]]
 
 
 class BadGradient(InputError):
-    """A gradient correction that returns something other than a gradient."""
+    """Raised if a gradient correction returns something other than a gradient."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ class Context:
     """What each method computed before the fit."""
 
     def of(self, space: str) -> dict[str, Tree]:
-        """Return what a batch shows to one method only."""
+        """Return the trees that only one method sees in its batch."""
         return {name: getattr(self, name).get(space, {}) for name in ("own", "sent", "fixed")}
 
 
 @dataclass
 class State:
-    """What a step changes: trained entries, buffers and the optimiser's memory; and the entries that stay."""
+    """What a step changes (trained entries, buffers, the optimiser's memory), and the entries that it leaves as is."""
 
     trained: Tensors
     rest: Tensors
@@ -73,9 +73,9 @@ for _kind, _fields in (
 
 
 def depending(value: Tensor) -> Tensor:
-    """Return an objective's value, or raise an error if it depends on nothing that trains.
+    """Return the value of an objective, or raise an error if it does not depend on any trained entry.
 
-    `torch.func.grad` would give zeros then.
+    `torch.func.grad` would return zeros in that case.
     """
     if not value.requires_grad:
         raise InputError(
@@ -97,11 +97,11 @@ class Functional:
 
     def call(self, trained: Tensors, rest: Tensors, buffers: Tensors, x: Tensor) -> tuple[Output, Tensors]:
         """Run the network with the given tensors; return its output and the buffers after it."""
-        moved = {name: value.clone() for name, value in buffers.items()}  # BatchNorm writes into what it is given
+        moved = {name: value.clone() for name, value in buffers.items()}  # BatchNorm writes into its buffers
         return self.at({**rest, **trained, **moved}, x), moved
 
     def gradient(self, objective: Objective, trained: Tensors) -> tuple[Tensors, Any]:
-        """Return the gradient and what the objective returned besides its value."""
+        """Return the gradient and what else the objective returned."""
 
         def dependent(trained: Tensors) -> tuple[Tensor, Any]:
             value, aux = objective(trained)
@@ -112,7 +112,7 @@ class Functional:
 
 
 class Bound(Functional):
-    """Calls the module itself: its own tensors are the client's, so that none are put in their place."""
+    """Calls the module itself, whose tensors are those of the client."""
 
     def __init__(self, network: Network, trained: Tensors):
         super().__init__(network)
@@ -125,7 +125,7 @@ class Bound(Functional):
         return super().call(trained, rest, buffers, x)
 
     def gradient(self, objective: Objective, trained: Tensors) -> tuple[Tensors, Any]:
-        """Take the gradient by `torch.autograd.grad`: half the time of `torch.func.grad` on a small network."""
+        """Compute the gradient by `torch.autograd.grad`, in half the time of `torch.func.grad` on a small network."""
         if trained is not self.bound:
             trained = self.leaves(trained)
         value, aux = objective(trained)
@@ -133,13 +133,13 @@ class Bound(Functional):
 
     @staticmethod
     def leaves(trained: Tensors) -> Tensors:
-        """Return copies of other entries than the client's own, at which a gradient can be taken."""
+        """Return detached entries that require gradients."""
         leaves = {name: value.detach().requires_grad_() for name, value in trained.items()}
         return Flat(trained.base, trained.layout, leaves) if isinstance(trained, Flat) else leaves
 
     @staticmethod
     def slopes(value: Tensor, trained: Tensors) -> Tensors:
-        """Return the gradient of a value at entries: 0 where it depends on none, one vector where the entries are."""
+        """Return the gradient of a value: zeros for entries without effect, and a `Flat` if the entries are one."""
         found = torch.autograd.grad(value, list(trained.values()), allow_unused=True, materialize_grads=True)
         g = dict(zip(trained, found, strict=True))
         return Flat.joined(g, trained.layout) if isinstance(trained, Flat) else g
@@ -155,7 +155,7 @@ class Step:
     shared: frozenset[str]
     """Names of the shared entries: drift corrections act on these only."""
     decayed: frozenset[str]
-    """Names of the entries that weight decay acts on."""
+    """Names of the entries to which weight decay applies."""
     side: bool = False
     """Whether it belongs to a side fit, which has no drift corrections."""
     stats: str = "move"
@@ -163,9 +163,9 @@ class Step:
     criterion: Callable[[Batch], Tensor] | None = None
     """A criterion in place of the method's."""
     loss: Callable[[Batch], Tensor] | None = None
-    """A further term of this fit."""
+    """A further term of the loss in this fit."""
     space: str = ""
-    """The method that asked for this fit: its state is what `criterion` and `loss` see as their own."""
+    """The name of the method that asked for this fit, whose state `criterion` and `loss` see."""
 
     def __call__(self, state: State, context: Context, x: Tensor, y: Tensor) -> tuple[State, dict[str, Tensor]]:
         """Return the new state, and each term's value with the gradient's norm. Nothing is written in place."""
@@ -226,7 +226,7 @@ class Step:
                 raise BadGradient(
                     f'"{part.name}".grad returned a {type(new).__name__}; it must return a tree of tensors'
                 )
-            if problem := misfit(new, g):  # another shape would be broadcast in silence
+            if problem := misfit(new, g):  # another shape would be broadcast silently
                 raise BadGradient(f'"{part.name}".grad returned a gradient that does not fit the model: {problem}')
             self.composition.correct.add(part.name)
         return new
@@ -287,7 +287,7 @@ class Step:
         )
 
     def _shared_of(self, trained: Tensors, rest: Tensors) -> Tensors:
-        """Return the shared entries, current: as one vector where all of them train and lie in one."""
+        """Return the current shared entries, as one vector if all of them are trained and contiguous in one."""
         near = part_of(trained, self.shared)
         if len(near) == len(self.shared):
             return near

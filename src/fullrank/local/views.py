@@ -1,4 +1,4 @@
-"""A client as a method's hooks see it."""
+"""The client as a method's hooks see it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ClientView:
-    """A client as the hooks of one method see it: its numbers, its model, its state, and the fits it can be asked for.
+    """A client as the hooks of one method see it: its samples, model and state, and the fits that it can run.
 
     All views of a client show the same client; `own` and `sent` are those of the method whose hook is running.
     """
@@ -49,7 +49,7 @@ class ClientView:
 
     @property
     def samples(self) -> Samples:
-        """The training samples. A method that uploads something computed from them answers for what that reveals."""
+        """The training samples. A method is responsible for what its uploads reveal about them."""
         return self._client.samples
 
     @property
@@ -79,7 +79,7 @@ class ClientView:
 
     @property
     def trainable(self) -> tuple[str, ...]:
-        """Names of the parameters that a fit trains unless it says otherwise."""
+        """The names of the parameters that a fit trains by default."""
         return self._client.trainable
 
     @property
@@ -103,7 +103,7 @@ class ClientView:
         return self._client.travel
 
     def one_of(self, share: float, purpose: str) -> bool:
-        """Return whether this client is in a fixed share of those that may take part, drawn from the seed."""
+        """Return whether this client is in a fixed share of those that may take part, chosen by the seed."""
         return self._client.one_of(share, purpose, self._space)
 
     def fit(
@@ -122,15 +122,15 @@ class ClientView:
 
         Args:
             only: Selectors of what to train; a frozen entry trains only if it is named in full.
-            epochs: Passes over the samples, in place of `train.epochs`.
-            steps: Batches, in place of passes.
+            epochs: The number of passes over the samples, in place of `train.epochs`.
+            steps: The number of batches, in place of passes.
             model: The tree that a side fit starts from. A side fit leaves the client's model as it is, draws its own
                 batches, and applies no drift corrections.
-            loss: A further term of this fit.
+            loss: A further term of the loss in this fit.
             criterion: A criterion in place of the method's.
             stats: "freeze" keeps norm layers in evaluation mode.
-            optimiser: Settings such as `lr` and `momentum`. With any of them the fit has a separate optimiser;
-                without, the round's fits share one.
+            optimiser: Settings such as `lr` and `momentum`. If any is given, the fit has a separate optimiser;
+                otherwise all fits of the round share one.
         """
         return self._client.fit(
             only,
@@ -145,11 +145,11 @@ class ClientView:
         )
 
     def train(self) -> None:
-        """Run the fit of a round that has no other: `fit()` without its result."""
+        """Run one fit with the client's settings, as `fit()` does, without returning the entries."""
         self._client.train()
 
     def mark(self) -> None:
-        """Note how good the current model is on the client's hold-out: the course of a personalisation."""
+        """Evaluate the current model on the client's hold-out, as one point in the course of a personalisation."""
         self._client.mark()
 
     def features(self, batch_size: int = 0) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FedProc(WithPrototypes):
-    """Pulls representations to their class's global prototype at first, and shifts to cross-entropy with the rounds.
+    """Pulls representations to the global prototypes of their classes first, and shifts to cross-entropy over rounds.
 
     The loss of round t is a·CE + (1−a)·ℓ with a = min(t/rounds, 1), and only CE in round 0; ℓ is the cross-entropy of
     the cosines of z with the prototypes of all classes that have one, over samples whose own class has one. A prototype

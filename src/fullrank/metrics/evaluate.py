@@ -20,7 +20,7 @@ DEAD = 1e-6
 """A feature is dead if its range is at most this fraction of the widest feature's: after a ReLU, if it is always 0."""
 
 DYING, DEAD_ALREADY = 0.25, 0.75
-"""A warning is given from these shares of dead features on: among those that were alive once, or among all."""
+"""Shares of dead features from which a warning is given: among those that were alive once, and among all."""
 
 Scores = Callable[[Tensor, Tensor], Tensor]
 """A function from a batch of prepared inputs and its labels to scores (N, C)."""

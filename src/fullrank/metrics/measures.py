@@ -83,7 +83,8 @@ def auroc(scores: Tensor, labels: Tensor) -> float | None:
     """Return the mean area under the ROC curve of each class against the rest, on softmax probabilities.
 
     The area is the probability that a sample of the class has a higher probability of it than a sample of another
-    class; ties count half. The mean is over the classes that have samples and lack samples; None without such a class.
+    class; ties count half. The mean is over the classes that some samples have and others
+    do not; None without such a class.
     """
     probabilities = scores.double().softmax(1)
     found = [_area(probabilities[:, c], labels == c) for c in range(scores.shape[1])]
@@ -144,20 +145,20 @@ class Metric:
     """A metric of `evaluate.metrics`, with everything that summaries, comparisons and displays need to know of it."""
 
     key: str
-    """Its name in rows and summaries."""
+    """The name of the metric in rows and summaries."""
     function: Callable[[Tensor, Tensor], Value] | None
-    """The function of scores (N, C) and labels (N,). None for a metric that a run directory names and that is not
-    imported, and for one that is computed from others."""
+    """The function of scores (N, C) and labels (N,). None for a metric of a run directory that has not been imported,
+    and for a metric that is computed from others."""
     lower_is_better: bool = False
     is_share: bool = False
-    """Whether its values are shares, which tables show in per cent."""
+    """Whether the values are shares, which tables show in per cent."""
     by_class: bool = False
-    """Whether its value is a list with one number per class."""
+    """Whether the value is a list with one number per class."""
 
 
 @dataclass(frozen=True)
 class UserFunction:
-    """A user's function of scores and labels, under the name by which `evaluate.metrics` has it."""
+    """A user's function of scores and labels, with its name in `evaluate.metrics`."""
 
     name: str
     function: Callable[[Tensor, Tensor], Any]
@@ -239,7 +240,7 @@ TAKEN = frozenset(
 )
 """Other keys of rows and summaries, which no metric can have."""
 PREFIXES, SUFFIX = ("validation_", "personal_"), "_by_domain"
-"""How keys start and end that are derived from the key of a metric."""
+"""The prefixes and the suffix of keys that are derived from the key of a metric."""
 
 
 def facts_of(metrics: Iterable[Metric]) -> dict[str, dict[str, bool]]:

@@ -1,6 +1,6 @@
-"""Measures the representation during a run: of the global model after a round, and of some clients' models.
+"""Measurements of representations during a run: of the global model after a round, and of some clients' models.
 
-A probe changes nothing that the run computes. Its numbers are written to a file of their own next to the run's metrics.
+A probe changes nothing that the run computes. Its results are written to separate files next to the run's metrics.
 """
 
 from fullrank.probe.files import read_probes

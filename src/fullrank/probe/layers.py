@@ -1,4 +1,4 @@
-"""Collects the outputs of a network's layers, to compare networks layer by layer."""
+"""Collect the outputs of a network's layers, to compare networks layer by layer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def evenly(names: Sequence[str], most: int) -> list[str]:
 
 @contextmanager
 def caught(network: Network, names: Sequence[str]) -> Iterator[dict[str, list[Tensor]]]:
-    """Collect the outputs of the named layers in all forward passes inside; maps are averaged over positions."""
+    """Collect the outputs of named layers during the block; feature maps are averaged over positions."""
     found: dict[str, list[Tensor]] = {}
 
     def keep(name: str) -> Any:

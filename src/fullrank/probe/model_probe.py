@@ -1,4 +1,4 @@
-"""Measures models of a run on a set of samples, batch by batch; only moments and counts are kept."""
+"""Measure models of a run on a set of samples, batch by batch; only moments and counts are kept."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KEPT_BYTES = 2**26
 
 @contextmanager
 def unrounded(network: Network, device: torch.device) -> Iterator[None]:
-    """Compute all forward passes inside in the dtype of the model, also if the run trains in a shorter one.
+    """Compute all forward passes in the block in the dtype of the model, also if the run trains in a shorter one.
 
     Rounding to 8 bits adds noise of one size to all directions, under which the tail of a spectrum would vanish.
     """
@@ -45,7 +45,7 @@ def unrounded(network: Network, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _without_tf32() -> Iterator[None]:
-    """Disable TF32 inside. Used only with a GPU: even reading these switches interferes with torch's newer ones."""
+    """Disable TF32 in the block. Only used on a GPU: even reading these flags interferes with torch's newer ones."""
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.allow_tf32, matmul.allow_tf32
     cudnn.allow_tf32 = matmul.allow_tf32 = False

@@ -1,4 +1,4 @@
-"""Callbacks: objects that are notified of the events of a run, as the display, the log and trackers are."""
+"""Callbacks: objects that are notified of the events of a run, such as the display, the log and trackers."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ class Callback:
     """
 
     def started(self, experiment: Experiment, path: Path | None, done: int, clients: int) -> None:
-        """The run starts or resumes.
+        """Called when the run starts or resumes.
 
         Args:
-            experiment: The experiment, with every key that it had left open.
+            experiment: The experiment, with a value for every key that was left open.
             path: The run directory; None if nothing is written.
             done: The number of rounds that are complete already, from earlier processes.
             clients: The number of clients per round; 0 if the whole run was complete already.
         """
 
     def round_started(self, round: int, clients: Sequence[int]) -> Iterable[int] | None:
-        """A round starts.
+        """Called when a round starts.
 
         Args:
             round: The number of the round; the first is 1.
@@ -74,7 +74,7 @@ class Callback:
         return None
 
     def client_done(self, result: Result) -> None:
-        """A client has finished its part of a round, or of a phase after the last round.
+        """Called when a client has finished its part of a round, or of a phase after the last round.
 
         Args:
             result: `result.client` is the id, `result.samples` the number of training samples, `result.steps` the
@@ -84,14 +84,14 @@ class Callback:
         """
 
     def round_done(self, row: Mapping[str, Any]) -> None:
-        """A round is complete and saved.
+        """Called when a round is complete and saved.
 
         Args:
             row: The row of the round in metrics.jsonl, for example `row["round"]` and `row["accuracy"]`.
         """
 
     def phase_started(self, name: str, done: int, clients: int) -> None:
-        """A phase after the last round starts, in which every client has something to do.
+        """Called when a phase after the last round starts, in which every client takes part.
 
         Args:
             name: The name of the phase, for example "clients' own models".
@@ -100,21 +100,21 @@ class Callback:
         """
 
     def warned(self, text: str) -> None:
-        """The run has a problem that does not stop it.
+        """Called when the run has a problem that does not stop it.
 
         Args:
             text: The description of the problem. The row of the round has it too, under "cautions".
         """
 
     def ended(self, run: Run) -> None:
-        """The run is complete and its result is written.
+        """Called when the run is complete and its result is written.
 
         Args:
             run: The same object that `fullrank.run` returns.
         """
 
     def failed(self, error: BaseException) -> None:
-        """The run stops before its end. This is called once, also if the run fails before `started`.
+        """Called once when the run stops before its end, also if it fails before `started`.
 
         An experiment whose keys are rejected is not a run: then no member is called.
 
@@ -129,7 +129,7 @@ CALLBACKS: Registry[type[Callback]] = Registry("callbacks", "run.track", {}, "Cl
 
 
 class Callbacks(Callback):
-    """Several callbacks as one. Each event goes to all of them, in their order."""
+    """A callback that passes each event to several callbacks, in their order."""
 
     def __init__(self, callbacks: Iterable[Callback]):
         self.callbacks = list(callbacks)
@@ -182,7 +182,7 @@ def notify(callback: object, member: str, *arguments: Any) -> Any:
     """Call a member of a callback and return what it returns.
 
     Raises:
-        CallbackFailed: if a callback from outside the library raises an exception, which the message names.
+        CallbackFailed: If a callback from outside the library raises an exception, which the message names.
     """
     try:
         return getattr(callback, member)(*arguments)

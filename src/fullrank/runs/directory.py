@@ -107,7 +107,7 @@ SHAPES: dict[str, Any] = {
 
 
 class Status(Enum):
-    """What a run directory holds of a run of a given number of rounds."""
+    """The state of a run directory, for a run with a given number of rounds."""
 
     EMPTY = "no run has started"
     UNSAVED = "neither a checkpoint nor a result; not all rounds have a row"
@@ -169,14 +169,14 @@ MESSAGES: dict[str, dict[Status, str]] = {
     "read the model": dict.fromkeys((Status.NUMBERS_ONLY, Status.ROWS_ONLY, Status.UNSAVED, Status.CUT), _NO_MODEL),
     "compare": dict.fromkeys((status for status in Status if not status.finished), _NOT_COMPLETE),
 }
-"""Why a run directory cannot be used for something, by its status; a status that is not listed can."""
+"""Error messages by purpose and status; with a status that is not listed, a directory can be used for the purpose."""
 LOST_FILES = {
     "partition.json": "the same experiment in another directory writes one before round 1: copy that",
     "environment.json": "the same experiment in another directory writes one before round 1: copy that",
     "summary.json": "delete it and give the command that started the run again, which writes it from the last "
     "checkpoint",
 }
-"""What to do if a file of a run directory is missing or damaged."""
+"""Advice about missing or damaged files of a run directory, by name."""
 
 
 def read_json(path: Path) -> Any:
@@ -195,7 +195,7 @@ def read_json(path: Path) -> Any:
 
 
 def _remedy(path: Path) -> str:
-    """Return what to do about a missing or damaged file, as a clause of a sentence."""
+    """Return advice about a missing or damaged file, as a clause of a sentence."""
     if path.name == "summary.json" and not RunDirectory(path.parent).last_round():
         # Without a checkpoint, a run that has no summary either would start from scratch, over its rows.
         return "; run the same experiment in another directory"
@@ -263,20 +263,20 @@ class RunDirectory:
             self._lock = None
 
     def abandon(self) -> None:
-        """Delete what a run that failed before it started has written, and nothing else."""
+        """Delete the files that a run has written which failed before it started, and no others."""
         if self.started or self._lock is None:
             return
         self.close()
-        for name in (*BEFORE_THE_START, ".lock"):  # the lock last: it tells a later process what this one created
+        for name in (*BEFORE_THE_START, ".lock"):  # the lock last: it lists the files for a later process
             if (self.path / name).is_file():
                 (self.path / name).unlink()
         for folder in reversed(self._made):
-            with contextlib.suppress(OSError):  # somebody has put something into it meanwhile
+            with contextlib.suppress(OSError):  # another program has created a file in it meanwhile
                 folder.rmdir()
 
     def check_lock(self) -> None:
         """Stop if the lock file is no longer the one that this process holds: another process may be writing here."""
-        if self._lock is None or sys.platform == "win32":  # there a file in use cannot be deleted
+        if self._lock is None or sys.platform == "win32":  # on Windows, a file in use cannot be deleted
             return
         held = os.fstat(self._lock.fileno())
         try:
@@ -302,7 +302,7 @@ class RunDirectory:
 
     def _announce(self) -> None:
         """Write the names of the files that a run may create into the lock file, for a later process after a kill."""
-        self._reject_foreign()  # once more, now that nobody else can be creating something
+        self._reject_foreign()  # once more, now that no other process can create files
         assert self._lock is not None
         self._lock.truncate(0)
         self._lock.write("\n".join((LOCK_HEADER, *BEFORE_THE_START, "")))
@@ -335,10 +335,10 @@ class RunDirectory:
         return rounds if rounds >= self.last_round() else 0
 
     def status(self, rounds: int, clients: Iterable[int] = (), *, verify: bool = False) -> Status:
-        """Return what the directory holds of a run.
+        """Return the status of a run in this directory.
 
         Args:
-            rounds: The number of rounds that the run has in the end.
+            rounds: The number of rounds of the complete run.
             clients: The ids of the clients whose own models belong to the result. Clients that the run skipped after a
                 failure have none.
             verify: Whether the models are read and compared with their checksums. Otherwise they only have to exist.
@@ -358,7 +358,7 @@ class RunDirectory:
         return Status.ROWS_ONLY if all_rows else Status.UNSAVED
 
     def check(self, use: str, rounds: int) -> None:
-        """Check that a run of so many rounds can be used for something, a key of `MESSAGES`.
+        """Check that a run with a number of rounds can be used for a purpose, which is a key of `MESSAGES`.
 
         Raises:
             InputError: If it cannot.
@@ -368,14 +368,14 @@ class RunDirectory:
             raise InputError(message.format(path=self.path, rounds=rounds, done=max(self._rounds(), default=0)))
 
     def _rounds(self) -> list[int]:
-        """Return the rounds that have a row; none if the rows are damaged, which whoever reads them reports."""
+        """Return the rounds that have a row; none if the rows are damaged, which is reported where they are read."""
         try:
             return [row["round"] for row in self.rows()]
         except InputError:
             return []
 
     def how_to_repair(self) -> str:
-        """Return what to do about a model that is damaged, as a clause of a sentence."""
+        """Return advice about a damaged model, as a clause of a sentence."""
         return _AGAIN if self.last_round() else _ELSEWHERE
 
     def _models(self, clients: Iterable[int]) -> Iterator[Path]:
@@ -420,7 +420,7 @@ class RunDirectory:
         return kept
 
     def write_rows(self, rows: list[dict[str, Any]]) -> None:
-        """Replace all rows: those after the newest checkpoint are forgotten, because their rounds are run again."""
+        """Replace all rows. Those after the newest checkpoint are dropped, because their rounds are run again."""
         file = self.path / "metrics.jsonl"
         write_lines(file, rows)
         self._size = file.stat().st_size
@@ -429,9 +429,9 @@ class RunDirectory:
     # Checkpoints
 
     def save(self, server: Server, keep: int) -> None:
-        """Write a checkpoint: first the tensors, then, as its last act, the small file that names them.
+        """Write a checkpoint: first the tensors, and last the small file that names them.
 
-        Of the clients' states it has those that changed since the last checkpoint. The newest checkpoint with a finite
+        It contains the clients' states that changed since the last checkpoint. The newest checkpoint with a finite
         loss is kept in addition to the newest `keep`.
         """
         self.check_lock()
@@ -459,9 +459,9 @@ class RunDirectory:
             (self.checkpoints / self._left.popleft()[1]).unlink(missing_ok=True)
 
     def tidy(self, keep: int, last: int) -> None:
-        """Delete what is newer than round `last`, and what a kill has left. Called before the first round of a process.
+        """Delete everything after round `last`, and what a killed process has left, before the first round.
 
-        This reads the names of all files and all notes, which takes too long for every round.
+        It reads the names of all files and all notes, which takes too long for every round.
         """
         saved = [(int(path.stem), _is_sound(path)) for path in self._manifests() if int(path.stem) <= last]
         notes = self._notes_until(last)

@@ -45,7 +45,7 @@ class Display(Callback):
         """Restore the terminal."""
 
     def started(self, experiment: Experiment, path: Path | None, done: int, clients: int) -> None:
-        """Start to count rounds and clients."""
+        """Start counting rounds and clients."""
         self.experiment, self.rounds, self.clients = experiment, experiment.train.rounds, clients
         self.done, self.clients_done = done, 0
         self.pace = Pace(self.rounds - done)
@@ -58,7 +58,7 @@ class Display(Callback):
             self.pace.round_done()
 
     def phase_started(self, name: str, done: int, clients: int) -> None:
-        """Start to count the clients of a phase."""
+        """Start counting the clients of a phase."""
         self.phase_name, self.clients, self.clients_done = name, clients, done
         self.pace = Pace(clients - done)
 

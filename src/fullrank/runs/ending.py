@@ -1,4 +1,4 @@
-"""Saves what follows the last round client by client, so that an interruption loses no client's work."""
+"""The phases after the last round, saved client by client, so that an interruption loses no client's work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from fullrank.trees import flatten, unflatten
 
 
 class Ending:
-    """The finished part of a run's end, in `ending.jsonl` and `ending.safetensors` until the result is written.
+    """The results so far of the phases after the last round.
+
+    They are in `ending.jsonl` and `ending.safetensors` until the result of the run is written.
 
     Lines that belong to another number of rounds, or that cannot be read, are ignored and computed again.
     """
@@ -29,16 +31,16 @@ class Ending:
         self._before = 0.0
         self._start = self._last = time.perf_counter()
         self.clients: dict[int, dict[str, Any]] = {}
-        """By client: "personal", its scores by stage, or "skipped", the reason why it is left out."""
+        """For each client "personal", its scores by stage, or "skipped", the reason why it was left out."""
         if self._lines is not None and self._lines.is_file():
             kept = self._read(self._lines)
-            write_lines(self._lines, kept)  # a kill may have left half a line
+            write_lines(self._lines, kept)  # a killed process may have left half a line
             for line in kept:
                 self._take(line)
 
     @property
     def seconds(self) -> float:
-        """The seconds that the end has taken, including earlier processes."""
+        """The seconds that these phases have taken, including earlier processes."""
         return self._before + time.perf_counter() - self._start
 
     def add(self, client: int, found: Mapping[str, Any]) -> None:
@@ -53,7 +55,7 @@ class Ending:
         self._append({"finish": dict(facts)})
 
     def finish(self, server: Server, device: torch.device) -> tuple[Server, dict[str, Any]] | None:
-        """Return the saved server after `finish`, and the facts about it; None if there are none."""
+        """Return the saved server after `finish`, and the facts about it; None if nothing was saved."""
         if self._finish is None or self._tensors is None:
             return None
         try:

@@ -1,4 +1,4 @@
-"""The software and the machine with which a run is made."""
+"""The software and the machine of a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fullrank._version import __version__
 
 
 def environment(threads: int, device: torch.device) -> dict[str, Any]:
-    """What a result depends on in addition to its experiment: versions, commit and machine."""
+    """Return the versions, the commit and the machine, on which a result depends in addition to its experiment."""
     return {
         "fullrank": __version__,
         "git_commit": _git_commit(),
@@ -33,7 +33,7 @@ def environment(threads: int, device: torch.device) -> dict[str, Any]:
 
 
 def _git_commit() -> str | None:
-    """The commit of the package's own source tree, with a mark if it has changes; None where it is installed."""
+    """Return the commit of the package's source tree, marked if it has changes; None if the package is installed."""
     here = Path(__file__).parent
 
     def git(*arguments: str) -> str:
@@ -48,7 +48,7 @@ def _git_commit() -> str | None:
 
 
 def cpu_name() -> str:
-    """The name of the processor."""
+    """Return the name of the processor."""
     info = Path("/proc/cpuinfo")
     if info.is_file():
         for line in info.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""The files that a recorded experiment names, where they are now: the run may be read from anywhere."""
+"""The current paths of the files that a recorded experiment names, because a run can be read from anywhere."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fullrank.plugins import is_foreign
 
 
 def located(experiment: Experiment, path: Path, facts: Mapping[str, Any], root: str = "") -> Experiment:
-    """A run's experiment for use in this process.
+    """Return the experiment of a run with the paths, the partition and the device that this process needs.
 
-    Relative paths start in the directory in which the run was started, and data lie in `root` where one is given. The
-    division of the data is the one that the run kept. On a machine without a GPU everything is on the CPU.
+    Relative paths are resolved from the directory in which the run was started. The partition is the one that the run
+    saved. Without a GPU, the experiment is changed to the CPU.
 
     Args:
-        experiment: What the run recorded.
-        path: The run's directory.
-        facts: Its partition.json.
-        root: Where the user says that the data lie.
+        experiment: The recorded experiment.
+        path: The run directory.
+        facts: The content of its partition.json.
+        root: The folder of the data, if the user gave one.
     """
     start = Path(facts.get("working_directory", ""))
     changes: dict[str, Any] = {"data": _data(experiment, start, root), "model": _model(experiment, start)}
@@ -31,7 +31,7 @@ def located(experiment: Experiment, path: Path, facts: Mapping[str, Any], root: 
         changes["data"]["partition"] = str(own)
     table = experiment.engine
     if table.device.startswith("cuda") and not torch.cuda.is_available():
-        # What was trained on a GPU is often wanted where there is none, and bfloat16 is for GPUs.
+        # Runs that were trained on a GPU are often read on other machines, and bfloat16 is meant for GPUs.
         precision = "float64" if table.precision == "float64" else "float32"
         changes["engine"] = {"device": "", "name": "serial", "precision": precision}
     return experiment.but(**changes)

@@ -29,7 +29,7 @@ MOST_KEPT = 2**18
 
 
 class Prober(Callback):
-    """Measures the representations of the global model and of some clients' models, without a trace in the run."""
+    """Measures the representations of the global model and of some clients' models, without any effect on the run."""
 
     def __init__(self, assembly: Assembly, path: Path | None = None):
         self.assembly, self.path = assembly, path
@@ -48,7 +48,7 @@ class Prober(Callback):
             )
 
     def is_due(self, round: int) -> bool:
-        """Return whether the models are probed after a round: every so many rounds, and after the last."""
+        """Return whether the models are probed after a round: after each `probe.every` rounds, and after the last."""
         return bool(self.every) and (round % self.every == 0 or round == self.rounds)
 
     def resume(self, done: int) -> None:
@@ -57,7 +57,7 @@ class Prober(Callback):
             return
         self.found = [probe for probe in read_probes(self.path, done) if self.is_due(probe["round"])]
         here = [probe["round"] for probe in self.found]
-        # The last round of a run that was to have fewer was due then, and it is forgotten if it is not due any more.
+        # In a run that was extended, the former last round was due then, and may not be due any more.
         if missing := [round for round in range(1, done + 1) if self.is_due(round) and round not in here]:
             raise InputError(
                 f'"{self.path / LINES}" lacks the probe of round {missing[0]}, which was due; put the file back, or '

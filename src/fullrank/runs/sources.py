@@ -1,4 +1,4 @@
-"""Fingerprints of the source code that a run takes from its user: a changed model or method gives other results."""
+"""Fingerprints of the user's source code in a run, because a changed model or method gives other results."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ OURS = ("fullrank", "torch")
 
 
 def fingerprints(names: Iterable[str], objects: Iterable[object]) -> dict[str, str]:
-    """SHA-256 of the sources behind import paths and behind the classes of objects, by module or class.
+    """Return the SHA-256 of the sources of import paths and of the classes of objects, by module or class.
 
     Args:
-        names: Names of an experiment. Of each that is an import path (`package.module:attribute`), the module counts,
-            and so do the imported modules that lie in the same folder or below it.
-        objects: Models, methods and the like, whose classes count.
+        names: Names in an experiment. For each import path (`package.module:attribute`), the module is included, and
+            so are the imported modules in the same folder or below it.
+        objects: Objects such as models and methods, whose classes are included.
 
     Returns:
         The fingerprints. A source that cannot be read, as in an interactive session, is left out.

@@ -55,7 +55,7 @@ def summarise(
 def measures(metrics: Sequence[Metric] = ()) -> dict[str, Metric]:
     """Return the metrics of a run that are one number, by their keys in its rows.
 
-    The clients' own models have a key of their own for accuracy only; their other metrics are in `personal`.
+    For the clients' own models, only the accuracy has a key here; their other metrics are in `personal`.
     """
     numbers = single_numbers(metrics)
     validated, personal = PREFIXES

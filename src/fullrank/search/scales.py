@@ -205,7 +205,7 @@ def _reject_less_than_a_batch(experiment: Experiment, samples: int, per_class: i
 
 
 def _reject_other_samples(experiment: Experiment, federation: Federation, path: Path) -> None:
-    """Raise if a search would continue with other samples, a difference that no key of the experiment shows."""
+    """Raise an error if a search would resume with other samples, because no key of the experiment shows that."""
     directory = RunDirectory(path)
     if not directory.started:
         return

@@ -1,4 +1,4 @@
-"""Both sides of two identities of FedDecorr's papers: between the covariances Σ and of Πx, and Proposition 1."""
+"""Both sides of two identities of the FedDecorr papers: the covariance of representations, and Proposition 1."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Catalogue:
         return interpolate(self.recolour(x, rows), self._maps(x.device)[rows], cubic, outside)
 
     def recolour(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Change levels only."""
+        """Change the levels of every image by its row, without moving pixels."""
         kind, factor, table = (part[rows] for part in self._levels(x.device))
         return colour.recolour(x, kind, factor, table)
 

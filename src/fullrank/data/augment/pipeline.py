@@ -1,4 +1,4 @@
-"""Preparation of batches: the registry of augmentations, and the pipeline that applies them and normalises.
+"""The preparation of batches: the registry of augmentations, and the pipeline that applies them and normalises.
 
 Everything here is a function of tensors on any device, without loops over samples or branches on their values, and
 with its random numbers as an argument. So the result is the same eagerly, under `vmap` and when traced.
@@ -32,14 +32,14 @@ Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
 @dataclass(frozen=True)
 class Crop(Operation):
-    """Cut a window of the original size out of the image with a border, of zeros or of its own reflection."""
+    """Crop a random window of the original size from the image, padded with zeros or by reflection."""
 
     pad: int
     reflect: bool = False
     draws: ClassVar[int] = 2
 
     def apply(self, x: Tensor, u: Tensor) -> Tensor:
-        """Cut one window per sample; u = (.5, .5) gives the image back."""
+        """Crop one window per sample; u = (0.5, 0.5) returns the original image."""
         height, width = x.shape[-2:]
         windows = self._bordered(x).unfold(2, height, 1).unfold(3, width, 1)
         sample = torch.arange(x.shape[0], device=x.device)
@@ -47,7 +47,7 @@ class Crop(Operation):
 
     @classmethod
     def parse(cls, arguments: str, dataset: DataSet, *, reflect: bool = False) -> Crop:
-        """Make the operation from the width of the border, by default an eighth of the image, and 4 pixels at most."""
+        """Make the operation from the padding in pixels, by default an eighth of the image, but at most 4."""
         height, width = dataset.input_shape[1:]
         side = min(height, width)
         if arguments and not (arguments.isdecimal() and int(arguments) > 0):
@@ -55,7 +55,7 @@ class Crop(Operation):
         pad = int(arguments) if arguments else min(4, side // 8)
         if pad == 0:
             raise InputError(
-                f'images of {height}×{width} are too small to crop unless you say by how much, as in "crop:1"'
+                f'images of {height}×{width} are too small to crop by default; give a number of pixels, as in "crop:1"'
             )
         if reflect and pad >= side:
             raise InputError(
@@ -69,7 +69,7 @@ class Crop(Operation):
     def _bordered(self, x: Tensor) -> Tensor:
         if not self.reflect:
             return functional.pad(x, (self.pad,) * 4)
-        # torch's own reflection does not know uint8
+        # torch's reflection padding does not support uint8
         return x[:, :, self._reflected(x, 2)][:, :, :, self._reflected(x, 3)]
 
     def _reflected(self, x: Tensor, axis: int) -> Tensor:
@@ -80,12 +80,12 @@ class Crop(Operation):
 
 @dataclass(frozen=True)
 class Flip(Operation):
-    """Exchange left and right, for half of the samples."""
+    """Flip half of the samples horizontally."""
 
     draws: ClassVar[int] = 1
 
     def apply(self, x: Tensor, u: Tensor) -> Tensor:
-        """Mirror the samples whose number is below one half."""
+        """Flip the samples whose random number is below one half."""
         return torch.where(u[:, 0, None, None, None] < 0.5, x.flip(-1), x)
 
     @classmethod
@@ -149,7 +149,7 @@ class Pipeline:
         return sum(operation.draws for operation in self.operations)
 
     def place(self, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
-        """Put the constants on a device, which must be done before a CUDA graph is captured."""
+        """Copy the constants to a device, which must be done before a CUDA graph is captured."""
         for numbers in self.statistics or ():
             _per_channel(numbers, device, _exact(dtype))
         for operation in self.operations:
@@ -271,7 +271,7 @@ def _operation(text: str, dataset: DataSet) -> Operation:
 
 
 def is_import_path(text: str) -> bool:
-    """Whether an augmentation is named by an import path, not by a name of the registry with arguments.
+    """Return whether an augmentation is named by an import path, not by a name of the registry with arguments.
 
     >>> is_import_path("crop:4"), is_import_path("mine:Cutout"), is_import_path("mine:Cutout:8")
     (False, True, True)
@@ -288,13 +288,13 @@ def _made(entry: Callable[[str, DataSet], Operation] | type[Operation], argument
 
 
 TRIED = 8
-"""Samples on which an augmentation from outside the library is tried before a run."""
+"""The number of samples on which an augmentation from outside the library is tried before a run."""
 
 
 def _made_and_tried(
     entry: Callable[[str, DataSet], Operation] | type[Operation], arguments: str, dataset: DataSet
 ) -> Operation:
-    """Make an operation from outside the library and reject it if it does not do what its base class promises."""
+    """Make an operation from outside the library and reject it if it does not fulfil the contract of its base class."""
     operation = _made(entry, arguments, dataset)
     if not isinstance(operation, Operation):
         raise InputError(f"it gave a {type(operation).__name__}; it must be or return a fullrank.data.Operation")
@@ -310,9 +310,9 @@ def _made_and_tried(
     if not torch.equal(x, before):
         raise InputError("apply wrote into the batch that it got; it must return a new tensor")
     if not torch.equal(once, again):
-        raise InputError("apply gave two results for the same numbers; all chance must come from its argument u")
+        raise InputError("apply gave two results for the same numbers; all randomness must come from its argument u")
     first = operation.apply(x[:1], uniform[:1])
     rounding = 1.0 if x.dtype == torch.uint8 else 1e-4
     if not torch.allclose(once[:1].double(), first.double(), rtol=1e-4, atol=rounding):
-        raise InputError("apply changed a sample otherwise in a larger batch; samples must not depend on each other")
+        raise InputError("apply changed a sample differently in a larger batch; samples must not depend on each other")
     return operation

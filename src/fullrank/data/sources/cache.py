@@ -1,4 +1,4 @@
-"""Keep large data sets decoded, one file each, which every process maps into its memory."""
+"""The cache of decoded large data sets, one file each, which every process maps into its memory."""
 
 from __future__ import annotations
 
@@ -48,11 +48,17 @@ def cached(
     decode: Callable[[], Content],
     complete: Callable[[Content], DataSet],
 ) -> DataSet:
-    """Return the data set that `complete` makes of what `decode` reads from the sources.
+    """Return a data set, from the cache if it is there.
 
-    A large data set is read from the cache, mapped into memory, if names, sizes, inodes and times of the sources have
-    not changed and its content has the fingerprint with which it was written (hashing takes about 0.6 s per gigabyte);
-    otherwise it is decoded again. If the cache cannot be written, the data set stays in memory.
+    A large data set is read from the cache, mapped into memory, if the names, sizes, inodes and times of its sources
+    are unchanged and its content has the recorded fingerprint; hashing takes about 0.6 s per gigabyte. Otherwise it is
+    decoded. If the cache cannot be written, the data set stays in memory.
+
+    Args:
+        name: The name of the data set.
+        sources: The files from which it is decoded.
+        decode: Reads the content of these files.
+        complete: Makes a data set of the content.
     """
     path, state = cache_folder() / _file_name(name, sources), _state(sources)
     kept = _kept(path, state, complete)
@@ -119,7 +125,7 @@ def _kept(path: Path, state: str, complete: Callable[[Content], DataSet]) -> Dat
         content = Content(_split(tensors, "train"), _split(tensors, "test"), classes, domains)
         data = replace(complete(content), file=path)
         if data.fingerprint() != about["fingerprint"]:
-            return None  # bits that have changed since; a run's result must not depend on them
+            return None  # the file has changed since; a run's result must not depend on that
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         return None
     return data

@@ -22,6 +22,6 @@ def digits(root: str | Path = "", seed: int = 0) -> DataSet:
         x, y = arrays["x"], arrays["y"]
     grey = np.rint(x * (255 / 16)).astype(np.uint8)
     whole = Split(torch.from_numpy(grey).unsqueeze(1), torch.from_numpy(y))
-    # Everybody has the same split, as in a data set that comes divided, whatever the seed of the run.
+    # The split does not depend on the seed of the run, as in a data set that has a test set.
     train, test = split_off_test(whole, seed=0)
     return DataSet("digits", train, test, tuple("0123456789"), mean=(0.306,), std=(0.3762,))

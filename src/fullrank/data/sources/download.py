@@ -24,7 +24,7 @@ from fullrank.data.sources.stored import Download, Stored, content_md5
 from fullrank.errors import InputError, writing
 
 TIMEOUT = 30.0
-"""A connection without an answer for this many seconds is broken."""
+"""A connection counts as broken after this many seconds without an answer."""
 
 _CHUNK = 2**18
 
@@ -91,7 +91,7 @@ class _Unreachable(Exception):
 
 
 def _way(stored: Stored, folder: Path) -> tuple[Download, ...]:
-    """Return the files to download: a way of which a file is there already, otherwise the preferred one."""
+    """Return the files to download: those of which one is there already, otherwise the preferred ones."""
     for way in stored.downloads:
         if any((folder / download.folder / download.file).is_file() for download in way):
             return way
@@ -154,7 +154,7 @@ def _open(url: str, start: int) -> http.client.HTTPResponse:
     sent = response.headers.get("Content-Range", "")
     if response.status == 206 and not sent.startswith(f"bytes {start}-"):
         response.close()
-        raise _Unreachable(f'the server sends "{sent}" where "bytes {start}-" was asked for')
+        raise _Unreachable(f'the server sends "{sent}" where "bytes {start}-" was requested')
     return response
 
 

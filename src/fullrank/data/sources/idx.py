@@ -53,8 +53,8 @@ def _read(path: Path, file: _File, dimensions: int) -> Array:
         raise InputError(f"{path} is truncated: it ends within its header")
     shape = struct.unpack(f">{dimensions}I", sizes)
     announced = math.prod(shape)
-    limit = memory_limit() // 3  # the bytes are there twice while they are put together
-    content = _up_to(file, min(announced, limit) + 1)  # the one too many makes gzip compare its checksum
+    limit = memory_limit() // 3  # the bytes exist twice while they are joined
+    content = _up_to(file, min(announced, limit) + 1)  # one byte more, so that gzip verifies its checksum
     if len(content) > limit:
         raise InputError(f"{path} does not fit into memory: it unpacks to more than {limit / 2**30:.4g} GiB")
     if len(content) != announced:
@@ -104,12 +104,12 @@ class IdxSet(Stored):
             if len(arrays[images]) != len(arrays[labels]):
                 raise InputError(
                     f"{place.files[images]} has {len(arrays[images])} images and {place.files[labels]}"
-                    f" {len(arrays[labels])} labels; they must be equally many"
+                    f" {len(arrays[labels])} labels; both numbers must be equal"
                 )
         if arrays[0].shape[1:] != arrays[2].shape[1:]:
             raise InputError(
                 f"{place.files[0]} has images of {arrays[0].shape[1]}×{arrays[0].shape[2]} and {place.files[2]}"
-                f" of {arrays[2].shape[1]}×{arrays[2].shape[2]}; they must be alike"
+                f" of {arrays[2].shape[1]}×{arrays[2].shape[2]}; both sizes must be equal"
             )
         return _split(*arrays[:2]), _split(*arrays[2:])
 

@@ -40,7 +40,7 @@ def load_dataset(
             - a pair (x, y) or a torch Dataset, of which a fifth becomes the test set, by class and `seed`;
             - a pair of these, for training and test.
         root: The folder of the data set.
-        seed: Draws the test set where the data come without one.
+        seed: The seed of the test split, for data that come without one.
         num_classes: The number of classes. Without it there is one class more than the largest label.
         options: Further arguments of a function.
 

@@ -1,4 +1,4 @@
-"""Make data sets of what a program has in memory: tensors, arrays and torch Datasets."""
+"""Make data sets of objects in memory: tensors, arrays and torch Datasets."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ def as_split(data: object) -> Split:
 
 
 def is_array(value: object) -> bool:
-    """Whether something is a tensor or can be read as an array."""
+    """Return whether a value is a tensor or can be converted to an array."""
     return isinstance(value, Tensor) or hasattr(value, "__array__")
 
 
 def is_pair(value: object) -> TypeGuard[Sequence[Any]]:
-    """Whether something is a tuple or list of length two."""
+    """Return whether a value is a tuple or list of length two."""
     return isinstance(value, (tuple, list)) and len(value) == 2
 
 
 def as_tensor(what: str, value: object) -> Tensor:
-    """Return a tensor of what a program gave as `what`, without a copy where that is possible."""
+    """Convert an array to a tensor, without a copy where that is possible. Errors call it `what`."""
     if isinstance(value, Tensor):
         return value.detach()
     if not is_array(value):

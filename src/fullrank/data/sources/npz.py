@@ -62,7 +62,7 @@ def _read_npz(path: Path) -> dict[str, Array]:
             wanted = {*_WHOLE, "domain", "classes"}
             if "group" in found:
                 raise InputError(
-                    f"{path} has an array group, which splitting x and y by class would tear apart; store"
+                    f"{path} has an array group, but x and y are split by class, which would separate groups; store"
                     f" {', '.join(_APART)} and group_train"
                 )
         else:
@@ -100,7 +100,7 @@ def _reject_header(path: Path, archive: zipfile.ZipFile, name: str) -> None:
     """Reject Python objects, a header that announces another size than the file has, and what does not fit."""
     entry = f"{name}.npy"
     if entry not in archive.namelist():
-        return  # no array, which the caller says
+        return  # not an array, which the caller reports
     with archive.open(entry) as member:
         version = np.lib.format.read_magic(member)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0

@@ -1,4 +1,4 @@
-"""Find the folder of a data set, or say where it was searched."""
+"""Find the folder of a data set, or raise an error that lists the folders that were searched."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Official:
 
 @dataclass(frozen=True)
 class FileFacts:
-    """The content of a file, and that of the official one."""
+    """The content of a file, next to that of the official one."""
 
     path: Path
     records: int
@@ -87,7 +87,7 @@ class Stored(ABC):
 
     @abstractmethod
     def read(self, place: Place, number: int) -> Array:
-        """Return the records of one file, checked, with all that the official binary format stores of them."""
+        """Read and check one file; return its records with everything that the official binary format stores."""
 
     @abstractmethod
     def join(self, place: Place, arrays: Sequence[Array]) -> tuple[Split, Split]:
@@ -114,7 +114,7 @@ class Stored(ABC):
         ways = [f'with "fullrank data get {self.name}"'] if self.downloads else []
         ways += [f"as Debian's package {self.package}"] if self.package else []
         where = " or ".join([*ways, f"from {self.page}"])
-        return f"get it {where}, and say by data.root (--root) or $FULLRANK_DATA where it lies if that is elsewhere"
+        return f"get it {where}, and set data.root (--root) or $FULLRANK_DATA if it is elsewhere"
 
     def __call__(self, root: str | Path = "", seed: int = 0) -> DataSet:
         """Load the data set, as an entry of the registry does; the seed does not change it."""
@@ -126,7 +126,7 @@ class Stored(ABC):
         return cached(self.name, place.sources, lambda: self._decode(place), self._complete)
 
     def inspect(self, place: Place) -> list[FileFacts]:
-        """Return the content of each file; a damaged file is rejected by its name."""
+        """Return the facts about each file. The error for a damaged file names it."""
         facts = []
         for number, (path, official) in enumerate(zip(place.files, self.official, strict=True)):
             array = self.read(place, number)

@@ -19,11 +19,11 @@ from fullrank.errors import InputError
 def read_pickle(path: Path) -> dict[str, Any]:
     """Return the dict in a pickle, with text as keys; a pickle with anything to execute is rejected."""
     try:
-        # text of Python 2 comes as bytes, as it was
+        # text that Python 2 has pickled is read as bytes
         found = _PlainUnpickler(io.BytesIO(read_whole(path)), encoding="bytes").load()
     except _Forbidden as wish:
         raise InputError(
-            f"{path} is a pickle that wants to use {wish}, where only arrays, lists and dicts are expected;"
+            f"{path} is a pickle that refers to {wish}, where only arrays, lists and dicts are expected;"
             " nothing of it was executed"
         ) from None
     except InputError:
@@ -37,14 +37,14 @@ def read_pickle(path: Path) -> dict[str, Any]:
 
 
 def text(value: object) -> str:
-    """Return text that Python 2 or 3 has pickled, and only the type of anything else, whose text might have no end."""
+    """Return text that Python 2 or 3 has pickled; of anything else only the type, because its text may be endless."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     return value if isinstance(value, str) else f"({type(value).__name__})"
 
 
 class _Forbidden(pickle.UnpicklingError):
-    """The pickle asks for something that is more than data."""
+    """Raised if a pickle refers to anything but data."""
 
 
 class _DType:
@@ -118,9 +118,9 @@ def _last_as_list(count: int) -> Callable[[Any], None]:
 
 
 class _PlainUnpickler(pickle._Unpickler):
-    """In Python, because there one can change what an opcode does: tuples and frozen sets come as lists.
+    """The unpickler written in Python, in which opcodes can be changed: tuples and frozen sets become lists.
 
-    A tuple of tuples of tuples, each of them twice, is small in the file and takes for ever to hash as a key.
+    A tuple of tuples of tuples, each of them twice, is small in the file and takes almost forever to hash as a key.
     """
 
     dispatch = {
