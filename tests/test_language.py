@@ -100,26 +100,7 @@ def test_descriptions_of_models(name):
 # The source
 
 PACKAGE = ROOT / "src" / "fullrank"
-NOT_YET = (
-    "engine",
-    "runs/assemble.py",
-    "runs/cautions.py",
-    "runs/evaluation.py",
-    "runs/fit.py",
-    "runs/network.py",
-    "runs/recorded.py",
-    "runs/result.py",
-    "runs/resume.py",
-    "runs/run.py",
-)
-"""Files and folders whose docstrings and messages have not been rewritten."""
-NOT_YET_VERBS = NOT_YET
-"""Files and folders whose functions are described by nouns: "The weights." instead of "Return the weights."."""
-MODULES = sorted(
-    path.relative_to(PACKAGE).as_posix()
-    for path in PACKAGE.rglob("*.py")
-    if not path.relative_to(PACKAGE).as_posix().startswith(NOT_YET)
-)
+MODULES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
 FRAGMENT = re.compile(r"(Of|What|Who|Whose|Whether|Where|How|Likewise|Both|By|As|The same|All alike|For JSON)\b")
 """Beginnings of phrases that are no sentences; a function's docstring begins with a verb."""
 NOUN = re.compile(r"(The|A|An|Each|Every|All|Those|These|This|Its|Their|Some|One|Two|No|Not|Nothing)\b")
@@ -173,10 +154,6 @@ def functions(tree: ast.AST) -> Iterator[tuple[str, str]]:
                 yield node.name, text
 
 
-def test_the_list_of_files_to_come_names_files():
-    assert [name for name in NOT_YET if not (PACKAGE / name).exists()] == []
-
-
 def test_the_search_reads_docstrings_messages_and_functions():
     tree = ast.parse(
         '''
@@ -228,7 +205,7 @@ def test_docstrings_of_functions_are_no_fragments(module):
     assert [name for name, text in functions(parsed(module)) if FRAGMENT.match(text)] == []
 
 
-@pytest.mark.parametrize("module", [module for module in MODULES if not module.startswith(NOT_YET_VERBS)])
+@pytest.mark.parametrize("module", MODULES)
 def test_docstrings_of_functions_begin_with_verbs(module):
     """Not those of networks, which say what a network is: `fullrank models` prints them next to the names."""
     builders = (

@@ -42,7 +42,7 @@ class EngineKeys(Protocol):
 
 @dataclass(frozen=True)
 class Facts:
-    """Everything that the choice of an engine depends on, apart from the table `[engine]`.
+    """Everything that the choice of an engine depends on, except for the table `[engine]`.
 
     Args:
         parameters: Number of parameters of the model.
@@ -208,7 +208,11 @@ def _precision(table: EngineKeys, facts: Facts, name: str) -> tuple[bool, str, s
     if name == "cuda" and _keeps_its_own(table, facts):
         return False, facts.own_precision, "A model that a program hands over is trained in its own precision."
     if name != "cuda" or not _on_cuda(table):
-        return False, facts.dtype, f"The model is {facts.dtype}, and only the cuda engine shortens it by itself."
+        return (
+            False,
+            facts.dtype,
+            f"The model is {facts.dtype}, and `auto` changes that on the cuda engine only.",
+        )
     if facts.dtype != "float32":
         return False, facts.dtype, f"The model is {facts.dtype}, and only float32 models are shortened."
     if facts.capability < BFLOAT16_CAPABILITY:
@@ -262,14 +266,14 @@ def as_recorded(table: EngineKeys, recorded: EngineKeys, foreign: bool = False) 
         table: The table with which the run is to continue.
         recorded: The table that the run directory records.
         foreign: Whether the recorded engine is not part of the library. Such an engine has to be named again, since a
-            run directory alone must not cause its import.
+            run directory must not import it.
     """
     keys = ("precision", "compile") if foreign else ("name", "precision", "compile")
     return {key: getattr(recorded, key) for key in keys if getattr(table, key) == AUTO}
 
 
 def runs_at_once(table: EngineKeys, cores: int) -> int:
-    """Return how many runs can go on at the same time: one if a run has a GPU or several processes."""
+    """Return how many runs are made at the same time: one if a run has a GPU or several processes."""
     if table.name not in (AUTO, "serial") or table.device not in ("", "cpu"):
         return 1
     return max(1, cores // table.threads)

@@ -37,7 +37,7 @@ WORTH_MAPPING = 4
 
 
 def width_of(site: Site, clients: int) -> int:
-    """Return how many clients make a group, if so many take part in a round."""
+    """Return how many clients make a group, given the number of clients in a round."""
     one = client_bytes(site.network, site.data.input_shape, site.data.largest, site.settings.batch_size)
     return max(1, min(clients, MOST_CLIENTS, STACK_BYTES // one))
 
@@ -49,7 +49,7 @@ class Vectorised(Engine):
         self.site = site
         self.width = width_of(site, options.clients)
         self.reasons: list[str] = list(options.last_row.get("one_by_one", ()))
-        """Why clients train one by one: known from the start, or found when a group failed where each alone did not."""
+        """Why clients train one by one: known from the start, or found when a group failed and its clients did not."""
         if self.reasons:
             return
         if why := obstacle(site.network, site.composition, site.schedule):
@@ -186,7 +186,7 @@ class Group:
         members = self._members(who)
         state, settings, decayed = members.state, self.step.settings, self.step.decayed
         g, buffers, values = members.mapped(self._gradient, x, y)
-        if settings.optimizer == "sgd":  # it treats every number by itself, so a stack is stepped like one tensor
+        if settings.optimizer == "sgd":  # it treats every number separately, so a stack is stepped like one tensor
             descend_(state.trained, g, state.memory, settings, decayed)
         else:
             step = torch.vmap(lambda w, g, memory: descend_(w, g, memory, settings, decayed), out_dims=None)

@@ -217,7 +217,7 @@ def _plain(value: Any) -> Any:
 
 
 def _width(model: nn.Module, split: Split, head: str | None) -> int:
-    """How many classes the model tells apart: the data need not show all of them."""
+    """Return the number of classes of the model, of which the data need not contain all."""
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
     return output_width(copy.deepcopy(model), Pipeline()(split.x[:2], None, dtype), head)
 
@@ -238,7 +238,7 @@ def _joined(splits: list[Split], test: Split | None, width: int) -> DataSet:
 
 
 def method_table(method: str | Method) -> dict[str, Any]:
-    """A method as a file describes it; one from outside the library by name and fields alone."""
+    """Return the table `[method]` of a method; one from outside the library is described by its name and fields."""
     if isinstance(method, str):
         return {"name": method}
     library = methods.available()

@@ -30,7 +30,7 @@ from fullrank.trees import Tensors, moved
 
 @contextmanager
 def _with_gradients() -> Iterator[None]:
-    """Where a model is built or trained, although the program that asks for it may have switched gradients off."""
+    """Enable gradients where a model is built or trained, because the calling program may have disabled them."""
     with torch.inference_mode(False), torch.enable_grad():
         yield
 
@@ -64,12 +64,12 @@ class Run:
 
     @property
     def complete(self) -> bool:
-        """Whether all rounds have been outcome."""
+        """Whether all rounds are complete."""
         return bool(self.metrics) and self.metrics[-1]["round"] >= self.experiment.train.rounds
 
     @property
     def probes(self) -> list[dict[str, Any]]:
-        """The looks at the representation (`probe.every`): a dict each, with arrays for spectra and matrices.
+        """The probes of the representation (`probe.every`): one dict each, with arrays for spectra and matrices.
 
         `global` has the global model's measures, `locals` those of some clients' models as trained in that round,
         each with its `client`, and `cka` by layer how alike those clients are.
@@ -96,7 +96,7 @@ class Run:
 
     @_with_gradients()
     def model(self) -> nn.Module:
-        """The trained global model, in eval mode; the user's own class where the user gave one.
+        """Return the trained global model in eval mode; it has the class of the model that the user gave, if any.
 
         A run directory suffices for it: no data are read.
         """
@@ -107,7 +107,7 @@ class Run:
 
     @_with_gradients()
     def client_model(self, client: int, stage: Stage | None = None) -> nn.Module:
-        """A client's own model, in eval mode: the one behind the number that the run reports for that stage.
+        """Return a client's own model in eval mode: the one whose metrics the run reports for that stage.
 
         It is read from the run directory where `run.keep_personal` had it written, and otherwise made again from the
         client's data and what the client kept.
@@ -137,7 +137,7 @@ class Run:
         return self._module(assembly, result.model)
 
     def stage_of(self, stage: str | None) -> Stage:
-        """A stage of clients' own models that the run's method has; without a name the last of them."""
+        """Return a stage of the clients' own models that the method has; without a name, the last stage."""
         known = stages(self._without_data().composition)
         for one in known:
             if one == (stage or known[-1]):
@@ -149,7 +149,7 @@ class Run:
         raise InputError(f'there is no stage "{stage}" of a client\'s model; {nearest(str(stage), known)}')
 
     def _kept(self, client: int) -> Tensors | None:
-        """A client's own model as the end of the run wrote it."""
+        """Return a client's own model as it was saved at the end of the run."""
         if self.path is None or not self.experiment.run.keep_personal:
             return None
         file = RunDirectory(self.path).personal_file(client)
@@ -181,7 +181,7 @@ class Run:
             raise InputError(f'the model in "{file}" is damaged ({error}); {again}') from None
 
     def _assembled(self, why: str = "") -> Assembly:
-        """The run's parts, put together again from the directory if this process did not run it."""
+        """Return the parts of the run, built from its directory if this process did not run it."""
         if self._assembly is None:
             self._reject_given()
             assert self.path is not None
@@ -197,7 +197,7 @@ class Run:
         return self._assembly
 
     def _without_data(self) -> Assembly:
-        """The run's parts with zeros for data: network, method, entries and server are the run's own."""
+        """Return the parts of the run with zeros for data; network, method, entries and server are those of the run."""
         if self._assembly is None and self._bare is None:
             self._reject_given()
             assert self.path is not None
@@ -220,7 +220,7 @@ class Run:
         return found
 
     def _data_facts(self) -> dict[str, Any]:
-        """What is known of the run's data, from its directory where they are not there."""
+        """Return what is recorded of the run's data, from its directory if the data are not loaded."""
         if self._assembly is not None:
             return data_facts(self._assembly.federation)
         assert self.path is not None
@@ -228,7 +228,7 @@ class Run:
         return found
 
     def _opened(self, *, data: bool) -> Experiment:
-        """The run's experiment for use in this process."""
+        """Return the experiment of the run for use in this process."""
         assert self.path is not None
         recorded = self.experiment
         experiment = (
@@ -252,7 +252,7 @@ class Run:
 
 
 def load_run(path: str | Path, *, trust: bool = False, root: str | Path = "") -> Run:
-    """A finished or unfinished run directory.
+    """Load a finished or unfinished run from its directory.
 
     Args:
         path: The directory.
@@ -271,14 +271,14 @@ def load_run(path: str | Path, *, trust: bool = False, root: str | Path = "") ->
 
 
 def run_at(path: str | Path, trust: bool = False, root: str | Path = "") -> Run:
-    """A run directory that a user has named."""
+    """Load the run of a directory that a user has named."""
     if not Path(path).exists():
         raise InputError(f'there is no run "{path}"')
     return load_run(path, trust=trust, root=root)
 
 
 def chosen_model(run: Run, client: int | None, stage: Stage | None = None) -> nn.Module:
-    """The global model or a client's own, for a user who may be at a command line."""
+    """Return the global model or a client's own model; messages name the options of the command line."""
     if client is None and stage is not None:
         raise InputError(
             f"the stage \"{stage}\" is of a client's own model: choose client K's with --client K (client=K)"
