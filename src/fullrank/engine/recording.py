@@ -1,4 +1,4 @@
-"""The serial engine, which notes what clients send."""
+"""The serial engine, which also records what clients send."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fullrank.federated.uploads import described
 
 
 class Recording(Serial):
-    """The serial engine, which notes the form of everything that clients send."""
+    """The serial engine, which also records the form of everything that clients send."""
 
     def __init__(self, site: Site, options: EngineOptions | None = None):
         super().__init__(site, options)
         self.seen: dict[str, dict[str, Any]] = {}
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Results in the jobs' order."""
+        """Yield the results in the order of the jobs."""
         for result in super().run(jobs):
             if not malformed(result.upload):  # which the server rejects in a sentence
                 self.seen |= described(result.upload)

@@ -125,7 +125,8 @@ class Run:
             return self._module(bare, moved(kept, bare.device))
         if self._stripped and (bare.entries.personal or chosen != "received"):
             raise InputError(
-                f'what clients keep in "{self.path}" is gone with its checkpoints, and so are their own models'
+                f'the checkpoints in "{self.path}" are missing, and with them the state of the clients, from which '
+                "their own models are computed"
             )
         assembly = self._assembled(f"the model of client {client} needs that client's data")
         server = assembly.server.holding(self._final_entries(assembly))

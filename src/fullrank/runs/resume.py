@@ -154,8 +154,8 @@ def check_resumable(
     if done and now["train.lr_schedule"] == "cosine" and before["train.rounds"] != now["train.rounds"]:
         raise InputError(
             f"train.rounds was {before['train.rounds']}, is now {now['train.rounds']}: the cosine schedule runs over "
-            "all rounds, so those that are complete would have been others; choose another --out"
+            "all rounds, so the rounds so far would have had other learning rates; choose another --out"
         )
     if experiment.train.rounds < done:
-        raise InputError(f'train.rounds = {experiment.train.rounds}, but "{path}" has {done} rounds behind it already')
+        raise InputError(f'train.rounds = {experiment.train.rounds}, but the run in "{path}" has {done} rounds already')
     return experiment, {key: [before.get(key), now.get(key)] for key in different}
