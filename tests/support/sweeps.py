@@ -1,0 +1,70 @@
+"""Tests that repeat one check over many methods, networks or moments: which repetitions run in CI.
+
+The others are marked slow and run with `make test-slow`. A number keeps that many repetitions, spread evenly over all;
+a tuple keeps those whose id is in it, or begins with an entry that ends in "-".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+METHODS = ("fedavg", "scaffold", "fedbn", "fedetf", "ccvr", "fedrepopt")
+"""The reference, state at clients and server, personal entries, a fixed head, queries after the end, own gradients."""
+OWN = ("stateful:OwnNorms", "hook_methods:HeadThenBody", "hook_methods:SideModel", "hook_methods:MovingFrame")
+
+IN_CI: dict[str, int | tuple[str, ...]] = {
+    "tests/test_check.py::test_every_method_of_the_library_passes": METHODS,
+    "tests/bench/test_bench.py::test_two_checkouts_are_raced_in_pairs": 0,
+    "tests/bench/test_repopt_round.py::test_the_script_goes_the_whole_way": 0,
+    "tests/cli/test_bad_input.py::test_any_terminal_will_do": 2,
+    "tests/cli/test_cli.py::test_a_signal_saves_and_says_how_to_go_on": 1,
+    "tests/cli/test_cli.py::test_an_output_that_is_full_is_one_sentence": 2,
+    "tests/engine/test_processes.py::test_a_dead_worker_is_replaced_when_failures_are_skipped": 0,
+    "tests/engine/test_processes.py::test_a_run_from_a_file_is_equal_and_resumes_in_either_engine": 0,
+    "tests/engine/test_processes.py::test_workers_die_with_their_parent": 1,
+    "tests/engine/test_replay.py::test_every_method_trains_as_in_serial": METHODS + OWN,
+    "tests/engine/test_replay.py::test_optimisers_schedules_and_odd_batches": 2,
+    "tests/engine/test_signals.py::test_a_client_that_ends_the_process_is_named": 2,
+    "tests/engine/test_signals.py::test_the_second_signal_ends_a_run_whose_client_never_returns": 2,
+    "tests/engine/test_vectorised.py::test_every_method_trains_as_in_serial": METHODS + OWN,
+    "tests/engine/test_vectorised_resume.py::test_killed_twice_and_resumed": 2,
+    "tests/engine/test_vectorised_resume.py::test_sums_over_a_kept_tree_do_not_depend_on_where_it_comes_from": 1,
+    "tests/federated/test_scale.py::test_a_round_costs_the_same_whatever_the_number_of_clients": 1,
+    "tests/methods/test_baselines_a.py::test_each_learns_within_five_points_of_fedavg": 1,
+    "tests/methods/test_baselines_a.py::test_processes_give_the_same_bits": 1,
+    "tests/methods/test_baselines_b.py::test_a_resumed_run_has_the_same_bits": 2,
+    "tests/methods/test_baselines_b.py::test_on_digits_they_come_within_five_points_of_fedavg": 1,
+    "tests/methods/test_baselines_b.py::test_processes_give_the_same_bits": 2,
+    "tests/methods/test_fedetf.py::test_every_network_of_the_library_takes_the_frame": 3,
+    "tests/methods/test_fedetf.py::test_the_frame_is_in_the_checkpoint_and_a_resumed_run_goes_on_with_it": 0,
+    "tests/methods/test_server_optimisers.py::test_they_learn_and_compose": 1,
+    "tests/models/test_repopt.py::test_it_passes_the_checks_of_every_method": 1,
+    "tests/runs/test_directory.py::test_a_full_disk_is_one_sentence_and_the_run_goes_on_once_there_is_room": 1,
+    "tests/runs/test_directory.py::test_a_signal_saves_the_last_complete_round": 3,
+    "tests/runs/test_ending.py::test_killed_in_the_ending_and_resumed": ("own head-False", "ccvr-True", "ditto-True"),
+    "tests/runs/test_ending.py::test_more_rounds_and_damage_start_the_ending_from_scratch": 2,
+    "tests/runs/test_resume.py::test_every_method_is_killed_twice_and_resumed": ("fedavg", "scaffold", "ccvr"),
+    "tests/runs/test_resume.py::test_killed_and_resumed_with_worker_processes": 1,
+    "tests/runs/test_resume.py::test_killed_at_drawn_points_also_while_resuming": 1,
+    "tests/runs/test_resume.py::test_killed_before_the_first_round_or_after_the_last": 5,
+    "tests/runs/test_resume.py::test_killed_in_a_round": ("everything-", "state at clients and server-a local step"),
+    "tests/runs/test_silent.py::test_every_network_starts_from_the_same_numbers_in_double_precision": 3,
+    "tests/theory/test_theory.py::test_one_command_a_figure": 3,
+}
+"""The repetitions that run in CI, by test."""
+
+
+def left_out(ids: Sequence[str], kept: int | tuple[str, ...]) -> list[int]:
+    """Return the positions of the repetitions that do not run in CI, given the ids of all.
+
+    >>> left_out(["a", "b", "c", "d", "e"], 2), left_out(["all-x", "all-y", "b"], ("all-",)), left_out(["a"], 0)
+    ([1, 2, 3], [2], [0])
+    """
+    if isinstance(kept, int):
+        spread = {round(k * (len(ids) - 1) / max(1, kept - 1)) for k in range(kept)}
+        return [place for place in range(len(ids)) if place not in spread]
+    return [
+        place
+        for place, name in enumerate(ids)
+        if not any(name == keep or (keep.endswith("-") and name.startswith(keep)) for keep in kept)
+    ]
