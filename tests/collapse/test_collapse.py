@@ -381,7 +381,7 @@ def test_moments_reject_what_does_not_go_together():
     moments.add(z, y)
     with pytest.raises(InputError, match="counts disagree"):
         collapse.neural_collapse(moments)
-    with pytest.raises(InputError, match="every batch"):
+    with pytest.raises(InputError, match="all batches need labels"):
         moments.add(z)
     other = Moments()
     other.add(z, y)
