@@ -21,6 +21,7 @@ from torch import nn
 
 import fullrank
 import stateful
+from fullrank.data import partition
 from fullrank.errors import CallFailed, ClientFailed, InputError, Interrupted, RunFailed, WriteFailed
 from fullrank.federated.client_states import ClientStates
 from fullrank.files import append_line, save_tensors, write_atomically, write_json
@@ -336,6 +337,26 @@ def test_a_changed_partition_is_rejected(tmp_path):
     shutil.copy(tmp_path / "other" / "partition.safetensors", division)
     with pytest.raises(InputError, match="the partition is not what it was"):
         run(tmp_path / "run", {"data.partition": str(division)})
+
+
+def recorded_hash(run):
+    return read_json(run.path / "partition.json")["hash"]
+
+
+def test_a_run_whose_partition_comes_out_otherwise_now_is_rejected_and_its_partition_can_be_used(tmp_path, monkeypatch):
+    old = run(tmp_path / "run", {"train.rounds": 1})
+    before = recorded_hash(old)
+
+    def otherwise(indices, shares):
+        ends = np.floor(np.cumsum(shares)[:-1] * len(indices)).astype(np.int64)
+        return np.split(indices, np.maximum(ends - 1, 0))
+
+    monkeypatch.setattr(partition, "_cut", otherwise)
+    with nothing_changes(tmp_path / "run"), pytest.raises(InputError, match="the partition is not what it was") as caught:
+        run(tmp_path / "run")
+    kept = tmp_path / "run" / "partition.safetensors"
+    assert f'a new run has the partition of this one with data.partition = "{kept}"' in str(caught.value)
+    assert recorded_hash(run(tmp_path / "new", {"data.partition": str(kept)})) == before
 
 
 def test_another_number_of_threads_needs_consent_and_is_recorded(tmp_path):
