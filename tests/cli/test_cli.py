@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
@@ -111,6 +112,15 @@ def test_what_comes_to_a_site_is_said_in_words(capsys):
     comes = " ".join(out[out.index("A client receives") :].split())
     assert "the mean features of every class over all clients" in comes
     assert "its available" not in comes
+
+
+@pytest.mark.parametrize("name", ["feddecorr", "fedmr"])
+def test_a_method_with_several_scales_explains_each_of_them(name, capsys):
+    _, out, _ = fullrank("methods", "show", name, capsys=capsys)
+    cls = methods.available()[name]
+    for scale in get_args(get_type_hints(cls)["scale"]):
+        assert f'scale = "{scale}"' in out
+    assert name != "fedmr" or "Eq. 3 with one normaliser" in " ".join(out.split())
 
 
 def test_methods_and_models(capsys):
