@@ -42,7 +42,7 @@ def test_defaults_are_those_of_the_documentation():
         ({"train.participation": 1.5}, ["train.participation = 1.5", "share"]),
         ({"train.participation": 0}, ["train.participation = 0"]),
         ({"train.participation": True}, ["train.participation = true"]),
-        ({"train.last_batch": "kepe"}, ['train.last_batch = "kepe"', '"keep", "drop" or "wrap"']),
+        ({"train.last_batch": "kepe"}, ['train.last_batch = "kepe"', '"auto", "keep", "drop" or "wrap"']),
         ({"data.partition": "dirichlte"}, ["data.partition", 'did you mean "dirichlet"']),
         ({"data.variant": "plian"}, ["data.variant", 'did you mean "plain"']),
         ({"data.holdout": 1.0}, ["data.holdout = 1.0", "less than 1"]),
