@@ -264,7 +264,7 @@ def test_resume_false_rejects_a_directory_that_holds_a_run(tmp_path):
         ("seed", 1, "0", "1"),
         ("data.alpha", 0.05, "0.5", "0.05"),
         ("data.clients", 5, "4", "5"),
-        ("train.lr", 0.1, "0.01", "0.1"),
+        ("train.lr", 0.2, "0.1", "0.2"),
         ("train.participation", 2, "1.0", "2"),
         ("train.participation", 1, "1.0", "1"),
         ("model.width", 3, "2", "3"),
@@ -294,7 +294,7 @@ def test_one_client_a_round_and_all_of_them_are_different_runs():
 
 
 def test_two_changed_keys_are_shown_together(one_run):
-    with pytest.raises(InputError, match=r"data.alpha was 0.5, is now 1.0; train.lr was 0.01, is now 0.2"):
+    with pytest.raises(InputError, match=r"data.alpha was 0.5, is now 1.0; train.lr was 0.1, is now 0.2"):
         run(one_run, {"method.name": "fedprox", "data.alpha": 1.0, "train.lr": 0.2})
 
 
@@ -386,7 +386,7 @@ def test_another_precision_goes_on_in_that_precision(tmp_path):
 
 
 def test_consent_to_another_engine_covers_nothing_else(one_run):
-    with pytest.raises(InputError, match=r"train.lr was 0.01, is now 0.2") as caught:
+    with pytest.raises(InputError, match=r"train.lr was 0.1, is now 0.2") as caught:
         run(one_run, {"method.name": "fedprox", "train.lr": 0.2, "engine.threads": 2}, change_engine=True)
     assert "threads" not in str(caught.value)
     assert "--change-engine" not in str(caught.value)
