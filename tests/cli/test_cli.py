@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import fullrank as package
 from commands import fullrank
 from fullrank import methods
 from fullrank.cli import app as cli
@@ -112,6 +113,22 @@ def test_what_comes_to_a_site_is_said_in_words(capsys):
     comes = " ".join(out[out.index("A client receives") :].split())
     assert "the mean features of every class over all clients" in comes
     assert "its available" not in comes
+
+
+def test_the_version_is_printed_without_importing_torch():
+    code = (
+        "import sys; sys.argv[1:] = ['--version']; from fullrank.__main__ import main; main(); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"fullrank {package.__version__}\n")
+
+
+def test_public_names_are_imported_when_they_are_used():
+    assert set(package.__all__) <= set(dir(package))
+    assert all(getattr(package, name) is not None for name in package.__all__)
+    with pytest.raises(AttributeError, match="module 'fullrank' has no attribute 'nothing'"):
+        _ = package.nothing
 
 
 @pytest.mark.parametrize("name", ["feddecorr", "fedmr"])

@@ -28,6 +28,14 @@ def test_defaults_are_those_of_the_documentation():
 @pytest.mark.parametrize(
     ("values", "words"),
     [
+        ({"lr": 0.5}, ["lr: there is no such key", 'did you mean "train.lr"?']),
+        ({"data.lr": 0.5}, ["data.lr: there is no such key", 'did you mean "train.lr"?']),
+        ({"train.seed": 2}, ['did you mean "seed" or "data.seed"?']),
+        ({"every": 2}, ['did you mean "evaluate.every" or "probe.every"?']),
+        (
+            {"evaluate.metrics": "accuracy, loss"},
+            ['must be a list, as in ["accuracy", "loss"]', "--set 'evaluate.metrics=[\"accuracy\", \"loss\"]'"],
+        ),
         ({"data.alhpa": 1}, ["data.alhpa", 'did you mean "alpha"']),
         ({"dat.alpha": 1}, ["dat", 'did you mean "data"']),
         ({"train.batch-size": 3}, ["train.batch-size:", 'did you mean "batch_size"']),
@@ -186,3 +194,7 @@ def test_missing_and_broken_files(tmp_path):
     (tmp_path / "broken.toml").write_text("[data\nalpha = 1")
     with pytest.raises(InputError, match=r"not valid TOML.*line 1"):
         Experiment.from_toml(tmp_path / "broken.toml")
+
+
+def test_a_run_with_the_defaults_learns():
+    assert fullrank.run({}).metrics[-1]["accuracy"] > 0.85
