@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+import fullrank
 from fullrank import Experiment
 from fullrank.config.experiment import dotted, nested, parse_overrides
 from fullrank.errors import Conflict, InputError
@@ -34,7 +35,7 @@ def test_defaults_are_those_of_the_documentation():
         ({"every": 2}, ['did you mean "evaluate.every" or "probe.every"?']),
         (
             {"evaluate.metrics": "accuracy, loss"},
-            ['must be a list, as in ["accuracy", "loss"]', "--set 'evaluate.metrics=[\"accuracy\", \"loss\"]'"],
+            ['must be a list, as in ["accuracy", "loss"]', '--set \'evaluate.metrics=["accuracy", "loss"]\''],
         ),
         ({"data.alhpa": 1}, ["data.alhpa", 'did you mean "alpha"']),
         ({"dat.alpha": 1}, ["dat", 'did you mean "data"']),
@@ -196,5 +197,5 @@ def test_missing_and_broken_files(tmp_path):
         Experiment.from_toml(tmp_path / "broken.toml")
 
 
-def test_a_run_with_the_defaults_learns():
-    assert fullrank.run({}).metrics[-1]["accuracy"] > 0.85
+def test_a_run_with_the_defaults_learns(tmp_path):
+    assert fullrank.run({}, tmp_path / "run").metrics[-1]["accuracy"] > 0.85

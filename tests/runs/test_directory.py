@@ -352,7 +352,10 @@ def test_a_run_whose_partition_comes_out_otherwise_now_is_rejected_and_its_parti
         return np.split(indices, np.maximum(ends - 1, 0))
 
     monkeypatch.setattr(partition, "_cut", otherwise)
-    with nothing_changes(tmp_path / "run"), pytest.raises(InputError, match="the partition is not what it was") as caught:
+    with (
+        nothing_changes(tmp_path / "run"),
+        pytest.raises(InputError, match="the partition is not what it was") as caught,
+    ):
         run(tmp_path / "run")
     kept = tmp_path / "run" / "partition.safetensors"
     assert f'a new run has the partition of this one with data.partition = "{kept}"' in str(caught.value)

@@ -60,9 +60,9 @@ def dirichlet(labels: Labels, clients: int, alpha: float, seed: int, variant: st
     The smaller ``alpha``, the fewer classes a client sees; ``alpha=inf`` is :func:`iid`. Variants:
 
     - ``balanced``: Shi et al. 2023, the split of their released code to the sample (as Li et al. 2021, MOON):
-      a client that has its even share N/K gets no samples of later classes, apart from single ones that
+      a client that has its even share N/K gets no samples of later classes, except for single ones that
       rounding leaves to the last client, and the split is redrawn until every client has ten samples. No
-      sample is left out; apart from these single ones, the largest client has fewer than N/K plus the largest
+      sample is left out; except for these single ones, the largest client has fewer than N/K plus the largest
       class.
     - ``plain``: the same without the cap and without a minimum.
     - ``fedetf``: Li et al. 2023 (FedETF), the split of their released code: rounded counts, no cap and no

@@ -58,6 +58,6 @@ def _small_last_batches(assembly: Assembly) -> list[str]:
     named = ", ".join(f"client {k} ({rests[k]} of {sizes[k]} samples)" for k in concerned[:CLIENTS_NAMED])
     more = f" and {len(concerned) - CLIENTS_NAMED} more" if len(concerned) > CLIENTS_NAMED else ""
     return [
-        f'train.last_batch = "keep" makes a last batch of few samples, whose BatchNorm statistics can ruin the model, at '
-        f'{named}{more}; "auto" leaves it out, "wrap" fills it up'
+        f'train.last_batch = "keep" makes a last batch of few samples, whose BatchNorm statistics can ruin the model, '
+        f'at {named}{more}; "auto" leaves it out, "wrap" fills it up'
     ]
