@@ -57,7 +57,7 @@ def main():
 def draw_batches(samples, round, client):
     """Shuffle a client's samples and cut them into batches, as the library does for this client in this round."""
     rng = generator(SEED, "batches", round, client, "fit-0")
-    plan = make_plan(samples, LOCAL, rng, single=False)  # BatchNorm cannot train on a batch of a single sample
+    plan = make_plan(samples, LOCAL, rng, batch_norm=True)  # a last batch too small for BatchNorm is left out
     return torch.from_numpy(plan.index).split(plan.sizes)
 
 

@@ -6,6 +6,7 @@ The second half checks single values and describes what is wrong with them.
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import traceback
 from collections.abc import Iterable, Iterator
@@ -200,6 +201,9 @@ def sentence(where: str, detail: ErrorDetails) -> str:
         return f"{where}: must be given"
     if kind == "finite_number":
         return f"{start} a finite number"
+    if kind.startswith("list") and isinstance(value, str) and len(value) <= LONGEST_SHOWN:
+        written = json.dumps([piece.strip(" \"'") for piece in value.strip("[]").split(",")], ensure_ascii=False)
+        return f"{start} a list, as in {written}; on the command line, --set '{where}={written}'"
     for beginning, words in _KINDS.items():
         if kind.startswith(beginning):
             return f"{start} {words}"

@@ -5,11 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+from typing import get_args, get_type_hints
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import fullrank as package
 from commands import fullrank
 from fullrank import methods
 from fullrank.cli import app as cli
@@ -111,6 +113,31 @@ def test_what_comes_to_a_site_is_said_in_words(capsys):
     comes = " ".join(out[out.index("A client receives") :].split())
     assert "the mean features of every class over all clients" in comes
     assert "its available" not in comes
+
+
+def test_the_version_is_printed_without_importing_torch():
+    code = (
+        "import sys; sys.argv[1:] = ['--version']; from fullrank.__main__ import main; main(); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"fullrank {package.__version__}\n")
+
+
+def test_public_names_are_imported_when_they_are_used():
+    assert set(package.__all__) <= set(dir(package))
+    assert all(getattr(package, name) is not None for name in package.__all__)
+    with pytest.raises(AttributeError, match="module 'fullrank' has no attribute 'nothing'"):
+        _ = package.nothing
+
+
+@pytest.mark.parametrize("name", ["feddecorr", "fedmr"])
+def test_a_method_with_several_scales_explains_each_of_them(name, capsys):
+    _, out, _ = fullrank("methods", "show", name, capsys=capsys)
+    cls = methods.available()[name]
+    for scale in get_args(get_type_hints(cls)["scale"]):
+        assert f'scale = "{scale}"' in out
+    assert name != "fedmr" or "Eq. 3 with one normaliser" in " ".join(out.split())
 
 
 def test_methods_and_models(capsys):

@@ -72,7 +72,7 @@ def test_a_word_chooses(capsys):
     status, out, _ = fullrank("keys", "last_batch", capsys=capsys)
     assert status == 0
     assert out.splitlines()[0] == "[train]"
-    assert '  train.last_batch = "keep"  (keep, drop or wrap)' in out.splitlines()
+    assert '  train.last_batch = "auto"  (auto, keep, drop or wrap)' in out.splitlines()
     for word, hint in {"clientz": 'did you mean "clients"?', "xyz": '"fullrank keys" lists them all'}.items():
         status, _, err = fullrank("keys", word, capsys=capsys)
         assert status == 2

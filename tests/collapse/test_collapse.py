@@ -14,6 +14,7 @@ import fullrank
 from fullrank import collapse
 from fullrank.collapse import Moments, Similarity
 from fullrank.errors import InputError
+from fullrank.objectives import simplex_etf
 
 EXAMPLE = np.array([[1.0, 1, 0], [2, 3, 1], [3, 2, -1], [4, 6, 0]])
 CROSS = np.array([[2.0, 1], [2, -1], [-2, 1], [-2, -1]])
@@ -472,6 +473,10 @@ def test_classifiers_worked_by_hand():
     assert (norms["cv"], norms["bias"]) == (pytest.approx(0.637377439), pytest.approx(0.884615385))
     assert math.isnan(collapse.classifier_norms(np.eye(3), [1, 2, 3])["bias"])
     assert math.isnan(collapse.classifier_norms([[3.0, 4], [0, 1]], [5, 5])["bias"])
+    frame = simplex_etf(10, 64, seed=0).mT.float()
+    assert frame.double().norm(dim=1).std() > 0
+    assert math.isnan(collapse.classifier_norms(frame, range(10))["bias"])
+    assert collapse.classifier_norms([[1.0, 0], [0, 1 + 1e-5]], [1, 2])["bias"] == pytest.approx(1)
     assert math.isnan(collapse.classifier_norms(np.zeros((2, 2)))["cv"])
 
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+import fullrank
 from fullrank import Experiment
 from fullrank.config.experiment import dotted, nested, parse_overrides
 from fullrank.errors import Conflict, InputError
@@ -28,6 +29,14 @@ def test_defaults_are_those_of_the_documentation():
 @pytest.mark.parametrize(
     ("values", "words"),
     [
+        ({"lr": 0.5}, ["lr: there is no such key", 'did you mean "train.lr"?']),
+        ({"data.lr": 0.5}, ["data.lr: there is no such key", 'did you mean "train.lr"?']),
+        ({"train.seed": 2}, ['did you mean "seed" or "data.seed"?']),
+        ({"every": 2}, ['did you mean "evaluate.every" or "probe.every"?']),
+        (
+            {"evaluate.metrics": "accuracy, loss"},
+            ['must be a list, as in ["accuracy", "loss"]', '--set \'evaluate.metrics=["accuracy", "loss"]\''],
+        ),
         ({"data.alhpa": 1}, ["data.alhpa", 'did you mean "alpha"']),
         ({"dat.alpha": 1}, ["dat", 'did you mean "data"']),
         ({"train.batch-size": 3}, ["train.batch-size:", 'did you mean "batch_size"']),
@@ -42,7 +51,7 @@ def test_defaults_are_those_of_the_documentation():
         ({"train.participation": 1.5}, ["train.participation = 1.5", "share"]),
         ({"train.participation": 0}, ["train.participation = 0"]),
         ({"train.participation": True}, ["train.participation = true"]),
-        ({"train.last_batch": "kepe"}, ['train.last_batch = "kepe"', '"keep", "drop" or "wrap"']),
+        ({"train.last_batch": "kepe"}, ['train.last_batch = "kepe"', '"auto", "keep", "drop" or "wrap"']),
         ({"data.partition": "dirichlte"}, ["data.partition", 'did you mean "dirichlet"']),
         ({"data.variant": "plian"}, ["data.variant", 'did you mean "plain"']),
         ({"data.holdout": 1.0}, ["data.holdout = 1.0", "less than 1"]),
@@ -186,3 +195,7 @@ def test_missing_and_broken_files(tmp_path):
     (tmp_path / "broken.toml").write_text("[data\nalpha = 1")
     with pytest.raises(InputError, match=r"not valid TOML.*line 1"):
         Experiment.from_toml(tmp_path / "broken.toml")
+
+
+def test_a_run_with_the_defaults_learns(tmp_path):
+    assert fullrank.run({}, tmp_path / "run").metrics[-1]["accuracy"] > 0.85

@@ -119,6 +119,26 @@ class TestIID:
         assert sizes(partition.iid(torch.zeros(7, 3), 2, 0)) == [4, 3]
 
 
+def as_released(labels, clients, alpha, seed):
+    """Divide labels as the authors of FedDecorr and MOON do, statement by statement."""
+    rng, samples = np.random.RandomState(seed), len(labels)
+    smallest = 0
+    while smallest < 10:
+        held = [[] for _ in range(clients)]
+        for one in range(labels.max() + 1):
+            of_class = np.where(labels == one)[0]
+            rng.shuffle(of_class)
+            shares = rng.dirichlet(np.repeat(alpha, clients))
+            shares = np.array([p * (len(of) < samples / clients) for p, of in zip(shares, held, strict=True)])
+            shares = shares / shares.sum()
+            cuts = (np.cumsum(shares) * len(of_class)).astype(int)[:-1]
+            held = [of + piece.tolist() for of, piece in zip(held, np.split(of_class, cuts), strict=True)]
+            smallest = min(len(of) for of in held)
+    for of in held:
+        rng.shuffle(of)
+    return held
+
+
 class TestBalancedDirichlet:
     @pytest.mark.parametrize(
         ("alpha", "expected"),
@@ -136,8 +156,17 @@ class TestBalancedDirichlet:
         found = sizes(partition.dirichlet(TINY, clients, 0.05, 0))
         assert (min(found), max(found)) == (low, high)
 
-    # The released code hands single samples to a capped last client where a cumulative sum rounds to less
-    # than one; kept from it, they make up to .2 classes per client of difference with many classes.
+    # The released code hands a sample to a full last client where a cumulative sum rounds to less than one.
+    def test_the_last_client_gets_what_rounding_leaves_over_even_if_it_is_full(self):
+        assert sizes(partition.dirichlet(CIFAR10, 30, 0.1, 4))[-2:] == [706, 4390]
+
+    @pytest.mark.parametrize(("labels", "alpha"), [(CIFAR10, 0.05), (CIFAR100, 0.1), (TINY, 0.05), (TINY, 0.5)])
+    @pytest.mark.parametrize(("clients", "seed"), [(10, 1), (50, 3)])
+    def test_is_the_split_of_the_released_code(self, labels, alpha, clients, seed):
+        found = partition.dirichlet(labels, clients, alpha, seed)
+        expected = as_released(labels, clients, alpha, seed)
+        assert all(np.array_equal(one, two) for one, two in zip(found, expected, strict=True))
+
     @pytest.mark.parametrize(
         ("labels", "expected", "tolerance"),
         [
@@ -159,7 +188,7 @@ class TestBalancedDirichlet:
         parts = partition.dirichlet(y, clients, alpha, seed)
         assert_complete(parts, len(y))
         assert min(sizes(parts)) >= 10
-        assert max(sizes(parts)) < len(y) / clients + np.bincount(y).max()
+        assert max(sizes(parts)) < len(y) / clients + np.bincount(y).max() + len(np.unique(y))
         self.assert_capped(y, parts)
 
     @pytest.mark.parametrize("alpha", [0.05, 0.1, 0.5])
@@ -171,8 +200,9 @@ class TestBalancedDirichlet:
     @staticmethod
     def assert_capped(y, parts):
         of_class = table(y, parts)
-        before = np.cumsum(of_class, axis=1) - of_class
-        assert not of_class[before >= len(y) / len(parts)].any()
+        full = np.cumsum(of_class, axis=1) - of_class >= len(y) / len(parts)
+        assert not of_class[:-1][full[:-1]].any()
+        assert (of_class[-1][full[-1]] <= 1).all()
 
     def test_large_alpha_evens_the_sizes_out(self):
         found = sizes(partition.dirichlet(CIFAR10, 10, 1e6, 0))

@@ -15,6 +15,7 @@ from fullrank.config.schema import EngineTable
 from fullrank.engine import facts as facts_module
 from fullrank.engine.resolve import Facts, alongside_others, as_recorded, resolve_engine, runs_at_once
 from fullrank.runs.assemble import assemble
+from small import assert_same_bits, blobs, normed, plain
 
 SMALL = Facts(
     parameters=1000,
@@ -233,9 +234,36 @@ def test_fit_asks_the_same_function(monkeypatch):
         module = nn.Sequential(nn.Linear(4, 2)).to(dtype)
         if dtype != torch.float16:
             run = fullrank.fit(module, clients, "fedavg", rounds=1)
-            assert run.experiment.engine == EngineTable(name="serial")
+            assert run.experiment.engine == EngineTable(name="vectorised")
             assert run._assembly.network.dtype == dtype
-            assert (seen[-1].own_precision, seen[-1].allowed) == (kept, ("serial",))
+            assert (seen[-1].own_precision, seen[-1].allowed) == (kept, ("serial", "vectorised"))
+
+
+def test_fit_trains_dense_modules_vectorised_and_resumes_so(tmp_path):
+    clients = blobs((20, 18, 17, 15, 12, 12, 10, 9))
+
+    def fit(rounds, **values):
+        return fullrank.fit(plain(), clients, "fedavg+feddecorr", rounds=rounds, batch_size=8, seed=3, **values)
+
+    fit(2, out=tmp_path / "run")
+    resumed, whole = fit(4, out=tmp_path / "run"), fit(4)
+    assert resumed.experiment.engine.name == whole.experiment.engine.name == "vectorised"
+    assert fullrank.load_run(tmp_path / "run").experiment.engine.name == "vectorised"
+    assert_same_bits(resumed.model().state_dict(), whole.model().state_dict())
+    serial = fit(4, engine="serial").model().state_dict()
+    for name, value in whole.model().state_dict().items():
+        torch.testing.assert_close(value, serial[name], rtol=1e-9, atol=1e-9)
+
+
+def test_a_run_of_fit_that_was_started_serially_is_resumed_serially(tmp_path):
+    clients = blobs((12,) * 8)
+    fullrank.fit(plain(), clients, "fedavg", rounds=1, engine="serial", out=tmp_path / "run")
+    assert fullrank.fit(plain(), clients, "fedavg", rounds=2, out=tmp_path / "run").experiment.engine.name == "serial"
+
+
+@pytest.mark.parametrize(("module", "sizes"), [(normed, (12,) * 8), (plain, (12,) * 7)])
+def test_fit_stays_serial_for_other_layers_and_for_few_clients(module, sizes):
+    assert fullrank.fit(module(), blobs(sizes), "fedavg", rounds=1).experiment.engine.name == "serial"
 
 
 def test_a_resumed_run_means_by_auto_what_it_meant():
@@ -272,5 +300,6 @@ def test_nothing_else_reads_auto_of_the_engine():
     assert set(found) <= {
         "bench/ours.py",  # the word of its own command line
         "data/augment/pipeline.py",
+        "local/plan.py",  # train.last_batch
         "runs/cautions.py",  # data.normalise
     }

@@ -123,6 +123,12 @@ def test_in_float32_results_differ_by_rounding_only():
     assert not engine.reasons
 
 
+def test_last_batches_too_small_for_batch_norm_are_left_out_as_in_serial():
+    sizes = (40, 26, 19, 18, 17, 12, 11, 10, 9)
+    engine = check_same(lambda: put_together(normed(), blobs(sizes), FedAvg(), {"train.batch_size": 8}))
+    assert not engine.reasons
+
+
 def test_clients_without_a_step_send_nothing():
     sizes = (40, 25, 12, 12, 11, 10, 9, 7, 3)
     changes = {"train.batch_size": 8, "train.last_batch": "drop", "train.lr": 0.1}

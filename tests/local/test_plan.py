@@ -13,8 +13,8 @@ from fullrank.randomness import generator
 from small import blobs, normed, plain
 
 
-def plan(samples, *, draws=0, single=True, seed=0, **values):
-    return make_plan(samples, Settings(**values), generator(seed, "batches"), draws, single)
+def plan(samples, *, draws=0, batch_norm=False, seed=0, **values):
+    return make_plan(samples, Settings(**values), generator(seed, "batches"), draws, batch_norm)
 
 
 def batches(plan):
@@ -95,15 +95,50 @@ def test_steps_with_drop_and_wrap():
 
 
 def test_a_single_sample_is_skipped_and_counted_where_a_net_cannot_take_it():
-    made = plan(9, batch_size=4, epochs=3, single=False)
+    made = plan(9, batch_size=4, epochs=3, batch_norm=True)
     assert made.sizes == (4, 4) * 3
     assert made.skipped == 3
     assert plan(9, batch_size=4, epochs=3).sizes == (4, 4, 1) * 3
     assert plan(9, batch_size=4, epochs=3).skipped == 0
 
 
+@pytest.mark.parametrize(("batch_size", "rest", "left_out"), [(128, 15, 1), (128, 16, 0), (20, 9, 1), (20, 10, 0)])
+def test_auto_leaves_out_a_last_batch_of_fewer_than_16_samples_and_than_half_a_batch(batch_size, rest, left_out):
+    made = plan(batch_size + rest, batch_size=batch_size, batch_norm=True)
+    assert made.sizes == ((batch_size,) if left_out else (batch_size, rest))
+    assert made.skipped == left_out
+
+
+@pytest.mark.parametrize("samples", [2, 5, 8, 10, 16])
+def test_auto_is_keep_without_batch_norm_and_where_every_batch_has_enough_samples(samples):
+    values = {"batch_size": 8, "epochs": 2, "draws": 2}
+    kept, auto = (plan(samples, last_batch=choice, **values) for choice in ("keep", "auto"))
+    assert np.array_equal(kept.index, auto.index)
+    assert np.array_equal(kept.draws, auto.draws)
+    assert kept.sizes == auto.sizes
+    if samples != 10:
+        assert plan(samples, last_batch="auto", batch_norm=True, **values).sizes == kept.sizes
+
+
+def test_steps_are_made_up_for_when_auto_leaves_a_batch_out():
+    made = plan(10, batch_size=8, steps=3, batch_norm=True)
+    assert (made.sizes, made.epochs, made.skipped) == ((8, 8, 8), (0, 1, 2), 2)
+
+
+def test_a_last_batch_that_is_kept_although_it_is_too_small_for_batch_norm_is_a_caution():
+    clients = blobs((9, 10, 11, 12, 8, 2))
+
+    def cautions(network, **values):
+        return fit(network, clients, "fedavg", rounds=1, batch_size=8, set=values).metrics[0].get("cautions", [])
+
+    (text,) = cautions(normed(), **{"train.last_batch": "keep"})
+    assert "at client 1 (2 of 10 samples), client 2 (3 of 11 samples); " in text
+    assert not cautions(normed())
+    assert not cautions(plain(), **{"train.last_batch": "keep"})
+
+
 def test_steps_are_made_up_for_when_a_single_sample_is_skipped():
-    made = plan(5, batch_size=4, steps=4, single=False)
+    made = plan(5, batch_size=4, steps=4, batch_norm=True)
     assert made.sizes == (4, 4, 4, 4)
     assert made.epochs == (0, 1, 2, 3)
     assert made.skipped == 3  # none after the last step
@@ -111,9 +146,9 @@ def test_steps_are_made_up_for_when_a_single_sample_is_skipped():
 
 @pytest.mark.parametrize(("samples", "batch_size"), [(1, 4), (1, 1), (5, 1)])
 @pytest.mark.parametrize("steps", [0, 6])
-@pytest.mark.parametrize("last_batch", ["keep", "wrap", "drop"])
+@pytest.mark.parametrize("last_batch", ["auto", "keep", "wrap", "drop"])
 def test_a_client_without_a_usable_batch_ends_without_a_step(samples, batch_size, steps, last_batch):
-    made = plan(samples, batch_size=batch_size, steps=steps, last_batch=last_batch, single=False)
+    made = plan(samples, batch_size=batch_size, steps=steps, last_batch=last_batch, batch_norm=True)
     assert made.steps == 0
     assert made.index.shape == (0,)
     assert made.skipped > 0 or (last_batch == "drop" and samples < batch_size)
@@ -167,17 +202,19 @@ def test_augmentation_does_not_change_the_batches():
     st.integers(1, 30),
     st.integers(1, 12),
     st.integers(0, 9),
-    st.sampled_from(["keep", "drop", "wrap"]),
+    st.sampled_from(["auto", "keep", "drop", "wrap"]),
     st.booleans(),
 )
-def test_whatever_the_sizes(samples, batch_size, steps, last_batch, single):
-    made = plan(samples, batch_size=batch_size, steps=steps, epochs=2, last_batch=last_batch, single=single)
+def test_whatever_the_sizes(samples, batch_size, steps, last_batch, batch_norm):
+    made = plan(samples, batch_size=batch_size, steps=steps, epochs=2, last_batch=last_batch, batch_norm=batch_norm)
     assert sum(made.sizes) == len(made.index)
     assert len(made.sizes) == len(made.epochs)
     assert all(1 <= size <= batch_size for size in made.sizes)
     assert made.steps <= steps or not steps
     assert all(0 <= i < samples for i in made.index)
-    if not single:
+    if batch_norm:
         assert 1 not in made.sizes
+    if batch_norm and last_batch == "auto" and samples > batch_size:
+        assert all(size >= min(16, batch_size / 2) for size in made.sizes)
     if steps and min(samples, batch_size) > 1 and not (last_batch == "drop" and samples < batch_size):
         assert made.steps == steps

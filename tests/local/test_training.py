@@ -33,7 +33,7 @@ def samples(n=40):
 
 def batches(round, settings):
     """The batches of the only client's fit: a function of seed, round and client, as documented."""
-    plan = make_plan(40, settings, generator(0, "batches", round, 0, "fit-0"), single=False)
+    plan = make_plan(40, settings, generator(0, "batches", round, 0, "fit-0"), batch_norm=True)
     start = 0
     for size in plan.sizes:
         yield plan.index[start : start + size]

@@ -21,6 +21,7 @@ from torch import nn
 
 import fullrank
 import stateful
+from fullrank.data import partition
 from fullrank.errors import CallFailed, ClientFailed, InputError, Interrupted, RunFailed, WriteFailed
 from fullrank.federated.client_states import ClientStates
 from fullrank.files import append_line, save_tensors, write_atomically, write_json
@@ -263,7 +264,7 @@ def test_resume_false_rejects_a_directory_that_holds_a_run(tmp_path):
         ("seed", 1, "0", "1"),
         ("data.alpha", 0.05, "0.5", "0.05"),
         ("data.clients", 5, "4", "5"),
-        ("train.lr", 0.1, "0.01", "0.1"),
+        ("train.lr", 0.2, "0.1", "0.2"),
         ("train.participation", 2, "1.0", "2"),
         ("train.participation", 1, "1.0", "1"),
         ("model.width", 3, "2", "3"),
@@ -293,7 +294,7 @@ def test_one_client_a_round_and_all_of_them_are_different_runs():
 
 
 def test_two_changed_keys_are_shown_together(one_run):
-    with pytest.raises(InputError, match=r"data.alpha was 0.5, is now 1.0; train.lr was 0.01, is now 0.2"):
+    with pytest.raises(InputError, match=r"data.alpha was 0.5, is now 1.0; train.lr was 0.1, is now 0.2"):
         run(one_run, {"method.name": "fedprox", "data.alpha": 1.0, "train.lr": 0.2})
 
 
@@ -338,6 +339,29 @@ def test_a_changed_partition_is_rejected(tmp_path):
         run(tmp_path / "run", {"data.partition": str(division)})
 
 
+def recorded_hash(run):
+    return read_json(run.path / "partition.json")["hash"]
+
+
+def test_a_run_whose_partition_comes_out_otherwise_now_is_rejected_and_its_partition_can_be_used(tmp_path, monkeypatch):
+    old = run(tmp_path / "run", {"train.rounds": 1})
+    before = recorded_hash(old)
+
+    def otherwise(indices, shares):
+        ends = np.floor(np.cumsum(shares)[:-1] * len(indices)).astype(np.int64)
+        return np.split(indices, np.maximum(ends - 1, 0))
+
+    monkeypatch.setattr(partition, "_cut", otherwise)
+    with (
+        nothing_changes(tmp_path / "run"),
+        pytest.raises(InputError, match="the partition is not what it was") as caught,
+    ):
+        run(tmp_path / "run")
+    kept = tmp_path / "run" / "partition.safetensors"
+    assert f'a new run has the partition of this one with data.partition = "{kept}"' in str(caught.value)
+    assert recorded_hash(run(tmp_path / "new", {"data.partition": str(kept)})) == before
+
+
 def test_another_number_of_threads_needs_consent_and_is_recorded(tmp_path):
     def both():
         run(tmp_path / "run", {"train.rounds": 1})
@@ -365,7 +389,7 @@ def test_another_precision_goes_on_in_that_precision(tmp_path):
 
 
 def test_consent_to_another_engine_covers_nothing_else(one_run):
-    with pytest.raises(InputError, match=r"train.lr was 0.01, is now 0.2") as caught:
+    with pytest.raises(InputError, match=r"train.lr was 0.1, is now 0.2") as caught:
         run(one_run, {"method.name": "fedprox", "train.lr": 0.2, "engine.threads": 2}, change_engine=True)
     assert "threads" not in str(caught.value)
     assert "--change-engine" not in str(caught.value)

@@ -30,7 +30,14 @@ def feddecorr_round(device: str, root: str = "", tiny: bool = False) -> dict[str
     values: dict[str, Any] = {
         "data": {"name": "cifar10", "root": root, "alpha": 0.05, "variant": "balanced", "clients": 10},
         "model": {"name": "mobilenetv2"},
-        "train": {"epochs": 10, "batch_size": 64, "lr": 0.01, "momentum": 0.9, "weight_decay": 1e-5},
+        "train": {
+            "epochs": 10,
+            "batch_size": 64,
+            "last_batch": "keep",
+            "lr": 0.01,
+            "momentum": 0.9,
+            "weight_decay": 1e-5,
+        },
         "engine": {"name": "cuda" if device.startswith("cuda") else "serial", "device": device},
     }
     if tiny:

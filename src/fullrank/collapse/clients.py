@@ -15,6 +15,9 @@ import numpy as np
 from fullrank.collapse.arrays import Array, Numbers, matrix, no_samples, plain, raw, wide
 from fullrank.errors import InputError
 
+EQUAL_NORMS = 1e-6
+"""Spread of norms, relative to their mean, below which they differ by rounding only."""
+
 
 def prototype_consistency(prototypes: Array, held: Array | None = None) -> dict[str, Any]:
     """Compute the mean cosine of clients' prototypes (clients, C, d) over pairs of clients, by class.
@@ -66,7 +69,8 @@ def classifier_norms(classifier: Array, counts: Array | None = None) -> dict[str
     """Compute how unequal the norms of a classifier's rows (C, d) are, and their correlation with class counts.
 
     The result has `norms` ‖W_c‖, their `ratio` to the mean, `cv` = std/mean (biased), and `bias`, the Pearson
-    correlation with the class counts (C,), which is nan without counts, or if either is constant.
+    correlation with the class counts (C,), which is nan without counts, or if either is constant. Norms that differ by
+    less than a millionth of their mean count as constant: the difference is rounding, as in FedETF's fixed frame.
 
     >>> found = classifier_norms([[3.0, 4], [0, 1], [2, 0]], counts=[50, 20, 10])
     >>> found["norms"].tolist(), round(found["cv"], 6), round(found["bias"], 6)
@@ -81,6 +85,8 @@ def classifier_norms(classifier: Array, counts: Array | None = None) -> dict[str
     found: dict[str, Any] = {"norms": norms, "ratio": norms / mean if usable else np.full(len(norms), np.nan)}
     found["cv"] = float(norms.std() / mean) if usable else math.nan
     found["bias"] = math.nan if counts is None else _correlation(norms, plain(raw(counts)))
+    if usable and np.ptp(norms) < EQUAL_NORMS * mean:
+        found["bias"] = math.nan
     return found
 
 

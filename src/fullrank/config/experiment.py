@@ -443,5 +443,15 @@ def _sentence(keys: list[str], table: type[BaseModel], detail: ErrorDetails) -> 
         return str(detail["ctx"]["error"])
     where = ".".join(keys)
     if detail["type"] == "extra_forbidden":
-        return f"{where}: there is no such key; {nearest(keys[-1], table.model_fields)}"
+        elsewhere = [] if isinstance(detail["input"], Mapping) else _keys_named(keys[-1])
+        advice = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else nearest(keys[-1], table.model_fields)
+        return f"{where}: there is no such key; {advice}"
     return sentence(where, detail)
+
+
+def _keys_named(name: str) -> list[str]:
+    """Return the dotted keys of an experiment whose last part is a name, in quotation marks."""
+    fields = {key: type(field.default) for key, field in Experiment.model_fields.items()}
+    found = [name] if name in fields and not issubclass(fields[name], Table) else []
+    found += [f"{key}.{name}" for key, kind in fields.items() if issubclass(kind, Table) and name in kind.model_fields]
+    return [f'"{key}"' for key in found]

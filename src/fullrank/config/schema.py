@@ -168,18 +168,18 @@ class Train(Table):
     """Number of communication rounds."""
     participation: int | float = 1.0
     """Clients per round: a float is a fraction of all clients (0.5), an integer is a number of clients (5)."""
-    epochs: Annotated[int, Field(ge=1, le=10**6)] = 1
+    epochs: Annotated[int, Field(ge=1, le=10**6)] = 5
     """Local epochs per client and round."""
     steps: Annotated[int, Field(ge=0, le=10**6)] = 0
     """Local steps per client and round, instead of epochs. 0 trains for `epochs`."""
     batch_size: Annotated[int, Field(ge=1)] = 64
     """Samples per local step."""
-    last_batch: Literal["keep", "drop", "wrap"] = "keep"
+    last_batch: Literal["auto", "keep", "drop", "wrap"] = "auto"
     """What to do with an incomplete last batch of an epoch: keep it, drop it, or fill it with samples from the start
-    of the epoch (wrap)."""
+    of the epoch (wrap). auto keeps it, but with BatchNorm drops one of fewer than 16 samples and than half a batch."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """Optimizer of local training."""
-    lr: Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)] = 0.01
+    lr: Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)] = 0.1
     """Initial learning rate of local training."""
     lr_schedule: Literal["constant", "cosine", "step", "exponential"] = "constant"
     """Schedule of the learning rate over rounds, after the warm-up."""

@@ -59,9 +59,11 @@ def dirichlet(labels: Labels, clients: int, alpha: float, seed: int, variant: st
 
     The smaller ``alpha``, the fewer classes a client sees; ``alpha=inf`` is :func:`iid`. Variants:
 
-    - ``balanced``: Shi et al. 2023, the split of their released code (as Li et al. 2021, MOON): a client
-      that has its even share N/K gets no samples of later classes, and the split is redrawn until every
-      client has ten samples. No sample is left out; the largest client has fewer than N/K plus the largest class.
+    - ``balanced``: Shi et al. 2023, the split of their released code to the sample (as Li et al. 2021, MOON):
+      a client that has its even share N/K gets no samples of later classes, except for single ones that
+      rounding leaves to the last client, and the split is redrawn until every client has ten samples. No
+      sample is left out; except for these single ones, the largest client has fewer than N/K plus the largest
+      class.
     - ``plain``: the same without the cap and without a minimum.
     - ``fedetf``: Li et al. 2023 (FedETF), the split of their released code: rounded counts, no cap and no
       minimum.
@@ -335,10 +337,9 @@ def _dirichlet_pass(
 
 
 def _cut(indices: IndexArray, shares: npt.NDArray[np.float64]) -> list[IndexArray]:
-    ends = np.floor(np.cumsum(shares) * len(indices)).astype(np.int64)
-    # The cumulative sum may end below 1; the sample this leaves over must not go to a capped last client.
-    ends[np.flatnonzero(shares)[-1] :] = len(indices)
-    return np.split(indices, ends[:-1])
+    # Where the cumulative sum ends below 1, the released code gives the sample that is left over to the last client,
+    # even to a full one, and later draws depend on it.
+    return np.split(indices, np.floor(np.cumsum(shares)[:-1] * len(indices)).astype(np.int64))
 
 
 def _rounded(by_class: _ByClass, clients: int, alpha: float, rng: np.random.RandomState) -> list[IndexArray]:

@@ -206,7 +206,7 @@ class Client:
             settings,
             generator(self._seed, "batches", self.round, self.id, label),
             self.samples.prepare.draws,
-            single=not network.has_batch_norm,
+            batch_norm=network.has_batch_norm,
         )
         step = Step(
             self._composition,

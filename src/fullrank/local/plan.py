@@ -5,12 +5,16 @@ It is made on the host, from the seed, before training, so that every engine tra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from fullrank.local.settings import Settings
+
+ENOUGH_SAMPLES = 16
+"""Samples over which the statistics of BatchNorm are good enough for a step."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,7 @@ class Plan:
     draws: np.ndarray
     """Uniform numbers for augmentation, (len(index), draws per sample), float32."""
     skipped: int
-    """The number of batches of a single sample that are left out because of BatchNorm."""
+    """The number of batches left out because they have too few samples for BatchNorm."""
 
     @property
     def steps(self) -> int:
@@ -34,7 +38,23 @@ class Plan:
         return len(self.sizes)
 
 
-def make_plan(samples: int, settings: Settings, rng: np.random.Generator, draws: int = 0, single: bool = True) -> Plan:
+def smallest_batch(batch_size: int) -> int:
+    """Return the number of samples that a last batch needs under `last_batch = "auto"` with BatchNorm.
+
+    Statistics over a few samples are so noisy that a single step on them can ruin the model. Sixteen samples are
+    enough, and so is half of a batch where the user chose small batches.
+    """
+    return min(ENOUGH_SAMPLES, math.ceil(batch_size / 2))
+
+
+def last_batch_too_small(samples: int, batch_size: int) -> bool:
+    """Return whether the last batch of an epoch is one that `last_batch = "auto"` leaves out with BatchNorm."""
+    return samples > batch_size and 0 < samples % batch_size < smallest_batch(batch_size)
+
+
+def make_plan(
+    samples: int, settings: Settings, rng: np.random.Generator, draws: int = 0, batch_norm: bool = False
+) -> Plan:
     """Plan `settings.epochs` passes over the samples, or exactly `settings.steps` batches.
 
     Args:
@@ -42,13 +62,16 @@ def make_plan(samples: int, settings: Settings, rng: np.random.Generator, draws:
         settings: The settings of the fit.
         rng: The generator of all random numbers of the plan.
         draws: The number of random numbers that the augmentation of a sample needs.
-        single: Whether batches of one sample can be trained on; if not, they are omitted and counted.
+        batch_norm: Whether the network has BatchNorm, which cannot be trained on batches of one sample. They are
+            left out and counted, and under `last_batch = "auto"` so is a last batch that is too small.
     """
+    leaves_out = batch_norm and settings.last_batch == "auto" and last_batch_too_small(samples, settings.batch_size)
+    least = smallest_batch(settings.batch_size) if leaves_out else 1 + batch_norm
     batches: list[np.ndarray] = []
     epochs: list[int] = []
     skipped = 0
     for epoch, batch in _passes(samples, settings, rng):
-        if len(batch) == 1 and not single:
+        if len(batch) < least:
             skipped += 1
             if settings.steps and (samples == 1 or settings.batch_size == 1):
                 break  # no number of passes would give a usable batch

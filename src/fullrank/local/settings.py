@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from fullrank.errors import InputError, nearest
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
-LAST_BATCHES = ("keep", "drop", "wrap")
+LAST_BATCHES = ("auto", "keep", "drop", "wrap")
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Settings:
     epochs: int = 1
     steps: int = 0
     batch_size: int = 64
-    last_batch: str = "keep"
+    last_batch: str = "auto"
     optimizer: str = "sgd"
     lr: float = 0.01
     momentum: float = 0.9

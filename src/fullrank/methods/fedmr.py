@@ -26,14 +26,23 @@ if TYPE_CHECKING:
 class FedMR(WithPrototypes):
     """Adds μ1·L_intra + μ2·L_inter: features decorrelated inside each class, classes separated by global prototypes.
 
-    L_intra is (Σ_c (N_c−1)²·mean_{i≠j} r_ij²) / Σ_c N_c with r the correlations inside class c of the batch (`scale`
-    "paper": Eq. 3). L_inter is the mean over classes, samples and other classes j of max(‖z−g_y‖ − ‖z−g_j‖ + margin,
-    0), g the class prototypes of the previous round, and 0 in the first. `reading` selects a variant of L_inter: other
-    classes only among the client's own (`local`), Eq. 4 as printed (`literal`), or only ‖z−g_y‖ (`pull`). `lite` limits
-    L_inter to the first samples of a batch (0: all); with `share`, only a fixed share of the clients ever sends
-    prototypes; `onehot` prototypes are unit vectors, and as with μ2 = 0 none are sent. A client sends nothing about a
-    class of which it has fewer than `min_count` samples: with 0 or 1, the sum of a single sample is that sample's
-    feature.
+    L_intra is computed from the correlations r_ij of features inside each class c of the batch, which has N_c samples
+    of it; a class with a single sample is ignored. The paper and its code define it in two scales:
+
+    scale = "code" (default): (Σ_c (N_c−1)²·mean of r_ij² over i ≠ j) / Σ_c N_c, as in the authors' released code. Their
+    μ1 = 0.01 is meant in this scale.
+
+    scale = "paper": the mean over classes of Σ r_ij² over all i and j, which is Eq. 3 with one normaliser throughout:
+    as printed, Eq. 3 standardises with 1/N_c but averages with 1/(N_c−1), which multiplies each r_ij by N_c/(N_c−1).
+    Its gradients are some thousand times larger (with 64 samples of each class and 512 features, μ1 = 0.01 in "code" is
+    2.3e-6 here).
+
+    L_inter is the mean over classes, samples and other classes j of max(‖z−g_y‖ − ‖z−g_j‖ + margin, 0), g the class
+    prototypes of the previous round, and 0 in the first. `reading` selects a variant of L_inter: other classes only
+    among the client's own (`local`), Eq. 4 as printed (`literal`), or only ‖z−g_y‖ (`pull`). `lite` limits L_inter to
+    the first samples of a batch (0: all); with `share`, only a fixed share of the clients ever sends prototypes;
+    `onehot` prototypes are unit vectors, and as with μ2 = 0 none are sent. A client sends nothing about a class of
+    which it has fewer than `min_count` samples: with 0 or 1, the sum of a single sample is that sample's feature.
     """
 
     paper = "Fan et al., TMLR 2023"

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fullrank.local.plan import last_batch_too_small
+
 if TYPE_CHECKING:
     from fullrank.runs.assemble import Assembly
+
+CLIENTS_NAMED = 5
 
 
 def cautions(assembly: Assembly) -> list[str]:
@@ -36,4 +40,24 @@ def cautions(assembly: Assembly) -> list[str]:
             f"{torn} groups (samples that belong together, such as those of one patient) have samples at several "
             "clients"
         )
+    found += _small_last_batches(assembly)
     return found
+
+
+def _small_last_batches(assembly: Assembly) -> list[str]:
+    """Warn of last batches that are kept although they are too small for the network's BatchNorm."""
+    settings = assembly.site.settings
+    if settings.last_batch != "keep" or not assembly.network.has_batch_norm:
+        return []
+    sizes = {int(client): assembly.federation.size(client) for client in assembly.federation.seen}
+    rests = {k: n % settings.batch_size for k, n in sizes.items() if last_batch_too_small(n, settings.batch_size)}
+    # A batch of one sample is never trained on.
+    concerned = sorted((k for k, rest in rests.items() if rest > 1), key=rests.__getitem__)
+    if not concerned:
+        return []
+    named = ", ".join(f"client {k} ({rests[k]} of {sizes[k]} samples)" for k in concerned[:CLIENTS_NAMED])
+    more = f" and {len(concerned) - CLIENTS_NAMED} more" if len(concerned) > CLIENTS_NAMED else ""
+    return [
+        f'train.last_batch = "keep" makes a last batch of few samples, whose BatchNorm statistics can ruin the model, '
+        f'at {named}{more}; "auto" leaves it out, "wrap" fills it up'
+    ]

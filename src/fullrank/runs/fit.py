@@ -70,7 +70,8 @@ def fit(
         participation: Clients per round, as a fraction of all clients (float) or a number (int).
         seed: Seed of all random numbers.
         head: Name of the classifier, if it is not the last Linear that a forward pass calls.
-        engine: How clients are trained (`engine.name`). "auto" never means worker processes here.
+        engine: How clients are trained (`engine.name`). "auto" means the serial engine or, for networks of dense layers
+            and at least eight clients per round, the vectorised one; it never means worker processes here.
         device: Device; by default the one of the module.
         out: Run directory. Without one, nothing is written.
         set: Other keys of the experiment, as in `{"data.augment": ["flip"], "data.holdout": 0.2}`.
@@ -162,7 +163,7 @@ def _copied(model: nn.Module) -> nn.Module:
 
 def _allowed_engines(device: str) -> tuple[str, ...]:
     """Return the engines that `auto` may choose. Worker processes, to which not every model can be sent, are not."""
-    return ("cuda",) if device.startswith("cuda") else ("serial",)
+    return ("cuda",) if device.startswith("cuda") else ("serial", "vectorised")
 
 
 def _own_precision(model: nn.Module) -> str:

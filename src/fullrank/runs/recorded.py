@@ -47,13 +47,22 @@ def check_data(path: Path, federation: Federation) -> None:
         InputError: If they are not.
     """
     recorded = read_json(path / "partition.json")
-    for what, before, after in (
-        ("the data set's content", recorded["data"]["fingerprint"], federation.data.fingerprint()),
-        ("the partition", recorded["hash"], federation.hash),
+    kept = path / "partition.safetensors"
+    for what, before, after, advice in (
+        ("the data set's content", recorded["data"]["fingerprint"], federation.data.fingerprint(), ""),
+        (
+            "the partition",
+            recorded["hash"],
+            federation.hash,
+            "; the same keys may give another partition in another version of fullrank, so the run cannot be continued"
+            f' here, but a new run has the partition of this one with data.partition = "{kept}"'
+            if kept.is_file()
+            else "",
+        ),
     ):
         if before != after:
             raise InputError(
-                f'{what} is not what it was when "{path}" was started ({before[:12]}… is now {after[:12]}…)'
+                f'{what} is not what it was when "{path}" was started ({before[:12]}… is now {after[:12]}…){advice}'
             )
 
 
