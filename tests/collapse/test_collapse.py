@@ -390,7 +390,7 @@ def test_moments_reject_what_does_not_go_together():
         moments.merge(other)
     unlabelled = Moments()
     unlabelled.add(z)
-    with pytest.raises(InputError, match="nothing of classes"):
+    with pytest.raises(InputError, match="have no classes"):
         collapse.neural_collapse(unlabelled)
 
 
