@@ -200,7 +200,7 @@ def test_runs_of_one_method_are_told_apart_by_their_hyper_parameters(tmp_path):
     [
         ({"division": "another"}, "their clients have other samples .partition hash split0000000… and another…"),
         ({"fingerprint": "e" * 64}, "their data differ .fingerprint ffffffffffff… and eeeeeeeeeeee…"),
-        ({"train__lr": 0.5}, "train.lr is 0.01 in the first, 0.5 in the second"),
+        ({"train__lr": 0.5}, "train.lr is 0.1 in the first, 0.5 in the second"),
         ({"accuracy": [0.1, 0.2]}, "train.rounds is 1 in the first, 2 in the second"),
         ({"engine__precision": "float64"}, "engine.precision"),
         ({"seed": 1, "fingerprint": "e" * 64}, "their data differ"),

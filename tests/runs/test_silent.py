@@ -140,8 +140,8 @@ def fewer_holdouts(saved):
     [
         (negative, "its sizes do not add up"),
         (twice_over, "belong to several clients"),
-        (outside, "does not have"),
-        (below, "does not have"),
+        (outside, "are outside the 1437 samples"),
+        (below, "are outside the 1437 samples"),
         (fewer_holdouts, "hold-outs of 2"),
     ],
 )
