@@ -145,7 +145,7 @@ class Run:
                 return one
         if stage == "personalised":
             raise InputError(
-                f'the method "{self.experiment.method.name}" does not personalise; take the stage "received" or "local"'
+                f'the method "{self.experiment.method_label}" does not personalise; take the stage "received" or "local"'
             )
         raise InputError(f'there is no stage "{stage}" of a client\'s model; {nearest(str(stage), known)}')
 
