@@ -305,7 +305,8 @@ class Network:
         Neck and dropout, which come before z or after it, are left out. Buffers of the classifier do not change.
         """
         head, dtype = self.head, self.dtype
-        given = {local: tensors[name] for local, name in self._head_entries().items() if name in tensors}
+        entries = self.fact("entries of the head", self._head_entries)
+        given = {local: tensors[name] for local, name in entries.items() if name in tensors}
         for local, _ in head.named_buffers():
             if local in given:
                 given[local] = given[local].clone()
