@@ -59,7 +59,9 @@ def test_the_page_runs(tmp_path):
     text = PAGE.read_text()
     for body in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         (tmp_path / body.splitlines()[0].removeprefix("# ")).write_text(body)
-    commands = [line for line in re.findall(r"^    (.*)$", text, re.MULTILINE) if line.startswith(("python", "fullrank"))]
+    commands = [
+        line for line in re.findall(r"^    (.*)$", text, re.MULTILINE) if line.startswith(("python", "fullrank"))
+    ]
     assert len(commands) == 5
     for command in commands:
         started = command.replace("python", sys.executable, 1).replace("fullrank ", f"{sys.executable} -m fullrank ", 1)

@@ -99,7 +99,9 @@ def check(
     `checksums`: damage to any tensor that the method left on disk is noticed. `exchange`: uploads have the same names
     and shapes in every round, and nothing personal is exchanged. `uploads`: the method declares everything that its
     clients send besides the model. `head`: it works with a module whose classifier has another name than that of the
-    library's networks, unless the method asks for a network (`tried_on`). `settings` are further keys of the experiment, `module` another model.
+    library's networks, unless the method asks for a network (`tried_on`).
+
+    `settings` are further keys of the experiment, `module` another model.
 
     >>> from fullrank.testing import check
     >>> print(check("fedprox", only=["degenerate"]).results)
@@ -453,6 +455,7 @@ class OtherNames(nn.Module):
         self.top = nn.ModuleDict({"hidden": nn.Linear(24, width), "scores": nn.Linear(width, classes)})
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the logits."""
         hidden: Tensor = self.top["hidden"](self.stem(x).flatten(1)).relu()
         scores: Tensor = self.top["scores"](hidden)
         return scores

@@ -77,7 +77,17 @@ def test_tables_of_a_comparison(module, tmp_path, capsys):
     methods = "fedavg,labelled:Entropy"
     keys = [f"--set={key}={value}" for key, value in SMALL.items()]
     status, out, _ = command(
-        "compare", "--methods", methods, "--seeds", "0", "--jobs", "1", *keys, "--out", str(tmp_path / "all"), capsys=capsys
+        "compare",
+        "--methods",
+        methods,
+        "--seeds",
+        "0",
+        "--jobs",
+        "1",
+        *keys,
+        "--out",
+        str(tmp_path / "all"),
+        capsys=capsys,
     )
     assert status == 0
     assert "entropy seed 0" in out

@@ -298,7 +298,7 @@ def test_values_are_checked_after_receive():
         def receive(self, server, tree):
             return {name: value / 0 for name, value in tree.items()}
 
-    with pytest.raises(ClientFailed, match="in its w, 0.weight is not finite"):
+    with pytest.raises(ClientFailed, match=r"in its w, 0\.weight is not finite"):
         one_round(Infinite())
 
 
@@ -334,5 +334,5 @@ def test_public_names():
 
 
 def test_a_failing_check_names_the_method():
-    with pytest.raises((CheckFailed, InputError), match="server.w"):
+    with pytest.raises((CheckFailed, InputError), match=r"server\.w"):
         check(ForgetsReceive(), only=["exchange"])

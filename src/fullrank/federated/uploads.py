@@ -52,7 +52,8 @@ class ExpectedUploads:
     """The form of what clients send after training and as the answer to each query.
 
     A method that declares `uploads`, or changes what is sent of the weights (`upload`), runs once on the synthetic
-    client. The others send the weights and the BatchNorm statistics only, unless a client sends something else and the synthetic client does so too (`renew`).
+    client. The others send the weights and the BatchNorm statistics only, unless a client sends something else and the
+    synthetic client does so too (`renew`).
 
     Each function takes a job of the synthetic client under the current model.
     """

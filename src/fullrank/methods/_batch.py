@@ -48,8 +48,8 @@ class Batch:
     """`head(z)`: logits (M, C) of the current classifier for any representations (M, d), without dropout. Gradients
     pass to the classifier and to z."""
     features: Callable[[Tree], Tensor]
-    """`features(tree)`: z of this batch under other weights, in eval mode, without gradient. Entries that the tree lacks
-    are as received."""
+    """`features(tree)`: z of this batch under other weights, in eval mode, without gradient. Entries that are not in
+    the tree are as received."""
     logits_at: Callable[[Tree], Tensor]
     """`logits_at(tree)`: logits of this batch under other weights, such as a teacher's; otherwise like `features`."""
     grad_at: Callable[[Tensors], Tensors]

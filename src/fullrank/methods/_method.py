@@ -37,7 +37,7 @@ class Method:
     `grad` must be pure functions of tensors: no `.item()`, no Python branch on data, no boolean indexing. Trees are
     never written in place; a new value is a new tree.
 
-    A hook receives the batch (`fullrank.Batch`), the client (`fullrank.Client`) or the server (`fullrank.Server`), whose
+    A hook receives a batch (`fullrank.Batch`), a client (`fullrank.Client`) or the server (`fullrank.Server`), whose
     documentation lists their members; docs/methods.md walks through a whole method.
 
     Hooks of composed methods run one after the other (chained), are added up (summed), or can be defined by one method
