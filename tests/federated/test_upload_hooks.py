@@ -15,6 +15,7 @@ from fullrank.errors import ClientFailed, InputError, WroteInPlace
 from fullrank.runs.assemble import assemble
 from fullrank.testing import CheckFailed, check
 from fullrank.trees import norm, pointwise, zeros
+from hook_methods import TopK
 from small import blobs, normed, plain, put_together
 
 QUICK = ("writes", "trace", "engines", "resume", "exchange", "uploads", "head")
@@ -28,34 +29,6 @@ class Half(Method):
 
     def upload(self, client, tree):
         return {name: value.half() for name, value in tree.items()}
-
-
-@dataclass(frozen=True)
-class TopK(Method):
-    """Sends the largest changes of the weights and their places; what was left out is added the next time."""
-
-    sends = "the largest changes of the weights, BatchNorm statistics, the number of samples"
-    keeps = "the changes that it has not sent yet, as large as the weights"
-    share: float = 0.1
-
-    def client_state(self, client):
-        return {"left": zeros(client.w0)}
-
-    def upload(self, client, tree):
-        change = {name: tree[name] - w0 + client.own["left"][name] for name, w0 in client.w0.items()}
-        flat = torch.cat([value.flatten() for value in change.values()])
-        places = flat.abs().topk(max(1, int(self.share * len(flat)))).indices
-        left = flat.index_fill(0, places, 0).split([value.numel() for value in change.values()])
-        client.own = {
-            "left": {name: part.view_as(value) for (name, value), part in zip(change.items(), left, strict=True)}
-        }
-        return {"places": places, "values": flat[places]}
-
-    def receive(self, server, tree):
-        sizes = [value.numel() for value in server.w.values()]
-        flat = tree["values"].new_zeros(sum(sizes)).index_put((tree["places"],), tree["values"])
-        parts = zip(server.w.items(), flat.split(sizes), strict=True)
-        return {name: value + part.view_as(value) for (name, value), part in parts}
 
 
 @dataclass(frozen=True)

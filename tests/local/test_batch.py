@@ -17,26 +17,10 @@ from fullrank.models.network import Network
 from fullrank.runs.assemble import assemble
 from fullrank.testing import CheckFailed, check
 from fullrank.trees import zeros
+from hook_methods import Distils
 from small import assert_same_bits, blobs, normed, plain, put_together
 
 SMALL = {"data.clients": 3, "model.name": "mlp", "model.width": 8, "train.batch_size": 16, "train.steps": 3}
-
-
-@dataclass(frozen=True)
-class Distils(Method):
-    """Distils what the received model says of classes into the client's, and classifies noisy representations."""
-
-    beta: float = 1.0
-    neutral = {"beta": 0.0}
-
-    def loss(self, b):
-        teacher = b.logits_at(b.w0).softmax(1)
-        noisy = b.head(b.z + 0.1 * b.fixed["noise"])
-        return self.beta * (F.kl_div(b.logits.log_softmax(1), teacher, reduction="batchmean") + noisy.square().mean())
-
-    def before(self, client):
-        noise = client.generator("noise").standard_normal(client.network.feature_dim)
-        return {"noise": torch.from_numpy(noise).to(client.counts.device, client.network.dtype)}
 
 
 @pytest.mark.parametrize("name", ["distils", "moon+distils"])

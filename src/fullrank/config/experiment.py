@@ -295,8 +295,9 @@ class Recorded(Experiment):
 
     def _own_name(self, path: str) -> str:
         """Return the name under which the hyper-parameters of a method are recorded; else its import path."""
-        name = path.partition(":")[2].lower()
-        return name if name in self.method.tables else path
+        name, tables = path.partition(":")[2].lower(), self.method.tables
+        own = [table for table in tables if table not in methods.METHODS.own]
+        return name if name in tables else own[0] if len(own) == 1 else path
 
     def hash(self) -> str:
         """Return the hash of the experiment that was run, which imports its methods."""
