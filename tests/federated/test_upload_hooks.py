@@ -12,6 +12,7 @@ from fullrank.config.experiment import Experiment
 from fullrank.engine import ENGINES, EngineOptions, open_engine
 from fullrank.engine.serial import Serial
 from fullrank.errors import ClientFailed, InputError, WroteInPlace
+from fullrank.federated.codec import decode, encode
 from fullrank.runs.assemble import assemble
 from fullrank.testing import CheckFailed, check
 from fullrank.trees import norm, pointwise, zeros
@@ -273,6 +274,29 @@ def test_values_are_checked_after_receive():
 
     with pytest.raises(ClientFailed, match=r"in its w, 0\.weight is not finite"):
         one_round(Infinite())
+
+
+def test_a_client_whose_upload_cannot_be_received_is_left_out():
+    class Spoilt(Half):
+        def upload(self, client, tree):
+            return {name: value * (float("nan") if client.id == 1 else 1) for name, value in tree.items()}
+
+    run = fit(plain(), blobs(), Spoilt(), rounds=1, set={"engine.name": "serial", "run.on_client_error": "skip"})
+    assert list(run.metrics[0]["skipped"]) == ["1"]
+
+
+def test_another_aggregator_takes_what_was_received():
+    settings = {"train.aggregator": "fullrank.federated.aggregation:RunningMean"}
+    want, got = (one_round(TopK(), **some)[0].server.w for some in ({}, settings))
+    assert all(torch.equal(got[name], value) for name, value in want.items())
+
+
+def test_a_compressed_upload_travels_as_bytes():
+    parts = put_together(plain(), blobs(), TopK())
+    result = parts.site.do(parts.server.job("train", 0))
+    sent, same = (found.upload[""]["w"].tree for found in (result, decode(encode(result))))
+    assert {name: value.dtype for name, value in same.items()} == {name: value.dtype for name, value in sent.items()}
+    assert all(torch.equal(same[name], value) for name, value in sent.items())
 
 
 def test_what_a_question_sends_does_not_pass_through():
