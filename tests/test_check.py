@@ -10,7 +10,7 @@ from fullrank.engine.vectorised import Group
 from fullrank.errors import InputError
 from fullrank.testing import CheckFailed, check
 
-QUICK = ("degenerate", "trace", "engines", "resume", "exchange")
+QUICK = ("degenerate", "trace", "engines", "resume", "exchange", "head")
 
 
 @pytest.mark.parametrize("name", methods.available())

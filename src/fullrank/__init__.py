@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from fullrank.deploy.export import export, load_export
     from fullrank.errors import Conflict, FullrankError
     from fullrank.federated.aggregation import Aggregator
-    from fullrank.methods import Method
+    from fullrank.federated.views import ServerView as Server
+    from fullrank.local.views import ClientView as Client
+    from fullrank.methods import Batch, Method
     from fullrank.runs.callbacks import Callback
     from fullrank.runs.fit import fit
     from fullrank.runs.result import Run, load_run
@@ -26,7 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Aggregator",
+    "Batch",
     "Callback",
+    "Client",
     "Comparison",
     "ComparisonCallback",
     "Conflict",
@@ -35,6 +39,7 @@ __all__ = [
     "Mean",
     "Method",
     "Run",
+    "Server",
     "Sum",
     "__version__",
     "collapse",
@@ -62,19 +67,23 @@ _MODULES = {
     "fullrank.deploy.export": ("export", "load_export"),
     "fullrank.errors": ("Conflict", "FullrankError"),
     "fullrank.federated.aggregation": ("Aggregator",),
-    "fullrank.methods": ("Method",),
+    "fullrank.federated.views": ("Server",),
+    "fullrank.local.views": ("Client",),
+    "fullrank.methods": ("Batch", "Method"),
     "fullrank.runs.callbacks": ("Callback",),
     "fullrank.runs.fit": ("fit",),
     "fullrank.runs.result": ("Run", "load_run"),
     "fullrank.runs.run": ("run",),
 }
+_NAME_THERE = {"Client": "ClientView", "Server": "ServerView"}
+"""The names of classes in their modules, where other classes have the public name."""
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name or a subpackage when it is first used, because importing torch takes over a second."""
     if name in _MODULE_OF:
-        found = getattr(importlib.import_module(_MODULE_OF[name]), name)
+        found = getattr(importlib.import_module(_MODULE_OF[name]), _NAME_THERE.get(name, name))
     elif name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     else:

@@ -26,7 +26,7 @@ from fullrank.engine.cuda.engine import Cuda
 from fullrank.engine.machine import threads
 from fullrank.engine.recording import Recording
 from fullrank.engine.serial import Serial
-from fullrank.errors import ClientFailed, InputError, WroteInPlace
+from fullrank.errors import ClientFailed, FullrankError, InputError, WroteInPlace
 from fullrank.local.loop import Eager, Samples
 from fullrank.local.step import Context, Functional, State, Step
 from fullrank.methods import Method
@@ -85,6 +85,7 @@ def check(
         "checksums",
         "exchange",
         "uploads",
+        "head",
     ),
     module: nn.Module | None = None,
     settings: Mapping[str, Any] | None = None,
@@ -97,7 +98,10 @@ def check(
     stopped and resumed ends like one that was not, with clients that train one by one and as a group (`vectorised`).
     `checksums`: damage to any tensor that the method left on disk is noticed. `exchange`: uploads have the same names
     and shapes in every round, and nothing personal is exchanged. `uploads`: the method declares everything that its
-    clients send besides the model. `settings` are further keys of the experiment, `module` another model.
+    clients send besides the model. `head`: it works with a module whose classifier has another name than that of the
+    library's networks, unless the method asks for a network (`tried_on`).
+
+    `settings` are further keys of the experiment, `module` another model.
 
     >>> from fullrank.testing import check
     >>> print(check("fedprox", only=["degenerate"]).results)
@@ -117,6 +121,7 @@ def check(
         "checksums": _checksums,
         "exchange": _exchange,
         "uploads": _uploads,
+        "head": _head,
     }
     if unknown := [name for name in only if name not in checks]:
         raise ValueError(f'there is no check "{unknown[0]}"; choose from {", ".join(checks)}')
@@ -439,6 +444,41 @@ def _inspect(name: str, upload: Any, personal: set[str], seen: dict[str, Tree]) 
             before = seen.setdefault(where, sent.tree)
             if problem := misfit(sent.tree, before):
                 raise CheckFailed(f'"{name}" uploads {where} in another form than in an earlier round: {problem}')
+
+
+class OtherNames(nn.Module):
+    """A network as a user may write it: other names than the library's, and the classifier inside another module."""
+
+    def __init__(self, width: int, classes: int):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, 6, 3), nn.BatchNorm2d(6), nn.ReLU(), nn.AdaptiveAvgPool2d(2))
+        self.top = nn.ModuleDict({"hidden": nn.Linear(24, width), "scores": nn.Linear(width, classes)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the logits."""
+        hidden: Tensor = self.top["hidden"](self.stem(x).flatten(1)).relu()
+        scores: Tensor = self.top["scores"](hidden)
+        return scores
+
+
+def _head(trial: Trial) -> str:
+    """Check that the method runs with a module whose classifier is not called `head`."""
+    if trial.module is not None:
+        return "the other checks run with a module already"
+    if any(part.tried_on for part in trial.method.parts):
+        return "the method asks for a network"
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        other = Trial(trial.method, OtherNames(16, 10).double(), {})
+    try:
+        parts = other.trained(_serial)
+        parts.server.finished(_serial(parts))
+    except (ClientFailed, FullrankError) as failure:
+        raise CheckFailed(
+            f'"{trial.method.name}" fails with a model whose classifier is not called head: {failure}; use b.head, '
+            "b.logits_at and network.head_name, or name the network that it needs in tried_on"
+        ) from failure
+    return "holds"
 
 
 def _entries(parts: Assembly) -> Tensors:

@@ -435,7 +435,7 @@ def test_a_failure_in_this_process(capsys):
     assert status == 1
     assert "Traceback" in err
     assert "ownmethods.py" in err
-    assert err.strip().splitlines()[-1].startswith("fullrank: ownmethods:Fails seed 0: client ")
+    assert err.strip().splitlines()[-1].startswith("fullrank: fails seed 0: client ")
 
 
 @pytest.mark.usefixtures("_own_methods")
@@ -476,7 +476,8 @@ def test_runs_of_ones_own_model_and_method_are_compared_where_these_are_not(tmp_
     importlib.invalidate_caches()
     status, out, _ = command("--runs", "a", "b", capsys=capsys)
     assert status == 0
-    assert "ownmethods:Own (own.nu=0.1)" in out
+    assert "own (own.nu=0.1)" in out
+    assert "ownmethods:Own" not in out
     assert run_command("figure", "accuracy", "a", "--out", "a.pdf", capsys=capsys)[0] == 0
     for way in (fullrank.load_run("a", trust=True)._assembled, lambda: fullrank.run(there, "c")):
         with pytest.raises(InputError, match='there is no module "ownmethods"'):

@@ -40,6 +40,7 @@ class Diverges(Method):
 
 
 NAME = "test_compare_failures:Diverges"
+LABEL = "diverges"
 
 
 def compare(*arguments, capsys):
@@ -53,15 +54,15 @@ def test_one_diverging_run_is_marked_and_the_others_continue(jobs, on_error, tmp
     status, text, err = compare(*arguments, "--set", f"run.on_client_error={on_error}", capsys=capsys)
     assert status == 1
     assert err.splitlines()[-1].startswith("fullrank: 1 of 4 runs failed")
-    cells = next(line for line in text.splitlines() if line.startswith(f"{NAME}  ")).split()
+    cells = next(line for line in text.splitlines() if line.startswith(f"{LABEL}  ")).split()
     assert cells[2] == "failed"
     assert "±" not in cells  # one seed is left
-    assert f"{NAME} seed 1: failed: " in text
-    assert f"{NAME} with seed 1 is left out of mean and difference: failed: " in text
+    assert f"{LABEL} seed 1: failed: " in text
+    assert f"{LABEL} with seed 1 is left out of mean and difference: failed: " in text
     assert "3 runs complete, 1 failed" in text
     record = json.loads((out / "comparison.json").read_text())
     (failed,) = record["failed"]
-    assert (failed["method"], failed["seed"]) == (NAME, 1)
+    assert (failed["method"], failed["seed"]) == (LABEL, 1)
     reason = "no client sent anything" if on_error == "skip" else "its upload"
     assert reason in failed["reason"]
     assert len(record["runs"]) == 3
@@ -76,7 +77,7 @@ def test_json_has_the_failures_and_the_same_command_tries_them_again(tmp_path, c
         status, text, _ = compare(*arguments, "--set", "method.diverges.at_server=true", capsys=capsys)
         assert status == 1
         facts = json.loads(text)
-        assert facts["methods"] == [NAME, "fedavg"]
+        assert facts["methods"] == [LABEL, "fedavg"]
         assert [list(row["values"]) for row in facts["rows"]] == [["0"], ["0", "1"]]
         assert facts["rows"][0]["absent"]["1"].endswith(
             "its hook aggregate raised ZeroDivisionError: nothing to divide by"
@@ -90,8 +91,8 @@ def test_json_has_the_failures_and_the_same_command_tries_them_again(tmp_path, c
 
 def test_the_function_returns_what_there_is(tmp_path):
     found = fullrank.compare(QUICK, ["fedavg", NAME], [0, 1], tmp_path / "out", jobs=1)
-    assert list(found.failed) == [(NAME, 1)]
-    assert set(found.runs) == {("fedavg", 0), (NAME, 0), ("fedavg", 1)}
+    assert list(found.failed) == [(LABEL, 1)]
+    assert set(found.runs) == {("fedavg", 0), (LABEL, 0), ("fedavg", 1)}
     assert found.by("loss").failed == found.failed
 
 

@@ -49,7 +49,7 @@ def cuda(slots=3, devices=(CPU,), **options):
 OWN = """
 Variates Counting Previous Sharpness Doubled Prepared PreparedTwice Anchored Sometimes Balanced Shrink HeadThenBody
 SideModel Memory FineTuned OwnNorm OwnHead Frame MovingFrame Projection Prototypes ServerMomentum Even Travelled
-Calibrated
+Calibrated Distils TopK
 """
 METHODS = [*fullrank.methods.available(), "fedprox+feddecorr", "stateful:Variates+fedprox", "stateful:OwnNorms"]
 METHODS += [f"hook_methods:{name}" for name in OWN.split()]
@@ -225,12 +225,13 @@ def test_one_kernel_for_the_optimiser_in_float32():
 
 
 @compiles
-def test_compiled_bfloat16_gathers_the_whole_gradient(monkeypatch):
+@pytest.mark.parametrize("method", ["Shrink", "Distils"])
+def test_compiled_bfloat16_gathers_the_whole_gradient(monkeypatch, method):
     """Slopes of shortened weights, of the others, and of terms that look at the weights themselves."""
     monkeypatch.setattr(
         "fullrank.engine.cuda.engine.Forward", lambda network, stats: Forward(network, stats, "aot_eager")
     )
-    values = {**BASE, "engine.precision": "bfloat16", "method.name": "hook_methods:Shrink+fedprox", "train.steps": 6}
+    values = {**BASE, "engine.precision": "bfloat16", "method.name": f"hook_methods:{method}+fedprox", "train.steps": 6}
     start = assemble(Experiment.of(values)).server.model
     want, _, _ = play(values, Serial, 1)
     got, _, engine = play(values, cuda(1, compile=True), 1)

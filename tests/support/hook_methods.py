@@ -418,3 +418,51 @@ class Calibrated(Method):
         means = total["z"] / total["n"][:, None]
         classes = torch.arange(server.net.num_classes)
         server.w = server.fit_head(means, classes, epochs=self.epochs, lr=0.2, momentum=0.9)
+
+
+# --- The classifier, a teacher, and what is sent of the weights ----------------------------------------
+
+
+@dataclass(frozen=True)
+class Distils(Method):
+    """Distils what the received model says of classes into the client's, and classifies noisy representations."""
+
+    beta: float = 1.0
+    neutral = {"beta": 0.0}
+
+    def loss(self, b):
+        teacher = b.logits_at(b.w0).softmax(1)
+        noisy = b.head(b.z + 0.1 * b.fixed["noise"])
+        return self.beta * (F.kl_div(b.logits.log_softmax(1), teacher, reduction="batchmean") + noisy.square().mean())
+
+    def before(self, client):
+        noise = client.generator("noise").standard_normal(client.network.feature_dim)
+        return {"noise": torch.from_numpy(noise).to(client.counts.device, client.network.dtype)}
+
+
+@dataclass(frozen=True)
+class TopK(Method):
+    """Sends the largest changes of the weights and their places; what was left out is added the next time."""
+
+    sends = "the largest changes of the weights, BatchNorm statistics, the number of samples"
+    keeps = "the changes that it has not sent yet, as large as the weights"
+    share: float = 0.1
+
+    def client_state(self, client):
+        return {"left": zeros(client.w0)}
+
+    def upload(self, client, tree):
+        change = {name: tree[name] - w0 + client.own["left"][name] for name, w0 in client.w0.items()}
+        flat = torch.cat([value.flatten() for value in change.values()])
+        places = flat.abs().topk(max(1, int(self.share * len(flat)))).indices
+        left = flat.index_fill(0, places, 0).split([value.numel() for value in change.values()])
+        client.own = {
+            "left": {name: part.view_as(value) for (name, value), part in zip(change.items(), left, strict=True)}
+        }
+        return {"places": places, "values": flat[places]}
+
+    def receive(self, server, tree):
+        sizes = [value.numel() for value in server.w.values()]
+        flat = tree["values"].new_zeros(sum(sizes)).index_put((tree["places"],), tree["values"])
+        parts = zip(server.w.items(), flat.split(sizes), strict=True)
+        return {name: value + part.view_as(value) for (name, value), part in parts}

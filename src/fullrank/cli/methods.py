@@ -174,7 +174,11 @@ def _worded(seen: dict[str, dict[str, Any]], parts: Assembly) -> dict[str, str]:
         entries = form["entries"]
         like = names.get(frozenset(entries))
         listed = [f"{path} {_symbols(entry['shape'], parts)}" for path, entry in entries.items()]
-        words = like if what in ("w", "buffers") else f"as many numbers as the {like}" if like else ", ".join(listed)
+        if like and what in ("w", "buffers"):
+            kinds = {entry["dtype"] for entry in entries.values()} - {str(parts.network.dtype).removeprefix("torch.")}
+            words = f"{like} in {kinds.pop()}" if what == "w" and kinds else like
+        else:
+            words = f"as many numbers as the {like}" if like else ", ".join(listed)
         if entries:
             worded[what] = f"{form['kind']} of {words}"
     return worded

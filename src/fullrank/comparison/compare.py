@@ -20,7 +20,7 @@ from fullrank.comparison.parallel import (
     run_all,
 )
 from fullrank.comparison.table import Comparison, check_comparable, check_measure, check_value
-from fullrank.config.experiment import Experiment, merged, nested, read_toml
+from fullrank.config.experiment import Experiment, merged, method_labels, nested, read_toml
 from fullrank.engine.machine import cores
 from fullrank.engine.resolve import alongside_others, runs_at_once
 from fullrank.errors import InputError, Interrupted, RunFailed
@@ -81,7 +81,10 @@ def compare(
     folder = Path(out) if out is not None else _named_after(planned)
     if RunDirectory(folder).started:
         raise InputError(f'"{folder}" is a run itself; a comparison holds several, so choose another directory')
-    tasks = {pair: Task(f"{pair[0]} seed {pair[1]}", e, folder / _directory(*pair)) for pair, e in planned.items()}
+    tasks = {
+        (label, seed): Task(f"{label} seed {seed}", e, folder / _directory(name, seed))
+        for label, ((name, seed), e) in zip(method_labels(list(planned.values())), planned.items(), strict=True)
+    }
     existed = folder.exists()
     try:
         failures = _complete(list(tasks.values()), jobs, ComparisonCallbacks(callbacks), folder)

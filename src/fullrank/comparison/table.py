@@ -12,7 +12,7 @@ from typing import Any
 
 from fullrank._version import __version__
 from fullrank.comparison.intervals import interval, std
-from fullrank.config.experiment import Experiment, same
+from fullrank.config.experiment import Experiment, method_labels, same
 from fullrank.errors import InputError, nearest
 from fullrank.metrics.measures import ALWAYS, DOMAIN_ACCURACY, METRICS, Metric, find_metrics, single_numbers
 from fullrank.plugins import GIVEN
@@ -301,12 +301,10 @@ def runs_in(path: Path) -> list[Run]:
 
 def _runs_directly_in(path: Path) -> list[Run]:
     inside = [load_run(inner) for inner in path.iterdir() if RunDirectory(inner).started] if path.is_dir() else []
-    names = [run.experiment.method.name for run in inside]
+    labels = dict(zip(map(_path, inside), method_labels([run.experiment for run in inside]), strict=True))
     record = path / "comparison.json"
-    order = [*(read_json(record)["methods"] if record.exists() else []), *sorted(names)]
-    return sorted(
-        inside, key=lambda run: (order.index(run.experiment.method.name), run.experiment.seed, _path(run).name)
-    )
+    order = [*(read_json(record)["methods"] if record.exists() else []), *sorted(labels.values())]
+    return sorted(inside, key=lambda run: (order.index(labels[_path(run)]), run.experiment.seed, _path(run).name))
 
 
 def _path(run: Run) -> Path:
@@ -320,7 +318,7 @@ def _division(run: Run) -> Any:
 
 def _labels(runs: Sequence[Run]) -> list[str]:
     """Return the method of each run, with the hyper-parameters in which runs of that method differ."""
-    names = [run.experiment.method.name for run in runs]
+    names = method_labels([run.experiment for run in runs])
     tables = [
         {key[len("method.") :]: v for key, v in run.experiment.resolved().flat().items() if key.startswith("method.")}
         for run in runs

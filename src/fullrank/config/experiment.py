@@ -193,6 +193,20 @@ class Experiment(Table):
         return Path("runs") / f"{self.data_label}-{method}-{self.hash()[:8]}"
 
     @property
+    def method_label(self) -> str:
+        """The names of the methods as displays and tables show them: a user's class by its name, not its import path.
+
+        >>> Experiment(method={"name": "fullrank.methods.fedprox:FedProx+feddecorr"}).method_label
+        'fedprox+feddecorr'
+        """
+        pieces = self.method.name.removeprefix(f"{GIVEN}:").split("+")
+        return "+".join(self._own_name(piece) if ":" in piece else piece for piece in pieces)
+
+    def _own_name(self, path: str) -> str:
+        """Return the name of the method behind an import path."""
+        return methods.find(path).name
+
+    @property
     def is_given(self) -> bool:
         """Whether a program gave the data, the model or the method, so that this description cannot repeat the run."""
         return GIVEN in (self.data.name, self.model.name) or self.method.name.startswith(f"{GIVEN}:")
@@ -278,6 +292,12 @@ class Recorded(Experiment):
 
     def _looks_up(self, name: str) -> bool:
         return super()._looks_up(name) and ":" not in name
+
+    def _own_name(self, path: str) -> str:
+        """Return the name under which the hyper-parameters of a method are recorded; else its import path."""
+        name, tables = path.partition(":")[2].lower(), self.method.tables
+        own = [table for table in tables if table not in methods.METHODS.own]
+        return name if name in tables else own[0] if len(own) == 1 else path
 
     def hash(self) -> str:
         """Return the hash of the experiment that was run, which imports its methods."""
@@ -367,6 +387,15 @@ def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def method_labels(experiments: Sequence[Experiment]) -> list[str]:
+    """Return the label of each experiment's method: the import path where two classes have the same name."""
+    names, labels = ([e.method.name for e in experiments], [e.method_label for e in experiments])
+    known: dict[str, set[str]] = {}
+    for name, label in zip(names, labels, strict=True):
+        known.setdefault(label, set()).add(name)
+    return [label if len(known[label]) == 1 else name for name, label in zip(names, labels, strict=True)]
 
 
 def same(a: Any, b: Any) -> bool:

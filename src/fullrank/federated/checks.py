@@ -15,14 +15,18 @@ An upload is rejected, and the client that sent it is named, if
 - the number of samples is not the one that the server knows: as the client's claim, as the weight of its buffers in
   the mean and, unless the method defines `weight`, as the weight of its model (`check_samples`).
 
+Where a method changes what is sent of the weights (`Method.upload`), their form is that of what it sends, and their
+values are checked after `Method.receive`.
+
 A client whose weights are more than `SUSPICIOUS` times as large as both the model that was sent and the median of the
 round's clients is named in a warning.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,34 +67,46 @@ class UploadCheck:
         expected: The form of every upload, without values. If it is empty, the first upload that is accepted
             defines it.
         variances: The names of buffers that cannot be negative.
+        receive: Returns a client's weights from what its methods sent in their place (`Method.upload`); None if clients
+            send the weights themselves.
     """
 
-    def __init__(self, received: Mapping[str, Tree], expected: Upload, variances: Collection[str] = ()):
+    def __init__(
+        self,
+        received: Mapping[str, Tree],
+        expected: Upload,
+        variances: Collection[str] = (),
+        receive: Callable[[Tree], Tree] | None = None,
+    ):
         self.sizes: dict[int, float] = {}
         """The Euclidean norm of the weights of each client whose upload was accepted."""
         self._received = received
         self._expected = expected
         self._variances = variances
+        self._receive = receive
         self._first: Upload = {}
         """The first upload that was accepted, without values."""
         self._outlines: dict[str, dict[str, Any]] = {}
         """The outline of each expected part, so that one comparison accepts most uploads."""
         self._received_size: float | None = None
 
-    def accept(self, client: int, upload: Upload) -> None:
-        """Check one client's upload.
+    def accept(self, client: int, upload: Upload) -> Upload:
+        """Check one client's upload and return it with the weights as the methods received them.
 
         Raises:
             Unusable: If the upload is rejected.
+            InputError: If the methods received something that does not fit the model.
         """
         self._check_form(upload)
-        size = self._check_values(upload)
+        usable = self._with_weights(upload)
+        size = self._check_values(usable)
         if not self._first:
             self._first = form_of(upload)
             for space, parts in upload.items():
                 for name, part in parts.items():
                     self._outlines.setdefault(part_name(space, name), outline(part.tree))
         self.sizes[client] = size
+        return usable
 
     def expect(self, form: Upload) -> None:
         """Expect uploads of another form from now on."""
@@ -121,7 +137,8 @@ class UploadCheck:
             raise OtherForm(f"its uploads differ from {whose} in {', '.join(sorted(misnamed))}")
         for space, parts in upload.items():
             for name, part in parts.items():
-                self._check_part(space, name, part, expected[space][name], {} if space else self._received)
+                as_sent = not space and (name != "w" or self._receive is None)
+                self._check_part(space, name, part, expected[space][name], self._received if as_sent else {})
 
     def _check_part(
         self, space: str, name: str, part: Sum | Mean, like: Sum | Mean, received: Mapping[str, Tree]
@@ -140,6 +157,20 @@ class UploadCheck:
                 raise OtherForm(f"in its {what}, {problem}{first}")
             if problem := misplaced_number(part.tree, reference):
                 raise OtherForm(f"in its {what}, {problem}")
+
+    def _with_weights(self, upload: Upload) -> Upload:
+        """Return an upload with the weights of the model in place of what the methods sent of them."""
+        if self._receive is None:
+            return upload
+        sent, like = upload[""]["w"], self._received["w"]
+        tree = self._receive(sent.tree)
+        if problem := no_tree(tree) or misfit(tree, like) or misplaced_number(tree, like):
+            raise InputError(
+                "what the server receives of the shared weights does not fit the model: "
+                f"{problem}; the hook receive must return the entries of server.w from what the hook upload returned"
+            )
+        weights = {name: tree[name].to(value) for name, value in like.items()}
+        return {**upload, "": {**upload[""], "w": dataclasses.replace(sent, tree=weights)}}
 
     def _check_values(self, upload: Upload) -> float:
         """Reject impossible values; return the norm of the weights."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from fullrank.channels import Traffic
+from fullrank.channels import Traffic, Upload
 from fullrank.errors import ClientFailed, InputError, WroteInPlace, kind_of, said_by
 from fullrank.federated.aggregation import Aggregation, find_aggregator
 from fullrank.federated.checks import OtherForm, OtherSize, Unusable, UploadCheck, check_samples, too_large
@@ -26,7 +26,7 @@ from fullrank.methods._method import Method
 from fullrank.models.entries import Entries
 from fullrank.models.network import Network
 from fullrank.plugins import hooked
-from fullrank.trees import Tensors, Tree, by_name, clone, flatten, misfit, part_of
+from fullrank.trees import Tensors, Tree, by_name, clone, flatten, misfit, part_of, versions
 
 if TYPE_CHECKING:
     from fullrank.engine import Engine
@@ -380,39 +380,55 @@ class Server:
             {} if asks else sent,
             self._expected.form(self._synthetic_job(query)),
             () if asks else self._variances,
+            self._receive if self._composition.encoders and not asks else None,
         )
         return _Intake(query, check, Aggregation(self._aggregator_class, self._aggregator, sent, self.round))
 
+    def _receive(self, tree: Tree) -> Tree:
+        """Return a client's shared weights from what the methods' `upload` sent in their place."""
+        writes = versions(self._state.model, self.own)
+        for part in reversed(self._composition.encoders):
+            try:
+                tree = part.receive(ServerView(self, part, read_only=True), tree)
+            except Exception as error:
+                reason = f'the hook receive of "{part.name}" raised {kind_of(error)}: {said_by(error)}'
+                raise Unusable(reason) from error
+        if versions(self._state.model, self.own) != writes:
+            raise WroteInPlace(self._composition.method.name)
+        return tree
+
     def _succeeds(self, result: Result, skipped: dict[int, str], intake: _Intake | None = None) -> bool:
         """Accept a result and return True. A client that failed stops the run or is skipped (`on_client_error`)."""
+        upload = result.upload
         try:
             _check_result(result)
             if intake is not None and (result.upload or result.steps):
-                self._check_upload(result, intake)
+                upload = self._check_upload(result, intake)
         except ClientFailed as failure:
             if self._stops:
                 raise
             skipped[result.client] = failure.reason
             return False
         if intake is not None and result.client in intake.check.sizes:
-            intake.aggregation.add(result.client, result.upload)
+            intake.aggregation.add(result.client, upload)
         return True
 
-    def _check_upload(self, result: Result, intake: _Intake) -> None:
+    def _check_upload(self, result: Result, intake: _Intake) -> Upload:
+        """Check a client's upload and return it as the aggregator takes it."""
         try:
             own_weight = bool(self._composition.defined("weight"))
             check_samples(result.upload, result.samples, self._sampler.size(result.client), own_weight)
             try:
-                intake.check.accept(result.client, result.upload)
+                return intake.check.accept(result.client, result.upload)
             except OtherForm:
                 form = self._expected.renew(self._synthetic_job(intake.query), bool(intake.check.sizes))
                 if form is None:
                     raise
                 intake.check.expect(form)
-                intake.check.accept(result.client, result.upload)
+                return intake.check.accept(result.client, result.upload)
         except Unusable as problem:
             blame = self._model_at_fault() if isinstance(problem, OtherSize) and self._stops else ""
-            raise ClientFailed(result.client, f"its upload is rejected: {problem}{blame}") from None
+            raise ClientFailed(result.client, f"its upload is rejected: {problem}{blame}") from problem.__cause__
 
     def _model_at_fault(self) -> str:
         """Return a clause about the model that was sent if its loss is not finite even on a synthetic client."""

@@ -9,9 +9,10 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from fullrank.channels import Mean, Upload
+from fullrank.channels import Mean, Sum, Upload
 from fullrank.data.hosted import HostedData
 from fullrank.errors import InputError, WroteInPlace
+from fullrank.federated.checks import no_tree
 from fullrank.local import interrupt
 from fullrank.local.client import Client
 from fullrank.local.loop import Eager, Samples, StepperOf
@@ -313,18 +314,29 @@ class Site:
     def _upload(self, client: Client) -> Upload:
         part, weigh = self.composition.exclusive("weight")
         weight = float(weigh(client.seen_by(part)))
-        upload: Upload = {
-            "": {
-                "w": Mean(client.held.copied(self.entries.shared), weight),
-                "buffers": Mean(client.held.copied(self.entries.buffers), float(client.n)),
-            }
+        w: Tree = client.held.copied(self.entries.shared)
+        model: dict[str, Sum | Mean] = {
+            "w": Mean(w, weight),
+            "buffers": Mean(client.held.copied(self.entries.buffers), float(client.n)),
         }
+        upload: Upload = {"": model}
         for part in self.composition.parts:
             if extra := dict(part.after(client.seen_by(part)) or {}):
                 if reserved := {"w"} & set(extra):
                     raise InputError(f'"{part.name}" cannot upload under the reserved name "{reserved.pop()}"')
                 upload[part.name] = extra
+        if self.composition.encoders:
+            model["w"] = Mean(self._encoded(client, w), weight)
         return upload
+
+    def _encoded(self, client: Client, w: Tree) -> Tree:
+        """Return what the methods send of the shared weights: independent tensors, which no later step changes."""
+        tree = {name: w[name] for name in self.entries.shared}  # in every engine in the same order
+        for part in self.composition.encoders:
+            tree = part.upload(client.seen_by(part), tree)
+            if problem := no_tree(tree):
+                raise InputError(f'"{part.name}".upload must return a tree of tensors: {problem}')
+        return clone(tree)
 
     def _outside_the_state(self) -> Tensors:
         """Return buffers outside the model's state, which must be restored, so that no client affects the next one."""

@@ -51,8 +51,9 @@ class Rehearsal:
 class ExpectedUploads:
     """The form of what clients send after training and as the answer to each query.
 
-    A method that declares `uploads` runs once on the synthetic client. The others send the weights and the BatchNorm
-    statistics only, unless a client sends something else and the synthetic client does so too (`renew`).
+    A method that declares `uploads`, or changes what is sent of the weights (`upload`), runs once on the synthetic
+    client. The others send the weights and the BatchNorm statistics only, unless a client sends something else and the
+    synthetic client does so too (`renew`).
 
     Each function takes a job of the synthetic client under the current model.
     """
@@ -65,7 +66,8 @@ class ExpectedUploads:
     def form(self, job: Job) -> Upload:
         """Return what every client sends, without values; empty where the method cannot run on synthetic data."""
         if job.query not in self._forms:
-            declared = job.query[0] or any(part.uploads for part in self._composition.parts)
+            parts = self._composition.parts
+            declared = job.query[0] or self._composition.encoders or any(part.uploads for part in parts)
             self._forms[job.query] = self._found(job) if declared else _Form(_model_only(job))
         return self._forms[job.query].upload
 

@@ -26,30 +26,42 @@ Query: TypeAlias = Callable[[ClientView], Mapping[str, Sum | Mean]]
 
 
 class ServerView:
-    """The server as the hooks of one method see it.
+    """The server as the hooks of one method see it. Its public name is `fullrank.Server`.
 
     All views show the same server, so what one method assigns is what the next one reads. Only `own` differs: each
     method has its own state.
-
-    Attributes:
-        net: The network, with the values of any client; the global model's are in `w` and `model`.
-        clients: The number of clients that may take part.
     """
 
-    __slots__ = ("_part", "_questions", "_server", "clients", "net")
+    __slots__ = ("_part", "_questions", "_read_only", "_server")
 
-    def __init__(self, server: Server, part: Method, questions: Questions | None = None):
-        self._server, self._part, self._questions = server, part, questions
-        self.net: Network = server.net
-        self.clients: int = server.clients
+    def __init__(self, server: Server, part: Method, questions: Questions | None = None, read_only: bool = False):
+        self._server, self._part, self._questions, self._read_only = server, part, questions, read_only
+
+    @property
+    def net(self) -> Network:
+        """The network, for its sizes and names: `net.num_classes`, `net.feature_dim`, `net.head_name`, `net.dtype`.
+
+        Its values are those of any client; the global model's are in `w` and `model`.
+        """
+        return self._server.net
+
+    @property
+    def clients(self) -> int:
+        """The number of clients that may take part in a round."""
+        return self._server.clients
 
     @property
     def own(self) -> Tree:
-        """The server's state of this method. Assign a new tree to change it."""
+        """The server's state of this method: what `server_state` returned, until a hook assigns another tree.
+
+        Assign a new tree to change it, as in `server.own = {**server.own, "c": c}`; a copy of it is kept. It is part of
+        checkpoints. Entries named in `broadcast` are sent to every client of the next round.
+        """
         return self._server.own.get(self._part.name, {})
 
     @own.setter
     def own(self, tree: Mapping[str, Any]) -> None:
+        self._reject_change()
         self._server.own[self._part.name] = by_name(clone(tree))
 
     @property
@@ -62,7 +74,12 @@ class ServerView:
 
     @w.setter
     def w(self, new: Tensors) -> None:
+        self._reject_change()
         self._server.update_model(new)
+
+    def _reject_change(self) -> None:
+        if self._read_only:
+            raise InputError(f'"{self._part.name}": the hook receive cannot change the server; do it in aggregate')
 
     @property
     def model(self) -> Tensors:
@@ -94,7 +111,11 @@ class ServerView:
         return self._server.ask(query, self._questions)
 
     def generator(self, purpose: str) -> np.random.Generator:
-        """Return a random number generator, which depends on seed, method, purpose and round."""
+        """Return a NumPy generator whose numbers depend on seed, method, purpose and round, and on nothing else.
+
+        Args:
+            purpose: A word that tells this generator from others of the same method.
+        """
         return generator(self._server.seed, "server", self._part.name, purpose, self.round)
 
     def fit_head(self, z: Tensor, y: Tensor, *, epochs: int, batch_size: int = 64, **optimiser: Any) -> Tensors:

@@ -111,7 +111,8 @@ class Client:
     @property
     def w(self) -> Tensors:
         """The shared entries, current."""
-        return {name: tensor.detach() for name, tensor in self.held.some(self.entries.shared).items()}
+        some = self.held.some(self.entries.shared)
+        return {name: some[name].detach() for name in self.entries.shared}
 
     @property
     def trainable(self) -> tuple[str, ...]:
@@ -138,6 +139,10 @@ class Client:
             return True
         rng = generator(self._seed, "share", space, purpose)
         return self.id in rng.choice(self._peers, max(1, round(share * len(self._peers))), replace=False)
+
+    def generator(self, purpose: str, space: str = "") -> np.random.Generator:
+        """Return a generator that depends on seed, method, purpose, round and client."""
+        return generator(self._seed, "client", space, purpose, self.round, self.id)
 
     # Fits
 
@@ -286,17 +291,17 @@ class Client:
     def batch(self, x: Tensor, y: Tensor, space: str = "") -> Batch:
         """Return a batch under the current model in its current mode, as a method's `predict` sees it."""
         self.held.enter()
-        output, model = self._forward(x), self.model
+        out, model = self._forward(x), self.model
 
-        def features(tree: Tree) -> Tensor:
-            return self.network.at({**self._received, **tree}, x).z
+        def output(tree: Tree) -> Output:
+            return self.network.at({**self._received, **tree}, x)
 
         return Batch(
-            output.extras,
+            out.extras,
             x=x,
             y=y,
-            z=output.z,
-            logits=output.logits,
+            z=out.z,
+            logits=out.logits,
             w={name: model[name] for name in self.entries.shared},
             model=model,
             w0=self.w0,
@@ -304,7 +309,9 @@ class Client:
             sent=self.sent.get(space, {}),
             fixed={},
             counts=self.counts,
-            features=features,
+            features=lambda tree: output(tree).z,
+            logits_at=lambda tree: output(tree).logits,
+            head=lambda z: self._network.classified(model, z),
         )
 
     # Parts of a fit

@@ -267,9 +267,9 @@ class Step:
     ) -> Batch:
         model = {**state.rest, **trained, **buffers}
 
-        def features(tree: Tree) -> Tensor:
+        def output_at(tree: Tree) -> Output:
             with torch.no_grad(), self.backend.network.mode(train=False):
-                return self.backend.at({**context.received, **tree}, x).z.detach()
+                return self.backend.at({**context.received, **tree}, x)
 
         return Batch(
             output.extras,
@@ -283,7 +283,9 @@ class Step:
             w0=context.w0 or {name: context.received[name] for name in context.received if name in self.shared},
             counts=context.counts,
             label_smoothing=self.settings.label_smoothing,
-            features=features,
+            features=lambda tree: output_at(tree).z.detach(),
+            logits_at=lambda tree: output_at(tree).logits.detach(),
+            head=lambda z: self.backend.network.classified(model, z),
         )
 
     def _shared_of(self, trained: Tensors, rest: Tensors) -> Tensors:

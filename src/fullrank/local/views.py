@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from torch import Tensor
 
 from fullrank.methods._batch import Batch
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 class ClientView:
     """A client as the hooks of one method see it: its samples, model and state, and the fits that it can run.
 
-    All views of a client show the same client; `own` and `sent` are those of the method whose hook is running.
+    Its public name is `fullrank.Client`. All views of a client show the same client; `own` and `sent` are those of the
+    method whose hook is running. Tensors are on the client's device and in the model's dtype, and are never written in
+    place.
     """
 
     def __init__(self, client: Client, space: str):
@@ -29,7 +32,7 @@ class ClientView:
 
     @property
     def id(self) -> int:
-        """The client's number."""
+        """The client's number, from 0; −1 is the synthetic client that shows the server what clients send."""
         return self._client.id
 
     @property
@@ -44,7 +47,7 @@ class ClientView:
 
     @property
     def counts(self) -> Tensor:
-        """The number of training samples of each class (C,)."""
+        """The number of training samples of each class (C,), as floating numbers."""
         return self._client.counts
 
     @property
@@ -54,7 +57,11 @@ class ClientView:
 
     @property
     def own(self) -> Tree:
-        """This method's state at this client; assign a new tree to change it."""
+        """This method's state at this client: what `client_state` returned, until a hook assigns another tree.
+
+        Assign a new tree to change it; a copy of it is kept until the client's next round, and is part of checkpoints.
+        In the steps of a fit it is `b.own`.
+        """
         state: Tree = self._client.state.get(self._space, {})
         return state
 
@@ -64,12 +71,15 @@ class ClientView:
 
     @property
     def sent(self) -> Tree:
-        """What this method's server half broadcast."""
+        """The entries of this method's server state that `broadcast` names, as the server sent them in this round."""
         return self._client.sent.get(self._space, {})
 
     @property
     def network(self) -> Network:
-        """The network, with the client's entries."""
+        """The network, with the client's entries in it.
+
+        Its sizes and names are `network.num_classes`, `network.feature_dim`, `network.head_name` and `network.dtype`.
+        """
         return self._client.network
 
     @property
@@ -99,11 +109,33 @@ class ClientView:
 
     @property
     def travel(self) -> float:
-        """How far a constant unit gradient would have moved a shared weight in this round's fits."""
+        """How far a constant unit gradient would have moved a shared weight in this round's fits.
+
+        It takes every step's learning rate and the momentum into account, so (w0 − w) / travel is the mean gradient.
+
+        Raises:
+            InputError: If the optimiser is not SGD.
+        """
         return self._client.travel
 
+    def generator(self, purpose: str) -> np.random.Generator:
+        """Return a NumPy generator whose numbers depend on seed, method, purpose, round and client only.
+
+        So every engine and a resumed run draw the same numbers. The steps of a fit (`criterion`, `loss`, `grad`) have
+        no client: numbers for them are drawn in `before` and read as `b.fixed`.
+
+        Args:
+            purpose: A word that tells this generator from others of the same method.
+        """
+        return self._client.generator(purpose, self._space)
+
     def one_of(self, share: float, purpose: str) -> bool:
-        """Return whether this client is in a fixed share of those that may take part, chosen by the seed."""
+        """Return whether this client is in a fixed share of those that may take part, the same in every round.
+
+        Args:
+            share: The share of the clients, above 0 and at most 1.
+            purpose: A word that tells this draw from others of the same method.
+        """
         return self._client.one_of(share, purpose, self._space)
 
     def fit(
@@ -126,11 +158,14 @@ class ClientView:
             steps: The number of batches, in place of passes.
             model: The tree that a side fit starts from. A side fit leaves the client's model as it is, draws its own
                 batches, and applies no drift corrections.
-            loss: A further term of the loss in this fit.
-            criterion: A criterion in place of the method's.
+            loss: A function of a `Batch` that returns a further term of the loss in this fit.
+            criterion: A function of a `Batch` in place of the method's criterion.
             stats: "freeze" keeps norm layers in evaluation mode.
             optimiser: Settings such as `lr` and `momentum`. If any is given, the fit has a separate optimiser;
                 otherwise all fits of the round share one.
+
+        Returns:
+            All entries of the trained model by name; of a side fit, as copies.
         """
         return self._client.fit(
             only,
@@ -153,13 +188,26 @@ class ClientView:
         self._client.mark()
 
     def features(self, batch_size: int = 0) -> tuple[Tensor, Tensor]:
-        """Return z and y of all training samples under the current model: evaluation mode, no augmentation."""
+        """Return z (n, d) and y (n,) of all training samples under the current model, in eval mode, not augmented.
+
+        Args:
+            batch_size: Samples per forward; 0 takes as many as suit the device.
+        """
         return self._client.features(batch_size)
 
     def prototypes(self, normalise: bool = False) -> tuple[Tensor, Tensor]:
-        """Return class sums (C, d) of z and class counts (C,); zeros for the classes that the client lacks."""
+        """Return class sums (C, d) of z and class counts (C,); zeros for the classes that the client lacks.
+
+        Args:
+            normalise: Whether each z is scaled to unit length first.
+        """
         return self._client.prototypes(normalise)
 
     def batch(self, x: Tensor, y: Tensor) -> Batch:
-        """Return a batch under the current model in its current mode, as `predict` sees it."""
+        """Return a batch under the current model in its current mode, as `predict` sees it.
+
+        Args:
+            x: Inputs, prepared as the model takes them.
+            y: Their labels (N,).
+        """
         return self._client.batch(x, y, self._space)

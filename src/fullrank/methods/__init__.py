@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from typing import Any, get_type_hints
 
 from fullrank.errors import InputError, checked, nearest, not_a_table
+from fullrank.methods._batch import Batch
 from fullrank.methods._compose import Composed, Composition, defines
 from fullrank.methods._method import Method
 from fullrank.plugins import Registry
 
-__all__ = ["METHODS", "Composed", "Composition", "Method", "available", "build", "defines", "find"]
+__all__ = ["METHODS", "Batch", "Composed", "Composition", "Method", "available", "build", "defines", "find"]
 
 
 def _library() -> dict[str, type[Method]]:

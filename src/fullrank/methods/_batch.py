@@ -11,41 +11,49 @@ from fullrank.trees import Tensors, Tree
 
 
 class Batch:
-    """One batch, with everything that a method may use.
+    """One batch of a client's samples, as `criterion`, `loss`, `grad` and `predict` see it.
 
-    Tensors that a head returns in addition to logits are attributes by their names (`b.mu`).
+    N is the number of samples, d the width of the representation, C the number of classes. Tensors that a head returns
+    in addition to logits are attributes by their names (`b.mu` of FedETF). `predict` has no `base`, `grad_at` and
+    `label_smoothing`.
     """
 
     x: Tensor
-    """Inputs, normalised and augmented."""
+    """Inputs (N, …), normalised and augmented."""
     y: Tensor
-    """Labels (N,)."""
+    """Labels (N,), whole numbers."""
     z: Tensor
-    """The representation (N, d), which is the head's input."""
+    """The representation (N, d): the head's input, before dropout."""
     logits: Tensor
     """Scores (N, C)."""
     base: Tensor
-    """The criterion's value."""
+    """The criterion's value, a scalar; for `loss` and `grad`."""
     w: Tensors
-    """Current shared entries."""
+    """The shared entries by name, current."""
     model: Tensors
-    """All current entries."""
+    """All entries by name, current. Names differ between models: use `head` for the classifier."""
     w0: Tensors
-    """Shared entries as received."""
+    """The shared entries by name, as received in this round."""
     own: Tree
-    """This method's client state."""
+    """This method's state at the client, as it was when the fit began."""
     sent: Tree
-    """The entries that this method's server half broadcast."""
+    """The entries of this method's server state that `broadcast` names."""
     fixed: Tree
-    """The result of this method's `before` hook."""
+    """What this method's `before` hook returned for this fit."""
     counts: Tensor
-    """The client's number of samples of each class (C,)."""
+    """The client's number of samples of each class (C,), as floating numbers."""
     label_smoothing: float
     """The value of `train.label_smoothing`, for criteria that support it."""
+    head: Callable[[Tensor], Tensor]
+    """`head(z)`: logits (M, C) of the current classifier for any representations (M, d), without dropout. Gradients
+    pass to the classifier and to z."""
     features: Callable[[Tree], Tensor]
-    """`features(tree)`: z of this batch under other weights, in eval mode, without gradient; the rest as received."""
+    """`features(tree)`: z of this batch under other weights, in eval mode, without gradient. Entries that are not in
+    the tree are as received."""
+    logits_at: Callable[[Tree], Tensor]
+    """`logits_at(tree)`: logits of this batch under other weights, such as a teacher's; otherwise like `features`."""
     grad_at: Callable[[Tensors], Tensors]
-    """`grad_at(w)`: the gradient before this correction, at other values of some or all trained entries."""
+    """`grad_at(w)`: the gradient before this correction, at other values of some or all trained entries; for `grad`."""
 
     def __init__(self, extras: Tensors, **values: Any):
         self.extras = extras
@@ -58,7 +66,7 @@ class Batch:
         raise AttributeError(f"a batch has no {name}" + (f"; the head gives {', '.join(extras)}" if extras else ""))
 
     def but(self, **values: Any) -> Batch:
-        """Return a copy with other values."""
+        """Return a copy with other values, as in `b.but(y=other)`; nothing is computed again."""
         other = object.__new__(Batch)
         other.__dict__ = {**self.__dict__, **values}
         return other

@@ -124,6 +124,15 @@ class Composition:
         return tuple(sorted(self.defined("aggregate"), key=lambda part: not defines(part, "weight")))
 
     @cached_property
+    def encoders(self) -> tuple[Method, ...]:
+        """The parts with `upload` or `receive`, in the order in which `upload` runs; `receive` runs in reverse.
+
+        A part with both can give the weights another form, which no other part would understand. Such parts come last.
+        """
+        parts = (part for part in self.parts if defines(part, "upload") or defines(part, "receive"))
+        return tuple(sorted(parts, key=lambda part: defines(part, "upload") and defines(part, "receive")))
+
+    @cached_property
     def personal(self) -> tuple[str, ...]:
         """All selectors of personal entries."""
         return tuple(selector for part in self.parts for selector in part.personal)

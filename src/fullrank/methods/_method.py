@@ -37,6 +37,9 @@ class Method:
     `grad` must be pure functions of tensors: no `.item()`, no Python branch on data, no boolean indexing. Trees are
     never written in place; a new value is a new tree.
 
+    A hook receives a batch (`fullrank.Batch`), a client (`fullrank.Client`) or the server (`fullrank.Server`), whose
+    documentation lists their members; docs/methods.md walks through a whole method.
+
     Hooks of composed methods run one after the other (chained), are added up (summed), or can be defined by one method
     only (exclusive).
 
@@ -160,6 +163,41 @@ class Method:
     def weight(self, client: ClientView) -> float:
         """Return the client's weight in the mean of the models. Exclusive."""
         return client.n
+
+    def upload(self, client: ClientView, tree: Tree) -> Tree:
+        """Return what the client sends in place of its shared weights: clipped, noised, shifted or compressed. Chained.
+
+        It runs after the `after` hooks of all methods, so it sees their new state, and may itself assign `client.own`
+        (as error feedback does). BatchNorm statistics and what `after` returns do not pass through it.
+
+        What it returns is what crosses to the server, and bytes are counted on it. If it has other names or shapes than
+        the model, the method also defines `receive`. Names, shapes and kinds of numbers must be the same for every
+        client and in every round.
+
+        Args:
+            client: The client.
+            tree: The shared entries by name, or what the method before this one returned.
+
+        Returns:
+            A tree of tensors.
+        """
+        return tree
+
+    def receive(self, server: ServerView, tree: Tree) -> Tree:
+        """Return the shared weights of one client from what its `upload` sent. Chained in reverse order.
+
+        The server calls it for every upload as it arrives, before it checks the result against the model and aggregates
+        it. `server.w` are still the weights that the client received. The hook cannot change the server's state:
+        `aggregate` does that.
+
+        Args:
+            server: The server.
+            tree: What the client sent, or what the method after this one returned.
+
+        Returns:
+            The shared entries, with the names and shapes of `server.w`.
+        """
+        return tree
 
     # The server's round
 

@@ -299,6 +299,42 @@ class Network:
         out: Output = torch.func.functional_call(self._functional, renamed, (x,), tie_weights=False)
         return out if self.half is None else _in_dtype(out, dtype)
 
+    def classified(self, tensors: Mapping[str, Tensor], z: Tensor) -> Tensor:
+        """Return the classifier's logits (N, C) for representations (N, d), with the given entries of the model.
+
+        Neck and dropout, which come before z or after it, are left out. Buffers of the classifier do not change.
+        """
+        head, dtype = self.head, self.dtype
+        entries = self.fact("entries of the head", self._head_entries)
+        given = {local: tensors[name] for local, name in entries.items() if name in tensors}
+        for local, _ in head.named_buffers():
+            if local in given:
+                given[local] = given[local].clone()
+        autocast = contextlib.nullcontext() if self.half is None else torch.autocast(z.device.type, self.half)
+        with self._without_neck(), autocast:
+            result = torch.func.functional_call(head, given, (z,), tie_weights=False)
+        return output_of(result, z).logits.to(dtype)
+
+    def _head_entries(self) -> dict[str, str]:
+        """Return the names of the classifier's entries, inside it and in the model; that of a tied one is the first."""
+        prefix = f"{self.head_name}." if self.head_name else ""
+        first = {other: name for name, other in (self._tied if self._settled else self._find_tied())}
+        kinds = (self.head.named_parameters, self.head.named_buffers)
+        locals_ = [local for named in kinds for local, _ in named(remove_duplicate=False)]
+        return {local: first.get(prefix + local, prefix + local) for local in locals_}
+
+    @contextlib.contextmanager
+    def _without_neck(self) -> Iterator[None]:
+        """Let a neck in front of the classifier pass its input on inside."""
+        if self._neck_hook is None:
+            yield
+            return
+        self._neck_hook.active = False
+        try:
+            yield
+        finally:
+            self._neck_hook.active = True
+
     def _find_tied(self) -> tuple[tuple[str, str], ...]:
         """Return entries that several layers hold, each with a further name.
 
@@ -410,9 +446,10 @@ class _Neck:
 
     def __init__(self, neck: nn.Module):
         self.neck = neck
+        self.active = True
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (self.neck(args[0]), *args[1:])
+        return (self.neck(args[0]), *args[1:]) if self.active else args
 
 
 def _logits_only(module: nn.Module, args: tuple[Any, ...], result: Any) -> Tensor:

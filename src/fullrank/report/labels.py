@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fullrank.config.experiment import same
+from fullrank.config.experiment import method_labels, same
 from fullrank.report.style import line_colours
 from fullrank.runs.result import Run
 
@@ -68,7 +68,10 @@ def names_of(runs: Sequence[Run], *, by_seed: bool = True) -> list[str]:
     The seed is used only if nothing else differs, and directories if settings give no distinct short names. Without
     `by_seed`, runs that differ only in the seed have one name, the method's.
     """
-    tables = [run.experiment.resolved().flat() for run in runs]
+    labels = method_labels([run.experiment for run in runs])
+    tables = [
+        run.experiment.resolved().flat() | {"method.name": label} for run, label in zip(runs, labels, strict=True)
+    ]
     shared = [key for key in tables[0] if all(key in table for table in tables) and not key.startswith(NO_MATTER)]
     varied = [key for key in shared if any(not same(table[key], tables[0][key]) for table in tables)]
     telling = [key for key in varied if key not in LAST]

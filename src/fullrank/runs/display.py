@@ -287,7 +287,7 @@ def choose(quiet: bool, as_json: bool) -> Display:
 def opening(experiment: Experiment, out: Path | None, done: int, clients: int) -> list[str]:
     """Return the first lines of the output of a run."""
     train = experiment.train
-    lines = [f"{experiment.method.name} on {setting(experiment, clients)}, seed {experiment.seed}"]
+    lines = [f"{experiment.method_label} on {setting(experiment, clients)}, seed {experiment.seed}"]
     if out is not None and done >= train.rounds:
         complete = "its only round is" if done == 1 else f"all {done} rounds are"
         if clients:

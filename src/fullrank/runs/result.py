@@ -144,9 +144,8 @@ class Run:
             if one == (stage or known[-1]):
                 return one
         if stage == "personalised":
-            raise InputError(
-                f'the method "{self.experiment.method.name}" does not personalise; take the stage "received" or "local"'
-            )
+            label = self.experiment.method_label
+            raise InputError(f'the method "{label}" does not personalise; take the stage "received" or "local"')
         raise InputError(f'there is no stage "{stage}" of a client\'s model; {nearest(str(stage), known)}')
 
     def _kept(self, client: int) -> Tensors | None:
