@@ -86,10 +86,16 @@ class Registry(Generic[T]):
             return cast(T, import_object(name, key, self.attribute))
         point = self._entry_points().get(name)
         if point is None:
-            hint = nearest(name, self.names())
-            or_else = f", {self._or_else}" if self._or_else else ""
-            raise InputError(f'{key} = "{name}" is not known; {hint}{or_else}, or "package.module:{self.attribute}"')
+            raise InputError(f'{key} = "{name}" is not known; {self._advice(name)}')
         return cast(T, import_object(point.value, key, self.attribute))
+
+    def _advice(self, wrong: str) -> str:
+        """Return what to give in place of an unknown name."""
+        form = " or ".join(filter(None, (self._or_else, f'"package.module:{self.attribute}"')))
+        if not self.names():
+            return f"give {form}"
+        hint = nearest(wrong, self.names())
+        return f"{hint} Otherwise give {form}" if hint.endswith("?") else f"{hint}, or {form}"
 
     def _entry_points(self) -> dict[str, metadata.EntryPoint]:
         return {point.name: point for point in metadata.entry_points(group=f"fullrank.{self.kind}")}

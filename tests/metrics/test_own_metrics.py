@@ -229,7 +229,7 @@ def test_values_that_are_no_numbers_of_json_have_none_in_files():
 
 
 UNKNOWN = {
-    "acuracy": 'evaluate.metrics = "acuracy" is not known; did you mean "accuracy"?, or "package.module:function"',
+    "acuracy": 'evaluate.metrics = "acuracy" is not known; did you mean "accuracy"? Otherwise give ',
     "balanced_accuracy": 'did you mean "balanced-accuracy"?',
     "quality": "known: accuracy, auroc, balanced-accuracy, calibration, loss, macro-f1, per-class, top5",
     "ownmetrics:cohen_kapa": 'the module "ownmetrics" has no function "cohen_kapa"; did you mean "cohen_kappa"?',

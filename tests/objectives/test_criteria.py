@@ -214,7 +214,7 @@ def test_the_default_has_the_directory_and_hash_that_it_always_had():
 
 
 UNKNOWN = {
-    "cross_entropy": 'train.criterion = "cross_entropy" is not known; did you mean "cross-entropy"?, or '
+    "cross_entropy": 'train.criterion = "cross_entropy" is not known; did you mean "cross-entropy"? Otherwise give '
     '"package.module:function"',
     "owncriteria:focall": 'the module "owncriteria" has no function "focall"; did you mean "focal"?',
     "owncriterion:focal": 'there is no module "owncriterion"; did you mean "owncriteria"?',
