@@ -434,13 +434,14 @@ METHODS = {
     "previous+projection+frame+own norm": Previous() + Projection() + Frame() + OwnNorm(),
 }
 SETTINGS = Settings(lr=0.1, momentum=0.9, weight_decay=0.01, decay_on="matrices")
+TABLE = {"train.lr": 0.1, "train.epochs": 1, "train.batch_size": 4}
 
 
 @pytest.fixture(params=list(METHODS))
 def situation(request):
     """Three clients in their second round: a step, and each client's state, context and two batches."""
     clients = blobs((12, 11, 10))
-    assembly = put_together(normed(), clients, METHODS[request.param], {"train.lr": 0.1, "train.batch_size": 4})
+    assembly = put_together(normed(), clients, METHODS[request.param], TABLE)
     assembly.server.run_round(Serial(assembly.site))
     network, cases = assembly.network, []
     for k, (x, y) in enumerate(clients):

@@ -792,6 +792,7 @@ def test_fedrods_generic_path_with_equal_counts_is_fedavg():
 
 def test_fedrod_has_a_global_accuracy_and_a_personal_one(tmp_path):
     values = {"data.holdout": 0.3, "data.clients": 4, "train.rounds": 3, "model.width": 4, "data.alpha": 0.3}
+    values |= {"train.lr": 0.01, "train.epochs": 1}
     run = fullrank.run({**values, "method.name": "fedrod"}, tmp_path / "run")
     summary = run.summary()
     assert set(summary["personal"]) == {"received", "local", "personalised"}

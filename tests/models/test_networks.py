@@ -607,6 +607,7 @@ def test_a_round_with_two_clients(name, tmp_path):
         "data.clients": 2,
         "model.name": name,
         "train.rounds": 1,
+        "train.epochs": 1,
         "train.batch_size": 8,
     }
     run = fullrank.run(values, tmp_path / "out")

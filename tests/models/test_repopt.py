@@ -882,6 +882,7 @@ def test_a_round_of_a_real_network_with_a_file_of_scales(tmp_path):
     values = {"data.name": str(tmp_path / "tiny.npz"), "data.partition": "iid", "data.clients": 2, "train.rounds": 1}
     values |= {"model.name": "repghost-0.5", "model.mode": "repopt", "model.scales": str(path)}
     values |= {"train.batch_size": 8, "method.name": "fedrepopt", "data.normalise": "half"}
+    values |= {"train.lr": 0.01, "train.epochs": 1}
     run = fullrank.run(values, tmp_path / "run")
     assert "cautions" not in run.metrics[0]
     net = run.model()
