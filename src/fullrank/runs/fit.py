@@ -191,7 +191,7 @@ def _reject_to_tear_groups(clients: Sequence[Any], experiment: Experiment) -> No
 
 
 def _reject_arguments(changes: Mapping[str, Any]) -> None:
-    """Of keys that fit takes as arguments, or has no use for because the data come divided."""
+    """Reject keys that fit takes as arguments, or has no use for because the data come divided."""
     taken = {"model": ("name", "head", "start"), "method": ("name",)}
     for table, names in taken.items():
         for name in names:
