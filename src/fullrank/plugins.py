@@ -91,11 +91,14 @@ class Registry(Generic[T]):
 
     def _advice(self, wrong: str) -> str:
         """Return what to give in place of an unknown name."""
-        form = " or ".join(filter(None, (self._or_else, f'"package.module:{self.attribute}"')))
+        other = [self._or_else] * bool(self._or_else)
+        form = f'"package.module:{self.attribute}"'
         if not self.names():
-            return f"give {form}"
+            return f"give {' or '.join([*other, form])}"
         hint = nearest(wrong, self.names())
-        return f"{hint} Otherwise give {form}" if hint.endswith("?") else f"{hint}, or {form}"
+        if hint.endswith("?"):
+            return f"{hint} Otherwise give {' or '.join([*other, form])}"
+        return f"{', '.join([hint, *other])}, or {form}"
 
     def _entry_points(self) -> dict[str, metadata.EntryPoint]:
         return {point.name: point for point in metadata.entry_points(group=f"fullrank.{self.kind}")}
