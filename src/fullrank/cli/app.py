@@ -37,6 +37,7 @@ from fullrank.cli.options import (
 )
 from fullrank.config.experiment import Experiment, parse_overrides
 from fullrank.data.heterogeneity import draw_text
+from fullrank.engine.allocator import keep_freed_memory
 from fullrank.errors import InputError, Interrupted
 from fullrank.local import interrupt
 from fullrank.runs import display
@@ -204,5 +205,6 @@ def main() -> None:
         # its files replaces an installed package.
         sys.path.append("")
     prepare_streams()
+    keep_freed_memory()
     with interrupt.own_process():
         answer(app)

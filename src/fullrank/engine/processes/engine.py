@@ -34,9 +34,6 @@ START = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from fullrank.engine.processes.worker import main; main()"
 )
 
-ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1), "MALLOC_TOP_PAD_": str(2**28)}
-"""Settings of glibc, which would return pages after every step; that takes a third of a large network's time."""
-
 WAKE_SECONDS = 0.2
 
 
@@ -149,7 +146,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             bufsize=0,
             pass_fds=data.descriptors,
-            env={**os.environ, **ALLOCATOR, "OMP_NUM_THREADS": str(threads), _SharedFile.VARIABLE: data.name},
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), _SharedFile.VARIABLE: data.name},
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from fullrank.engine.allocator import keep_freed_memory
 from fullrank.engine.processes.wire import Wire, unpack
 from fullrank.errors import RemoteError, kind_of, said_by
 from fullrank.federated.site import Result, Site
@@ -23,6 +24,7 @@ from fullrank.local import interrupt
 def main() -> None:
     """Serve jobs until the other end of the pipe is gone."""
     interrupt.leave_to_parent()
+    keep_freed_memory()
     wire = _pipes()
     messages: queue.Queue[list[bytearray]] = queue.Queue()
     threading.Thread(target=_listen, args=(wire, messages), daemon=True).start()
