@@ -1,0 +1,268 @@
+"""Reads the published tables: what a paper prints in each cell, and the experiments behind it.
+
+The folder of a paper holds `paper.toml`, a file of settings for each data set (or the name of the paper whose settings
+it shares), and a file for each table. A file of settings is an experiment, with the hyper-parameters of all methods of
+the paper, and `notes`. A file of a table has `rows` and `columns`; both have coordinates, such as `method = "fedavg"` or
+`alpha = 0.05`, and a cell has those of its row and its column:
+
+- `data` names the file of settings, `method` is `method.name`,
+- a coordinate listed in `axes` sets the key that stands there,
+- other coordinates have their keys in `values`, for example `values.clients.50`, where `measure` and `value` may stand
+  besides keys of an experiment,
+- the keys of `set` hold for all cells,
+- a coordinate that is a list stands for all its values: such a cell is the mean over several experiments.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from fullrank import methods
+from fullrank.config.experiment import Experiment, merged, nested, read_toml
+from fullrank.errors import InputError, nearest
+
+FOLDER = Path(__file__).parent
+Kind = Literal["slip", "choice", "note"]
+"""A slip is an error of the paper, a choice something that the paper does not say and that fullrank had to choose."""
+
+
+@dataclass(frozen=True)
+class Printed:
+    """What a paper prints in a cell: the mean over its runs and, where it is printed, their standard deviation.
+
+    >>> Printed.read("64.85 ± 2.01")
+    Printed(mean=64.85, std=2.01)
+    """
+
+    mean: float
+    std: float | None = None
+
+    @classmethod
+    def read(cls, text: str) -> Printed | None:
+        """Read a number with or without a standard deviation; empty text is a cell without a value."""
+        if not text:
+            return None
+        if (match := re.fullmatch(r"(-?[\d.]+)(?: ± ([\d.]+))?", text)) is None:
+            raise InputError(f'"{text}" is not a printed value, as in "64.85 ± 2.01"')
+        return cls(float(match[1]), float(match[2]) if match[2] else None)
+
+    def __str__(self) -> str:
+        """Return the value as it is printed in tables."""
+        return f"{self.mean:.2f}" + (f" ± {self.std:.2f}" if self.std is not None else "")
+
+
+@dataclass(frozen=True)
+class Note:
+    """A sentence about some cells: those of which each coordinate has one of the values that it names."""
+
+    kind: Kind
+    text: str
+    at: Mapping[str, Sequence[str]]
+
+    def holds_for(self, at: Mapping[str, str]) -> bool:
+        """Return whether a cell with these coordinates has the note."""
+        return all(at.get(name) in values for name, values in self.at.items())
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: its coordinates, what is printed, the measure, and the values of its experiments."""
+
+    at: Mapping[str, str]
+    printed: Printed | None
+    measure: str
+    value: str
+    notes: tuple[Note, ...]
+    parts: tuple[Mapping[str, Any], ...]
+    """The values of the experiments: one, or several of which the cell is the mean."""
+
+    @property
+    def name(self) -> str:
+        """The coordinates in one line, as `--cell` of `fullrank reproduce` takes them."""
+        return ",".join(f"{name}={value}" for name, value in self.at.items())
+
+    def experiments(self, seed: int, changes: Mapping[str, Any] | None = None) -> list[Experiment]:
+        """Return the complete experiments of the cell, with a seed and with changes to their keys."""
+        return [Experiment(**merged(merged(part, nested(changes or {})), {"seed": seed})) for part in self.parts]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a paper with all its cells, row by row."""
+
+    name: str
+    title: str
+    paper: str
+    cells: tuple[Cell, ...]
+    rows: tuple[Mapping[str, str], ...]
+    columns: tuple[Mapping[str, str], ...]
+    unavailable: str = ""
+    """Why the values of the table are not available, if they are not."""
+
+    @cached_property
+    def coordinates(self) -> dict[str, list[str]]:
+        """The values of each coordinate, in the order of the table."""
+        found: dict[str, list[str]] = {}
+        for cell in self.cells:
+            for name, value in cell.at.items():
+                known = found.setdefault(name, [])
+                if value not in known:
+                    known.append(value)
+        return found
+
+    def select(self, patterns: Sequence[str]) -> list[Cell]:
+        """Return the cells that match any of the patterns, all without one.
+
+        A pattern gives some coordinates of a cell, as in "method=fedavg,alpha=0.05".
+        """
+        asked = [self._pattern(text) for text in patterns]
+        chosen = [
+            cell
+            for cell in self.cells
+            if not asked or any(all(cell.at.get(name) == value for name, value in one.items()) for one in asked)
+        ]
+        if not chosen:
+            raise InputError(f"no cell of {self.name} is at {' or '.join(patterns)}; `--list` shows the cells")
+        return chosen
+
+    def _pattern(self, text: str) -> dict[str, str]:
+        found = {}
+        for piece in text.split(","):
+            name, equals, value = (part.strip() for part in piece.partition("="))
+            if not equals:
+                raise InputError(f'--cell "{text}": coordinates are written as NAME=VALUE, as in {self.cells[0].name}')
+            if name not in self.coordinates:
+                raise InputError(
+                    f'--cell "{text}": {self.name} has no coordinate "{name}"; {nearest(name, self.coordinates)}'
+                )
+            known = {other.lower(): other for other in self.coordinates[name]}
+            if value.lower() not in known:
+                hint = nearest(value, self.coordinates[name])
+                raise InputError(f'--cell "{text}": {name} has no value "{value}" in {self.name}; {hint}')
+            found[name] = known[value.lower()]
+        return found
+
+
+def available() -> list[str]:
+    """Return the names of all tables, for example "feddecorr-tpami/table-1"."""
+    files = sorted(FOLDER.glob("*/table-*.toml"), key=lambda file: (file.parent.name, _numbers(file.stem)))
+    return [f"{file.parent.name}/{file.stem}" for file in files]
+
+
+def load_table(name: str | Path) -> Table:
+    """Read a table by its name, or from a file of the same form, beside which its settings lie."""
+    file = Path(name) if str(name).endswith(".toml") else FOLDER / f"{name}.toml"
+    if not file.is_file():
+        if str(name).endswith(".toml"):
+            raise InputError(f'"{name}" does not exist')
+        raise InputError(f'there is no table "{name}"; {nearest(str(name), available())}')
+    return _Reader(file).table(str(name))
+
+
+class _Reader:
+    """Reads one file of a table and the files of settings that it names."""
+
+    def __init__(self, file: Path):
+        self.file = file
+        self.content = read_toml(file)
+        self.paper = read_toml(file.parent / "paper.toml")
+        self.settings: dict[str, dict[str, Any]] = {}
+
+    def table(self, name: str) -> Table:
+        content = self.content
+        rows, columns = content.get("rows", []), content.get("columns", [])
+        cells = []
+        for row in rows:
+            printed = row.get("printed", [""] * len(columns))
+            if len(printed) != len(columns):
+                raise InputError(f'"{self.file}": row {row["at"]} has {len(printed)} values for {len(columns)} columns')
+            cells += [self._cell({**row["at"], **column}, text) for column, text in zip(columns, printed, strict=True)]
+        return Table(
+            name,
+            content["title"],
+            self.paper["title"],
+            tuple(cells),
+            tuple(_texts(row["at"]) for row in rows),
+            tuple(_texts(column) for column in columns),
+            content.get("unavailable", ""),
+        )
+
+    def _cell(self, at: Mapping[str, Any], text: str) -> Cell:
+        texts = _texts(at)
+        measure, value = self.content.get("measure", "accuracy"), self.content.get("value", "last")
+        parts = []
+        for one in _each(at):
+            keys = self._keys(one)
+            measure, value = keys.pop("measure", measure), keys.pop("value", value)
+            parts.append(self._experiment(one, keys))
+        notes = [note for source in (self.content, self._settings(at)) for note in _notes(source)]
+        about = tuple(note for note in notes if note.holds_for(texts))
+        return Cell(texts, Printed.read(text), measure, value, about, tuple(parts))
+
+    def _keys(self, at: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keys that coordinates set, and `measure` and `value` where they choose them."""
+        keys: dict[str, Any] = dict(self.content.get("set", {}))
+        axes, values = {"method": "method.name", **self.content.get("axes", {})}, self.content.get("values", {})
+        for name, value in at.items():
+            text = _text(value)
+            if text in values.get(name, {}):
+                keys |= values[name][text]
+            elif name in axes:
+                keys[axes[name]] = value
+            elif name != "data":
+                raise InputError(f'"{self.file}" does not say what {name} = {text} sets')
+        return keys
+
+    def _experiment(self, at: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of the experiment, with the hyper-parameters of the methods that it uses."""
+        settings = {key: value for key, value in self._settings(at).items() if key != "notes"}
+        values = merged(settings, nested(keys))
+        table = values.get("method", {})
+        used = {methods.find(piece).name for piece in table.get("name", "fedavg").split("+")}
+        return {**values, "method": {key: v for key, v in table.items() if key in used or key == "name"}}
+
+    def _settings(self, at: Mapping[str, Any]) -> dict[str, Any]:
+        name = at.get("data", self.content.get("settings"))
+        if name not in self.settings:
+            folder = self.file.parent.parent / self.paper.get("settings", self.file.parent.name)
+            self.settings[name] = read_toml(folder / f"{name}.toml")
+        return self.settings[name]
+
+
+def _notes(source: Mapping[str, Any]) -> Iterator[Note]:
+    for entry in source.get("notes", []):
+        if entry["kind"] not in get_args(Kind):
+            raise InputError(f'"{entry["kind"]}" is not a kind of note: {", ".join(get_args(Kind))}')
+        yield Note(
+            entry["kind"],
+            entry["text"],
+            {
+                name: [_text(value) for value in (values if isinstance(values, list) else [values])]
+                for name, values in entry.get("at", {}).items()
+            },
+        )
+
+
+def _each(at: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the coordinates with one value each, for coordinates of which some have several."""
+    several = [value if isinstance(value, list) else [value] for value in at.values()]
+    for values in itertools.product(*several):
+        yield dict(zip(at, values, strict=True))
+
+
+def _texts(at: Mapping[str, Any]) -> dict[str, str]:
+    return {name: _text(value) for name, value in at.items()}
+
+
+def _text(value: Any) -> str:
+    return " ".join(map(_text, value)) if isinstance(value, list) else str(value)
+
+
+def _numbers(name: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", name)]
