@@ -1,7 +1,7 @@
 """The published tables of the papers that fullrank implements, as experiments that can be run.
 
 A table is a file: what the paper prints in each cell, and the complete experiment behind it. `load_table` reads one,
-and `reproduce` runs its experiments and puts their results beside the printed ones.
+and its cells hold the experiments.
 
 >>> from fullrank import papers
 >>> table = papers.load_table("feddecorr-tpami/table-1")

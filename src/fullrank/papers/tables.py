@@ -2,8 +2,8 @@
 
 The folder of a paper holds `paper.toml`, a file of settings for each data set (or the name of the paper whose settings
 it shares), and a file for each table. A file of settings is an experiment, with the hyper-parameters of all methods of
-the paper, and `notes`. A file of a table has `rows` and `columns`; both have coordinates, such as `method = "fedavg"` or
-`alpha = 0.05`, and a cell has those of its row and its column:
+the paper, and `notes`. A file of a table has `rows` and `columns`. Both have coordinates, such as `method = "fedavg"`
+or `alpha = 0.05`, and a cell has those of its row and its column:
 
 - `data` names the file of settings, `method` is `method.name`,
 - a coordinate listed in `axes` sets the key that stands there,
@@ -156,7 +156,7 @@ def available() -> list[str]:
 
 
 def load_table(name: str | Path) -> Table:
-    """Read a table by its name, or from a file of the same form, beside which its settings lie."""
+    """Read a table by its name, or from a file of the same form in a folder with its settings."""
     file = Path(name) if str(name).endswith(".toml") else FOLDER / f"{name}.toml"
     if not file.is_file():
         if str(name).endswith(".toml"):
