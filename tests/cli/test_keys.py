@@ -73,7 +73,7 @@ def test_a_word_chooses(capsys):
     assert status == 0
     assert out.splitlines()[0] == "[train]"
     assert '  train.last_batch = "auto"  (auto, keep, drop or wrap)' in out.splitlines()
-    for word, hint in {"clientz": 'did you mean "clients"?', "xyz": '"fullrank keys" lists them all'}.items():
+    for word, hint in {"roundz": 'did you mean "rounds"?', "xyz": '"fullrank keys" lists them all'}.items():
         status, _, err = fullrank("keys", word, capsys=capsys)
         assert status == 2
         assert err == f'fullrank: no key of an experiment has "{word}" in its name; {hint}\n'

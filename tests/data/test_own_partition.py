@@ -235,7 +235,7 @@ def test_a_name_in_the_registry_is_known_everywhere(monkeypatch, tmp_path, capsy
     status, out, _ = fullrank("keys", "data.partition", "--json", capsys=capsys)
     known = json.loads(out)["data.partition"]
     assert status == 0
-    assert known["type"].endswith('domain, stripes or "package.module:function"')
+    assert known["type"].endswith('domain, natural, stripes or "package.module:function"')
     assert known["values"][-1] == "stripes"
     with pytest.raises(InputError, match='did you mean "stripes"'):
         Experiment.of({"data.partition": "stirpes"})

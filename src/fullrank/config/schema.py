@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from fullrank.data.augment.pipeline import AUGMENTATIONS
+from fullrank.data.federation import SITE_PARTITIONS
 from fullrank.data.partition import COLUMNS, PARTITIONS, VARIANTS, check_options
+from fullrank.data.sources.load import READING
 from fullrank.data.sources.registry import DATA_SETS
 from fullrank.engine import ENGINES
 from fullrank.engine.resolve import AUTO
@@ -81,8 +83,9 @@ class Data(Table):
     equal: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Samples per client in the domain partition, as a fraction of the size of the smallest domain. 0 gives each
     client all samples of its domain."""
-    clients: Annotated[int, Field(ge=1)] = 10
-    """Number of clients. The domain partition needs as many as there are domains."""
+    clients: Annotated[int, Field(ge=0)] = 10
+    """Number of clients. 0 gives as many as there are domains or natural clients in the data, which is the default of
+    the domain and natural partitions."""
     seed: Annotated[int, Field(ge=-1)] = -1
     """Seed of the partition. -1 uses the seed of the run."""
     unseen: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -91,8 +94,20 @@ class Data(Table):
     """Fraction of each client's samples that is held out to evaluate the client's own model."""
     validation: Share = 0.0
     """Fraction of the training set that is held out as a validation set, to choose settings or the best round."""
-    size: Annotated[int, Field(ge=0)] = 0
-    """Length of the short side of images in pixels; images are resized once, on loading. 0 keeps the stored size."""
+    size: Annotated[int, Field(ge=0)] | Annotated[list[PositiveInt], Field(min_length=2, max_length=2)] = 0
+    """Length of the short side of images in pixels, or [height, width]; images are resized once, on loading. 0 keeps
+    the stored size."""
+    unreadable: Literal["stop", "skip"] = "stop"
+    """Whether image files that cannot be read stop the run or are left out and listed."""
+    label: str = ""
+    """Column or array of the labels, where the data set is a file with columns."""
+    image: str = ""
+    """Column of the paths of images, where the data set is a table that names images."""
+    client: str = ""
+    """Column or array of the natural client of each sample, such as a hospital or a writer."""
+    group: str = ""
+    """Column or array of the group of each sample, such as a patient. The samples of a group are never divided between
+    training, hold-out, validation and test."""
     normalise: Literal["auto", "none", "half"] | Statistics = "auto"
     """Normalisation of inputs: with the statistics of the data set (auto), none, to the range -1 to 1 (half), or with
     { mean = [...], std = [...] }, one number per channel."""
@@ -100,6 +115,19 @@ class Data(Table):
     """Augmentation of training images: the usual one for the data set (auto), none, or a list. Arguments follow a
     colon, as in crop:4 (pixels), rotate:15 (degrees), randaugment:2,9, autoaugment:bins (as in the code of FedDecorr),
     raug:15 (as in the code of FedRepOpt) or mine:Cutout:8."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_many_as_there_are(cls, values: Any) -> Any:
+        """Let the number of clients follow from the data, where they say it and it was not given."""
+        if isinstance(values, dict) and values.get("partition") in SITE_PARTITIONS:
+            return {"clients": 0, **values}
+        return values
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """The keys that say how the files of the data set are read, as `load_dataset` takes them."""
+        return {name: getattr(self, name) for name in READING}
 
     @model_validator(mode="after")
     def _names(self) -> Data:

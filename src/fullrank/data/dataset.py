@@ -17,11 +17,13 @@ from fullrank.errors import InputError
 
 _CHUNK_BYTES = 1 << 24
 MOST_CLASSES = 1_000_000
+IDS = ("domain", "group", "client")
+"""The columns of a split, besides its labels, that it may have: one whole number per sample."""
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Samples with their labels and, if known, the domain and the group of each sample.
+    """Samples with their labels and, if known, the domain, the group and the natural client of each sample.
 
     >>> len(Split(torch.zeros(3, 2), torch.tensor([0, 1, 1])))
     3
@@ -31,13 +33,14 @@ class Split:
     y: Tensor
     domain: Tensor | None = None
     group: Tensor | None = None
+    client: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.x.dim() == 0 or len(self.x) == 0:
             raise InputError(f"x has shape {tuple(self.x.shape)} and no samples; its first axis must be the samples")
         # contiguous, so that equal data give equal bits everywhere
         object.__setattr__(self, "x", self.x.contiguous())
-        for name in ("y", "domain", "group"):
+        for name in ("y", *IDS):
             column: Tensor | None = getattr(self, name)
             if column is not None:
                 # the class is frozen for its users; labels are converted to one dtype at creation
@@ -50,9 +53,8 @@ class Split:
 
     def take(self, index: Tensor) -> Split:
         """Return the samples at these positions, in this order."""
-        domain = None if self.domain is None else self.domain[index]
-        group = None if self.group is None else self.group[index]
-        return Split(self.x[index], self.y[index], domain, group)
+        ids = {name: None if (column := getattr(self, name)) is None else column[index] for name in IDS}
+        return Split(self.x[index], self.y[index], **ids)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +70,9 @@ class DataSet:
     test: Split | None
     classes: tuple[str, ...]
     domains: tuple[str, ...] = ()
+    """The names of the domains, if samples come from domains."""
+    clients: tuple[str, ...] = ()
+    """The names of the natural clients, if each sample belongs to one."""
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     augment: tuple[str, ...] = ()
@@ -81,6 +86,8 @@ class DataSet:
             _reject_outside(split_name, "label", split.y, self.num_classes)
             if self.domains and split.domain is not None:
                 _reject_outside(split_name, "domain", split.domain, len(self.domains))
+            if self.clients and split.client is not None:
+                _reject_outside(split_name, "client", split.client, len(self.clients))
         if self.test is not None:
             self._reject_unlike(self.test.x)
         if (self.mean is None) != (self.std is None):
@@ -125,7 +132,7 @@ class DataSet:
     def _fingerprint(self) -> str:
         digest = hashlib.sha256(json.dumps(self.classes).encode())
         for split_name, split in self._splits():
-            for column in ("x", "y", "domain", "group"):
+            for column in ("x", "y", *IDS):
                 tensor: Tensor | None = getattr(split, column)
                 if tensor is None:
                     continue
@@ -177,7 +184,7 @@ def _reject_not_finite(x: Tensor) -> None:
 
 
 def _reject_outside(split: str, what: str, values: Tensor, count: int) -> None:
-    plural = f"{what}s" if what == "domain" else "classes"
+    plural = "classes" if what == "label" else f"{what}s"
     outside = ((values < 0) | (values >= count)).nonzero()
     if len(outside):
         first = int(outside[0])

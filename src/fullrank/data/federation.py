@@ -22,6 +22,8 @@ from fullrank.files import load_tensors
 from fullrank.randomness import generator, key
 
 CLASSES_NAMED = 10
+SITE_PARTITIONS = {"domain": "domain", "natural": "client"}
+"""The partitions whose clients are the values of a column of the data, and the column."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,10 @@ class Federation:
     pipeline: Pipeline
     unseen: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     """Clients that never train, on which models are evaluated as on new clients."""
+    names: tuple[str, ...] = ()
+    """The name of each client's site, where clients are domains or natural clients of the data."""
+    tests: list[np.ndarray] = field(default_factory=list)
+    """Samples of the test split that come from each client's own site, where clients are sites with a test part."""
 
     @property
     def clients(self) -> int:
@@ -171,7 +177,12 @@ def divide(
     if data.train.group is not None:
         _reject_to_tear_groups(data, how, holdout, validation)
     keep, kept_back = split_by_class(data.train.y.numpy(), 0.0 if itself else validation, seed)
-    samples = {"labels": data.train.y, "domains": data.train.domain, "groups": data.train.group}
+    samples = {
+        "labels": data.train.y,
+        "domains": data.train.domain,
+        "groups": data.train.group,
+        "natural": data.train.client,
+    }
     columns = {name: column.numpy()[keep] for name, column in samples.items() if column is not None}
     found = partition.call(how, columns, keys, options or {})
     parts = [keep[part] for part in found]
@@ -181,7 +192,22 @@ def divide(
         raise InputError("no client has any sample")
     if partition.takes(how, "groups"):
         _reject_torn_groups(data, how, parts)
-    return _held_out(data, parts, kept_back, pipeline, holdout, seed)
+    names, tests = _sites(data, how)
+    return replace(_held_out(data, parts, kept_back, pipeline, holdout, seed), names=names, tests=tests)
+
+
+def _sites(data: DataSet, how: str) -> tuple[tuple[str, ...], list[np.ndarray]]:
+    """Return the names of the sites that the clients of a partition are, and the test samples of each."""
+    column = SITE_PARTITIONS.get(how)
+    train = None if column is None else getattr(data.train, column)
+    if train is None:
+        return (), []
+    assert column is not None
+    there = np.unique(train.numpy())
+    known = data.domains if column == "domain" else data.clients
+    names = tuple(known[int(k)] if known else str(k) for k in there)
+    of_test = None if data.test is None else getattr(data.test, column)
+    return names, [] if of_test is None else [np.flatnonzero(of_test.numpy() == k) for k in there]
 
 
 def given(
@@ -273,7 +299,7 @@ def _saved(data: DataSet, pipeline: Pipeline, path: Path, clients: int, repeats:
         raise InputError(f'data.partition: "{path}" is not a saved partition ({error})') from None
     if bytes(fingerprint).hex() != data.fingerprint():
         raise InputError(f'data.partition: "{path}" divides other data than "{data.name}": their fingerprints differ')
-    if len(lists["train"]) != clients:
+    if clients and len(lists["train"]) != clients:
         raise InputError(
             f'data.clients = {clients}, but the saved partition "{path}" has {len(lists["train"])} clients'
         )

@@ -152,6 +152,15 @@ def by_domain(domains: Labels, equal: bool | float = False, validation: float = 
     return Partition(training, kept_back)
 
 
+def natural_clients(natural: Labels) -> Partition:
+    """Make each natural client of the data a client, in sorted order, with its samples in their own order.
+
+    >>> natural_clients([4, 7, 4])
+    [array([0, 2]), array([1])]
+    """
+    return Partition(_indices_by_value(_as_array(natural, "natural clients")))
+
+
 def hold_out(parts: Sequence[IndexArray], share: float, seed: int) -> tuple[Partition, Partition]:
     """Split the samples of each client at random into training and a personal test set of ⌊share·n⌋ samples.
 
@@ -179,7 +188,7 @@ def call(name: str, data: Mapping[str, Any], keys: Mapping[str, Any], options: M
 
     Args:
         name: A name of the registry, or `package.module:function`.
-        data: `labels`, and `domains` and `groups` where the data have them, one number per sample.
+        data: `labels`, and `domains`, `groups` and `natural` (clients) where the data have them, one number per sample.
         keys: The keys of [data], which partitions take as arguments of the same names.
         options: Further arguments, `data.partition_options`.
 
@@ -240,7 +249,7 @@ def _checked(name: str, found: Any, samples: int, keys: Mapping[str, Any], told:
         found = list(found)
     if not isinstance(found, (list, tuple)):
         raise InputError(f"{where}: its result is of type {type(found).__name__}; it must be a list of index arrays")
-    if len(found) != clients:
+    if clients and len(found) != clients:
         advice = "it must return one array per client" if told else f"set data.clients = {len(found)}"
         raise InputError(f"data.clients = {clients}: {name} divides the data among {len(found)} clients; {advice}")
     parts = [_indices(f"{where}: for client {client}", part, samples) for client, part in enumerate(found)]
@@ -531,7 +540,7 @@ _PATHOLOGICAL_VARIANTS: dict[str, _Deal] = {
     "shards": _shards,
 }
 
-COLUMNS = ("labels", "domains", "groups")
+COLUMNS = ("labels", "domains", "groups", "natural")
 """The arrays with one number per sample that a partition may take."""
 
 VARIANTS = {"dirichlet": tuple(_DIRICHLET_VARIANTS), "pathological": tuple(_PATHOLOGICAL_VARIANTS)}
@@ -546,16 +555,17 @@ PARTITIONS: Registry[Callable[..., Sequence[IndexArray]]] = Registry(
         "pathological": pathological,
         "class-disjoint": class_disjoint,
         "domain": by_domain,
+        "natural": natural_clients,
     },
     or_else="the path of a saved partition.safetensors",
 )
 """The functions that `data.partition` can name.
 
-A function is called with those of these arguments that its signature names: `labels`, `domains` and `groups`, arrays
-with one number per sample; the keys of [data], of which `clients`, `seed` and `alpha` are some; and the user's own
-options, `data.partition_options`. It returns a list with one array of sample indices per client. A function that takes
-`validation` keeps back the validation share itself and returns it in a :class:`Partition`; for others the share is
-drawn beforehand, and they see the rest of the samples, numbered from 0.
+A function is called with those of these arguments that its signature names: `labels`, `domains`, `groups` and
+`natural`, the natural client, arrays with one number per sample; the keys of [data], of which `clients`, `seed` and
+`alpha` are some; and the user's own options, `data.partition_options`. It returns a list with one array of sample
+indices per client. A function that takes `validation` keeps back the validation share itself and returns it in a
+:class:`Partition`; for others the share is drawn beforehand, and they see the rest of the samples, numbered from 0.
 
 >>> def halves(labels, clients, seed, stop=1.0):
 ...     order = np.random.default_rng(seed).permutation(len(labels))

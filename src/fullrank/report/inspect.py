@@ -12,7 +12,7 @@ from torch import nn
 
 from fullrank.collapse import recall
 from fullrank.config.experiment import Experiment, merged
-from fullrank.data import DataSet, Split, load_dataset, resized
+from fullrank.data import DataSet, Split, load_dataset
 from fullrank.engine.machine import threads
 from fullrank.errors import CallFailed, InputError
 from fullrank.federated.site import Stage
@@ -61,7 +61,7 @@ def inspect_run(
     check_model(run, "inspect")
     module = chosen_model(run, client, stage)
     if data:
-        given = resized(load_dataset(data, root, seed=run.experiment.seed), run.experiment.data.size)
+        given = load_dataset(data, root, seed=run.experiment.seed, size=run.experiment.data.size)
         assembly = _with_data_if_there(run)
     else:
         assembly = run._assembled("the model is evaluated on the run's test set")

@@ -14,7 +14,7 @@ from torch import nn
 from fullrank import methods
 from fullrank.config.experiment import Experiment
 from fullrank.config.schema import Statistics
-from fullrank.data import DataSet, Pipeline, Split, load_dataset, resized
+from fullrank.data import DataSet, Pipeline, Split, load_dataset
 from fullrank.data.federation import Federation, divide, keep_unseen
 from fullrank.data.hosted import HostedData
 from fullrank.engine.facts import facts_about
@@ -236,7 +236,7 @@ def federate(experiment: Experiment, data: DataSet | None = None) -> Federation:
         raise InputError(
             f'data.name and data.partition = "{GIVEN}" stand for data that a program hands over to fullrank.fit'
         )
-    data = data or resized(load_dataset(table.name, table.root, seed=experiment.seed), table.size)
+    data = data or load_dataset(table.name, table.root, seed=experiment.seed, **table.reading)
     seed = experiment.seed if table.seed < 0 else table.seed
     keys = {**table.model_dump(exclude={"partition_options"}), "seed": seed}
     divided = divide(data, pipeline(experiment, data), table.partition, keys, table.partition_options)

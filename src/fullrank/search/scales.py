@@ -80,7 +80,7 @@ def search_scales(
     stopped.
     """
     experiment = searched(model, values or {})
-    stored = load_dataset(experiment.data.name, experiment.data.root, seed=experiment.seed)
+    stored = load_dataset(experiment.data.name, experiment.data.root, seed=experiment.seed, **experiment.data.reading)
     federation = _chosen(_divided(experiment, stored), per_class, client, experiment.seed)
     _reject_less_than_a_batch(experiment, len(federation.parts[0]), per_class, client)
     name = Path(out).name.removesuffix(".safetensors")
@@ -133,7 +133,7 @@ def _divided(experiment: Experiment, stored: DataSet) -> Federation:
     data = for_search(stored)
     if not experiment.data.partition.endswith(".safetensors"):
         return federate(experiment, data)
-    as_then = federate(experiment.but(data__augment="none"), resized(stored, experiment.data.size))
+    as_then = federate(experiment.but(data__augment="none"), stored)
     return dataclasses.replace(as_then, data=data, pipeline=pipeline(experiment, data))
 
 

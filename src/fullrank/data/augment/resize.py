@@ -9,6 +9,7 @@ so a resized data set has one fingerprint.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -27,27 +28,28 @@ _WHOLE = 1 << _WEIGHT_BITS
 _CHUNK_BYTES = 1 << 24
 
 
-def resized(data: DataSet, size: int) -> DataSet:
-    """Return the data set with images resized to a short side of `size`, in proportion; 0 changes nothing.
+def resized(data: DataSet, size: int | Sequence[int]) -> DataSet:
+    """Return the data set with images resized to a short side of `size`, in proportion, or to (height, width).
+
+    0 changes nothing.
 
     >>> import fullrank.data
     >>> resized(fullrank.data.load_dataset("digits"), 16).input_shape
     (1, 16, 16)
     """
-    if size < 0:
-        raise InputError(f"data.size = {size}: must be a number of pixels, or 0 to keep the stored size")
     if size == 0:
         return data
+    if isinstance(size, int) and size < 0:
+        raise InputError(f"data.size = {size}: must be a number of pixels, or 0 to keep the stored size")
     if not data.images:
         raise InputError(
             f"data.size = {size}: only 8-bit images can be resized, but samples of {data.name} are"
             f" {data.train.x.dtype} of shape {data.input_shape}; leave it at 0"
         )
     height, width = data.input_shape[1:]
-    short = min(height, width)
-    if size == short:
+    shape = new_shape(height, width, size)
+    if shape == (height, width):
         return data
-    shape = size * height // short, size * width // short
     count = len(data.train) + (0 if data.test is None else len(data.test))
     reject_too_large(f"data.size = {size}: the images", count * data.in_channels * shape[0] * shape[1], "take less")
 
@@ -57,6 +59,19 @@ def resized(data: DataSet, size: int) -> DataSet:
     test = None if data.test is None else changed(data.test)
     # the file has the images before resizing
     return replace(data, train=changed(data.train), test=test, file=None)
+
+
+def new_shape(height: int, width: int, size: int | Sequence[int]) -> tuple[int, int]:
+    """Return height and width of an image after resizing it to `size`, its short side or both.
+
+    >>> new_shape(30, 40, 15), new_shape(30, 40, [8, 8])
+    ((15, 20), (8, 8))
+    """
+    if not isinstance(size, int):
+        tall, wide = size
+        return tall, wide
+    short = min(height, width)
+    return size * height // short, size * width // short
 
 
 def resize(x: Tensor, height: int, width: int) -> Tensor:

@@ -14,16 +14,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fullrank.data.dataset import DataSet, Split
+from fullrank.data.dataset import IDS, DataSet, Split
 from fullrank.data.sources.places import user_cache
 
 LIMIT = 64 * 2**20
 """A data set whose samples have at least this many bytes is kept decoded."""
 
-VERSION = "1"
+VERSION = "2"
 """The version of the files' format; a file of another version is written again."""
 
-_COLUMNS = ("x", "y", "domain", "group")
+_COLUMNS = ("x", "y", *IDS)
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Content:
     test: Split
     classes: tuple[str, ...]
     domains: tuple[str, ...] = ()
+    clients: tuple[str, ...] = ()
 
 
 def cache_folder() -> Path:
@@ -91,6 +92,7 @@ def _keep(path: Path, state: str, data: DataSet) -> None:
         "fingerprint": data.fingerprint(),
         "classes": json.dumps(data.classes),
         "domains": json.dumps(data.domains),
+        "clients": json.dumps(data.clients),
     }
     tensors = {
         f"{split_name}.{column}": tensor.contiguous()
@@ -121,8 +123,8 @@ def _kept(path: Path, state: str, complete: Callable[[Content], DataSet]) -> Dat
             if about.get("version") != VERSION or about.get("sources") != state:
                 return None
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        classes, domains = (tuple(json.loads(about[key])) for key in ("classes", "domains"))
-        content = Content(_split(tensors, "train"), _split(tensors, "test"), classes, domains)
+        names = (tuple(json.loads(about[key])) for key in ("classes", "domains", "clients"))
+        content = Content(_split(tensors, "train"), _split(tensors, "test"), *names)
         data = replace(complete(content), file=path)
         if data.fingerprint() != about["fingerprint"]:
             return None  # the file has changed since; a run's result must not depend on that
@@ -133,4 +135,4 @@ def _kept(path: Path, state: str, complete: Callable[[Content], DataSet]) -> Dat
 
 def _split(tensors: Mapping[str, Tensor], name: str) -> Split:
     x, y = tensors[f"{name}.x"], tensors[f"{name}.y"]
-    return Split(x, y.clone(), tensors.get(f"{name}.domain"), tensors.get(f"{name}.group"))
+    return Split(x, y.clone(), **{column: tensors.get(f"{name}.{column}") for column in IDS})

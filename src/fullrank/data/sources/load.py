@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, Literal
 
+from fullrank.data.augment.resize import resized
 from fullrank.data.dataset import DataSet, Split, class_names, with_classes
 from fullrank.data.sources.memory import as_split, channels_first, is_array, is_pair
 from fullrank.data.sources.npz import from_npz
@@ -15,6 +17,32 @@ from fullrank.data.sources.registry import DATA_SETS
 from fullrank.data.split import split_off_test
 from fullrank.errors import InputError
 from fullrank.plugins import called
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the files of a data set are read: the keys of [data] with these names, which `load_dataset` takes too."""
+
+    size: int | Sequence[int] = 0
+    """Length of the short side of images, or their height and width; 0 keeps the stored size."""
+    unreadable: Literal["stop", "skip"] = "stop"
+    """Whether a file that cannot be read stops the run or is left out."""
+    label: str = ""
+    """The column or array of the labels."""
+    image: str = ""
+    """The column of the paths of images."""
+    client: str = ""
+    """The column or array of the natural client of each sample."""
+    group: str = ""
+    """The column or array of the groups of samples that must not be separated, such as patients."""
+
+    def given(self) -> dict[str, Any]:
+        """Return the keys that differ from their defaults."""
+        return {name: value for name, value in vars(self).items() if value != getattr(Reading, name)}
+
+
+READING = tuple(vars(Reading()))
+"""The names of the keys."""
 
 
 def load_dataset(
@@ -42,7 +70,7 @@ def load_dataset(
         root: The folder of the data set.
         seed: The seed of the test split, for data that come without one.
         num_classes: The number of classes. Without it there is one class more than the largest label.
-        options: Further arguments of a function.
+        options: The keys of :class:`Reading`, and further arguments of a function.
 
     Raises:
         InputError: If the source is not known, is missing, or has no usable data.
@@ -53,6 +81,19 @@ def load_dataset(
     """
     if num_classes is not None and num_classes < 1:
         raise InputError(f"num_classes is {num_classes}; there must be at least one class")
+    reading = Reading(**{name: value for name, value in options.items() if name in READING})  # type: ignore[arg-type]
+    rest = {name: value for name, value in options.items() if name not in READING}
+    return resized(_load(source, root, seed, num_classes, reading, rest), reading.size)
+
+
+def _load(
+    source: object,
+    root: str | Path,
+    seed: int,
+    num_classes: int | None,
+    reading: Reading,
+    options: Mapping[str, object],
+) -> DataSet:
     text = str(source) if isinstance(source, (str, Path)) else ""
     own = text in DATA_SETS.own
     in_file = not own and (text == "npz" or text.endswith(".npz"))
@@ -60,19 +101,30 @@ def load_dataset(
         made = _call(text, root, seed, options)
         if isinstance(made, (str, Path)) and ":" in str(made) and not str(made).endswith(".npz"):
             raise InputError(f'data "{text}" returned "{made}"; it must return data or the path of an .npz file')
-        loaded = load_dataset(made, root, seed=seed, num_classes=num_classes)
+        loaded = _load(made, root, seed, num_classes, reading, {})
         return loaded if isinstance(made, DataSet) else replace(loaded, name=text)
     if options:
         raise InputError(
             f'unknown option "{min(options)}" of load_dataset; only a "package.module:function" takes further options'
         )
+    if own:
+        taken = inspect.signature(DATA_SETS.own[text]).parameters
+        _reject_without_effect(text, reading, [*taken])
+        keys = {name: value for name, value in vars(reading).items() if name in taken}
+        return with_classes(DATA_SETS.own[text](root=root, seed=seed, **keys), num_classes)
+    _reject_without_effect(text or "data in memory", reading, [])
     if not isinstance(source, (str, Path)):
         return _from_memory(source, seed, num_classes)
-    if own:
-        return with_classes(DATA_SETS.own[text](root=root, seed=seed), num_classes)
     if text == "npz" and not str(root):
         raise InputError('data "npz" needs root, the path of the .npz file')
     return from_npz(Path(root) if text == "npz" else _npz_file(text, root), seed, num_classes)
+
+
+def _reject_without_effect(source: str, reading: Reading, taken: Sequence[str]) -> None:
+    """Reject keys that name what this source does not have; the size is that of any images."""
+    for name, value in reading.given().items():
+        if name not in ("size", *taken):
+            raise InputError(f'data.{name} = "{value}": {source} has nothing that this key could name; leave it out')
 
 
 def _npz_file(name: str, root: str | Path) -> Path:
