@@ -534,7 +534,7 @@ def test_a_run_without_probes_is_told_how_to_get_them(tmp_path, runs, capsys, ki
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["spectrum", "plain", "--out", "figure.svg"], ["figure.svg", ".pdf or .png"]),
+        (["spectrum", "plain", "--out", "figure.gif"], ["figure.gif", ".pdf, .png or .svg"]),
         (["spectrum", "plain", "--rounds", "7"], ["no probe of round 7", "it has 1, 2"]),
         (["spectrum", "plain", "even", "--rounds", "1,2"], ["several rounds"]),
         (["spectrum", "plain", "--clients", "77"], ["does not show client 77"]),

@@ -49,7 +49,7 @@ IN_CI: dict[str, int | tuple[str, ...]] = {
     "tests/runs/test_resume.py::test_killed_before_the_first_round_or_after_the_last": 5,
     "tests/runs/test_resume.py::test_killed_in_a_round": ("everything-", "state at clients and server-a local step"),
     "tests/runs/test_silent.py::test_every_network_starts_from_the_same_numbers_in_double_precision": 3,
-    "tests/theory/test_theory.py::test_one_command_a_figure": 3,
+    "tests/cli/test_theory_command.py::test_one_command_a_figure": 3,
 }
 """The repetitions that run in CI, by test."""
 

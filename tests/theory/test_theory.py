@@ -3,7 +3,6 @@
 import importlib
 import itertools
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -16,8 +15,7 @@ import fullrank
 from fullrank import collapse, methods, theory
 from fullrank.errors import InputError
 from fullrank.report.style import drawing
-from fullrank.theory import __main__ as command
-from fullrank.theory import disjoint, linear, panels, sphere_study, theorem, toy_study
+from fullrank.theory import disjoint, figures, linear, panels, sphere_study, theorem, toy_study
 from fullrank.theory.figures import spheres
 
 DEPTHS = (1, 2, 3)
@@ -337,7 +335,7 @@ def test_toy_sphere_in_small(tmp_path):
     assert found[1].effective_rank < 1.7
     assert found[1].accuracy <= 1 / 3 + 1e-9  # it never saw the others
     assert len(theory.toy_sphere(1, samples=20, test=5, epochs=1, rounds=1, local_epochs=1, with_fedmr=False)) == 3
-    command.figures.draw_toy_sphere(found, tmp_path / "toy.png")
+    figures.draw_toy_sphere(found, tmp_path / "toy.png")
     assert (tmp_path / "toy.png").stat().st_size > 10_000
 
 
@@ -416,7 +414,7 @@ def test_unit_sphere_in_small(tmp_path):
     on_the_sphere(found.panels, 10, len(found.panels[0].points))
     assert found.counts.shape == (3, 10)
     assert found.counts.sum() == 1437
-    command.figures.draw_unit_sphere(found, tmp_path / "sphere.pdf")
+    figures.draw_unit_sphere(found, tmp_path / "sphere.pdf")
     assert (tmp_path / "sphere.pdf").read_bytes().startswith(b"%PDF")
     with pytest.raises(InputError, match="tiny"):
         theory.unit_sphere("teny")
@@ -435,96 +433,6 @@ def test_unit_sphere_of_digits():
     equal, unequal, helped = theory.unit_sphere("tiny").panels
     assert equal.effective_rank > unequal.effective_rank
     assert helped.effective_rank > unequal.effective_rank
-
-
-# --- figures --------------------------------------------------------------------------------------
-
-
-def call(*arguments, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["theory", *map(str, arguments)])
-    try:
-        command.main()
-    except SystemExit as stop:
-        return stop.code or 0
-    return 0
-
-
-@pytest.mark.parametrize(
-    ("name", "more", "says"),
-    [
-        ("theorem", ["--examples", 2], "main text's form differs"),
-        ("growth", ["--classes", 4], "two frequent classes: effective rank"),
-        ("disjoint", [], "15.0° off; 45.0°"),
-        ("bound", [], "after one round"),
-        ("alignment", ["--data", "digits"], "epoch 9"),
-    ],
-)
-@pytest.mark.parametrize("suffix", ["png", "pdf"])
-def test_one_command_a_figure(name, more, says, suffix, tmp_path, capsys, monkeypatch):
-    target = tmp_path / "deep" / f"{name}.{suffix}"
-    assert call(name, "--out", target, *more, monkeypatch=monkeypatch) == 0
-    assert says in capsys.readouterr().out
-    assert target.read_bytes().startswith(b"%PDF" if suffix == "pdf" else b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("name", "option", "value", "says"),
-    [
-        ("theorem", "--examples", 0, "must be at least 1"),
-        ("theorem", "--examples", -3, "must be at least 1"),
-        ("growth", "--classes", 0, "must be at least 2"),
-        ("growth", "--classes", 17, "must be at most 16"),
-        ("growth", "--seed", -1, "must be at least 0"),
-        ("alignment", "--lr", 0, "must be a number above 0"),
-        ("alignment", "--lr", "nan", "must be a number above 0"),
-        ("bound", "--p", 2, "must be at most 1"),
-        ("bound", "--p", "nan", "must be at least 0"),
-        ("bound", "--rounds", 0, "must be at least 1"),
-        ("toy-sphere", "--seed", -1, "must be at least 0"),
-    ],
-)
-def test_a_number_out_of_range_is_rejected(name, option, value, says, tmp_path, capsys, monkeypatch):
-    target = tmp_path / "figure.png"
-    assert call(name, "--out", target, option, value, monkeypatch=monkeypatch) == 2
-    assert capsys.readouterr().err == f"fullrank: {option} {value}: {says}\n"
-    assert not target.exists()
-
-
-@pytest.mark.parametrize("name", ["theorem", "growth", "alignment", "disjoint", "bound", "toy-sphere", "unit-sphere"])
-def test_a_file_that_cannot_be_written_is_rejected_at_once(name, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(command, "figures", None)  # which nobody should get to
-    for study in ("aligned_example", "growth", "alignment", "toy_sphere", "unit_sphere"):
-        monkeypatch.setattr(command, study, lambda *_, **__: pytest.fail("computed in vain"))
-    (tmp_path / "file").touch()
-    target = tmp_path / "file" / "x.png"
-    assert call(name, "--out", target, monkeypatch=monkeypatch) == 2
-    assert capsys.readouterr().err == f'fullrank: "{target}" cannot be written: Not a directory\n'
-
-
-def test_the_bound_is_printed_as_it_is_drawn(tmp_path, capsys, monkeypatch):
-    figures = []
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, *_, **__: figures.append(figure))
-    assert call("bound", "--out", tmp_path / "bound.png", "--p", 0.4, "--rounds", 3, monkeypatch=monkeypatch) == 0
-    *printed, explained, _ = capsys.readouterr().out.splitlines()
-    curves = [curve for curve in figures[0].axes[0].lines if not curve.get_label().startswith("_")]
-    assert len(printed) == len(curves) == 4
-    for curve, said in zip(curves, printed, strict=True):
-        p_hat, delta = (float(part.split("=")[1]) for part in said.split(":")[0].split(",")[1:])
-        assert rf"$\hat p$ = {p_hat:g}" in curve.get_label()
-        assert (rf"$\delta$ = {delta:g}" in curve.get_label()) == (delta > 0)
-        _, first, _, last = curve.get_ydata()
-        assert f"{first:.3g} after one round, {last:.3g} after 3" in said
-    assert "δ: margin" in explained
-
-
-def test_figures_without_matplotlib_or_with_another_ending(tmp_path, capsys, monkeypatch):
-    assert call("bound", "--out", tmp_path / "bound.svg", monkeypatch=monkeypatch) == 2
-    assert "must end in .pdf or .png" in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert call("bound", "--out", tmp_path / "bound.png", monkeypatch=monkeypatch) == 2
-    error = capsys.readouterr().err
-    assert "pip install 'fullrank[report]'" in error
-    assert len(error.splitlines()) == 1
 
 
 def test_is_loaded_on_demand():

@@ -22,6 +22,7 @@ from fullrank.cli import methods as methodscli
 from fullrank.cli import models as modelscli
 from fullrank.cli import probes as probescli
 from fullrank.cli import search_scales as searchcli
+from fullrank.cli import theory as theorycli
 from fullrank.cli.options import (
     AsJson,
     Command,
@@ -53,6 +54,7 @@ app = command_group(
 )
 app.add_typer(datacli.app, name="data", rich_help_panel="Data")
 app.add_typer(methodscli.app, name="methods", rich_help_panel="Models and methods")
+app.add_typer(theorycli.app, name="theory", rich_help_panel="Reproduce")
 app.add_typer(benchcli.app, name="bench", rich_help_panel="Tools")
 
 

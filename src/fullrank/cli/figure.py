@@ -18,7 +18,7 @@ def figure_command(
     inputs: Annotated[list[str], typer.Argument(metavar="RUN", help="Run directories, or folders of runs.")],
     out: Annotated[
         str | None,
-        typer.Option("--out", metavar="FILE", help="Output file, .pdf or .png. By default RUN/figures/KIND.pdf."),
+        typer.Option("--out", metavar="FILE", help="Output file: .pdf, .png or .svg. By default RUN/figures/KIND.pdf."),
     ] = None,
     rounds: Annotated[
         str,

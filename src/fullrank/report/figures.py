@@ -29,7 +29,7 @@ KINDS: dict[str, Callable[..., None]] = {
 
 
 def draw_figure(kind: str, runs: Sequence[Run | str | Path], path: str | Path, **options: Any) -> None:
-    """Draw a figure of runs or run directories into a PDF or PNG, one column wide.
+    """Draw a figure of runs or run directories into a PDF, PNG or SVG file, one column wide.
 
     `options` are those of the kind: rounds, clients, top, term. An option that a kind does not have is rejected.
 

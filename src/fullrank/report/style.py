@@ -41,6 +41,8 @@ DARK, LIGHT = (0.0, 0.13, 0.30), (0.85, 0.75, 0.35)
 """Ends of a scale from dark blue to sand, for more lines than the palette has colours."""
 LOCAL = (0, (3, 1.5))
 """The dashes of clients' lines; the global model's are full."""
+UNDATED: dict[str, dict[str, Any]] = {".pdf": {"CreationDate": None}, ".png": {}, ".svg": {"Date": None}}
+"""The formats of figures, with the metadata that leaves out the date, so that the same figure gives the same file."""
 SETTINGS: dict[str, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -54,6 +56,8 @@ SETTINGS: dict[str, Any] = {
     "lines.linewidth": 1.2,
     "legend.frameon": False,
     "pdf.fonttype": 42,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fullrank",
     "mathtext.fontset": "dejavusans",
 }
 
@@ -77,8 +81,8 @@ def drawing(path: str | Path, height: float) -> Iterator[Figure]:
 def figure_file(path: str | Path) -> Path:
     """Return the path of a figure; reject it if the figure could not be drawn or written."""
     target = Path(path)
-    if target.suffix.lower() not in (".pdf", ".png"):
-        raise InputError(f'a figure is written as PDF or PNG, so "{target}" must end in .pdf or .png')
+    if target.suffix.lower() not in UNDATED:
+        raise InputError(f'a figure is written as PDF, PNG or SVG, so "{target}" must end in .pdf, .png or .svg')
     reject_unwritable(target)
     try:
         import matplotlib  # noqa: F401
@@ -91,8 +95,7 @@ def save(figure: Figure, target: Path) -> None:
     """Write a figure, and create its folder if it is missing."""
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        # without the date, so that the same figure gives the same file
-        figure.savefig(target, metadata={"CreationDate": None} if target.suffix.lower() == ".pdf" else None)
+        figure.savefig(target, metadata=UNDATED[target.suffix.lower()])
 
 
 def reject_unwritable(target: Path) -> None:

@@ -1,6 +1,6 @@
 """Numerical checks of the papers' theory, and of errors in its printed form.
 
-Functions return plain numbers and arrays. `python -m fullrank.theory NAME --out FILE.pdf` draws a figure of each study.
+Functions return plain numbers and arrays. `fullrank theory NAME --out FILE.pdf` draws a figure of each study.
 """
 
 from fullrank.theory.aligning import alignment, singular_alignment

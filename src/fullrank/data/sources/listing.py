@@ -16,7 +16,7 @@ class ImageFile(NamedTuple):
     domain: str = ""
     """The domain or site, such as "webcam"; empty for data without domains."""
     group: str = ""
-    """The group of files that must not be separated, such as a patient; empty for a file of its own."""
+    """The group of files that must not be separated, such as a patient; empty for a file without a group."""
 
 
 @dataclass(frozen=True)

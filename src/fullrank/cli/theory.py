@@ -1,4 +1,4 @@
-"""The command `python -m fullrank.theory NAME --out FILE`, which draws one figure and prints its numbers."""
+"""The command `fullrank theory NAME --out FILE`, which draws a figure of the theory and prints its numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from fullrank.cli.options import answer
+from fullrank.cli.options import Command, command_group
 from fullrank.errors import InputError
 from fullrank.report.style import figure_file
 from fullrank.theory import figures
@@ -22,13 +22,7 @@ from fullrank.theory.sphere_study import unit_sphere
 from fullrank.theory.theorem import aligned_example, dropped_share, rates
 from fullrank.theory.toy_study import toy_sphere
 
-app = typer.Typer(
-    help="Draw what the papers' theory says, and print it in numbers.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = command_group("Draw what the papers' theory says, and print it in numbers.", no_args_is_help=True)
 
 
 def _within(least: float, most: float = math.inf) -> Callable[[typer.CallbackParam, float], float]:
@@ -57,35 +51,40 @@ def _figure(path: str) -> str:
 
 
 Out = Annotated[
-    str, typer.Option("--out", metavar="FILE", callback=_figure, help="Where the figure goes: .pdf or .png.")
+    str, typer.Option("--out", metavar="FILE", callback=_figure, help="File of the figure: .pdf, .png or .svg.")
 ]
-Seed = Annotated[
-    int, typer.Option("--seed", callback=_within(0), help="Another number, another draw of everything random.")
-]
+Seed = Annotated[int, typer.Option("--seed", callback=_within(0), help="Seed of all random numbers.")]
 Examples = Annotated[
-    int, typer.Option("--examples", metavar="N", callback=_within(1), help="Random networks of each depth.")
+    int, typer.Option("--examples", metavar="N", callback=_within(1), help="Number of random networks of each depth.")
 ]
 Classes = Annotated[
-    int, typer.Option("--classes", metavar="N", callback=_within(2, WIDTH), help=f"How many classes: 2 to {WIDTH}.")
+    int, typer.Option("--classes", metavar="N", callback=_within(2, WIDTH), help=f"Number of classes, 2 to {WIDTH}.")
 ]
-Data = Annotated[str, typer.Option("--data", metavar="NAME", help="The data set: fashion-mnist, mnist, digits.")]
-From = Annotated[str, typer.Option("--start", metavar="KIND", help="balanced (Assumption 1) or default (PyTorch's).")]
-Rate = Annotated[float, typer.Option("--lr", metavar="RATE", callback=_rate, help="Of plain SGD.")]
+Data = Annotated[str, typer.Option("--data", metavar="NAME", help="Data set: fashion-mnist, mnist or digits.")]
+From = Annotated[
+    str,
+    typer.Option("--start", metavar="KIND", help="Initial weights: balanced (Assumption 1) or default (PyTorch's)."),
+]
+Rate = Annotated[float, typer.Option("--lr", metavar="RATE", callback=_rate, help="Learning rate of plain SGD.")]
 Kept = Annotated[
-    float, typer.Option("--p", metavar="SHARE", callback=_within(0, 1), help="The share of the old error that is kept.")
+    float, typer.Option("--p", metavar="SHARE", callback=_within(0, 1), help="Share of the old error that is kept.")
 ]
-Rounds = Annotated[int, typer.Option("--rounds", metavar="N", callback=_within(1), help="How many rounds are drawn.")]
-Scale = Annotated[str, typer.Option("--size", metavar="SIZE", help="paper (for a GPU), small or tiny.")]
-Project = Annotated[str, typer.Option("--project", metavar="HOW", help="neck (z has three dimensions) or pca.")]
-Device = Annotated[str, typer.Option("--device", metavar="NAME", help="Where to train, as in cuda.")]
-Root = Annotated[str, typer.Option("--root", metavar="DIR", help="Where the data set lies.")]
+Rounds = Annotated[int, typer.Option("--rounds", metavar="N", callback=_within(1), help="Number of rounds to draw.")]
+Scale = Annotated[
+    str, typer.Option("--size", metavar="SIZE", help="Size of the study: paper (for a GPU), small or tiny.")
+]
+Project = Annotated[
+    str, typer.Option("--project", metavar="HOW", help="Projection to three dimensions: neck (z has three) or pca.")
+]
+Device = Annotated[str, typer.Option("--device", metavar="NAME", help="Device of the training, such as cuda.")]
+Root = Annotated[str, typer.Option("--root", metavar="DIR", help="Folder of the data set.")]
 
 
-@app.command("theorem")
+@app.command("theorem", cls=Command)
 def theorem_command(out: Out, examples: Examples = 12) -> None:
     """Compare speeds of singular values, exact and by both forms of FedDecorr's Theorem 1.
 
-    Example: python -m fullrank.theory theorem --out theorem.pdf
+    Example: fullrank theory theorem --out theorem.pdf
     """
     states = {depth: [aligned_example(depth, seed) for seed in range(examples)] for depth in (1, 2, 3)}
     found = {depth: [rates(*state) for state in own] for depth, own in states.items()}
@@ -98,11 +97,11 @@ def theorem_command(out: Out, examples: Examples = 12) -> None:
     _written(out)
 
 
-@app.command("growth")
+@app.command("growth", cls=Command)
 def growth_command(out: Out, classes: Classes = 10, seed: Seed = 0) -> None:
     """Compute singular values under gradient flow, for equal classes and for a client with two frequent ones.
 
-    Example: python -m fullrank.theory growth --out growth.pdf
+    Example: fullrank theory growth --out growth.pdf
     """
     rare = 0.08 / max(1, classes - 2)
     unequal = [0.46, 0.46, *[rare] * (classes - 2)] if classes > 2 else [0.5, 0.5]
@@ -116,7 +115,7 @@ def growth_command(out: Out, classes: Classes = 10, seed: Seed = 0) -> None:
     _written(out)
 
 
-@app.command("alignment")
+@app.command("alignment", cls=Command)
 def alignment_command(
     out: Out, data: Data = "fashion-mnist", root: Root = "", start: From = "balanced", lr: Rate = 0.01, seed: Seed = 0
 ) -> None:
@@ -125,7 +124,7 @@ def alignment_command(
     The settings were found by trying; with --lr 0.05 they do not align. The theorem that assumes it is about gradient
     flow.
 
-    Example: python -m fullrank.theory alignment --out alignment.pdf
+    Example: fullrank theory alignment --out alignment.pdf
     """
     kind: Start = "default" if start == "default" else "balanced"
     if start not in ("balanced", "default"):
@@ -137,11 +136,11 @@ def alignment_command(
     _written(out)
 
 
-@app.command("disjoint")
+@app.command("disjoint", cls=Command)
 def disjoint_command(out: Out) -> None:
     """Compute FedMR §3.2: three classes, two at each client, and how far averaging turns the classifier.
 
-    Example: python -m fullrank.theory disjoint --out disjoint.pdf
+    Example: fullrank theory disjoint --out disjoint.pdf
     """
     figures.draw_disjoint(out)
     found = disjoint_example()
@@ -150,14 +149,14 @@ def disjoint_command(out: Out) -> None:
     _written(out)
 
 
-@app.command("bound")
+@app.command("bound", cls=Command)
 def bound_command(out: Out, p: Kept = 0.25, rounds: Rounds = 8) -> None:
     """Compute the bound of FedMR's Theorem 1 over rounds, on how far a representation is from the best one.
 
-    A prototype keeps the share p of the old error and is exact on the share p̂, which other clients support. In every
+    A prototype keeps the share p of the old error and is exact on the share p_hat, which other clients support. In every
     round δ is added, the greatest margin that FedMR's inter-class loss leaves.
 
-    Example: python -m fullrank.theory bound --out bound.pdf
+    Example: fullrank theory bound --out bound.pdf
     """
     figures.draw_bound(out, p, rounds)
     for p_hat, delta in bound_cases(p):
@@ -170,11 +169,11 @@ def bound_command(out: Out, p: Kept = 0.25, rounds: Rounds = 8) -> None:
     _written(out)
 
 
-@app.command("toy-sphere")
+@app.command("toy-sphere", cls=Command)
 def toy_sphere_command(out: Out, seed: Seed = 0) -> None:
     """Draw FedMR Fig. 1(c): six classes on a sphere, trained centrally, on two classes, by FedAvg, by FedMR.
 
-    Example: python -m fullrank.theory toy-sphere --out toy.pdf
+    Example: fullrank theory toy-sphere --out toy.pdf
     """
     found = toy_sphere(seed)
     figures.draw_toy_sphere(found, out)
@@ -182,7 +181,7 @@ def toy_sphere_command(out: Out, seed: Seed = 0) -> None:
     _written(out)
 
 
-@app.command("unit-sphere")
+@app.command("unit-sphere", cls=Command)
 def unit_sphere_command(
     out: Out,
     size: Scale = "small",
@@ -196,7 +195,7 @@ def unit_sphere_command(
 ) -> None:
     """Draw FedDecorr's Fig. 1: equal clients, unequal ones, and FedDecorr; --size paper (GPU), small or tiny.
 
-    Example: python -m fullrank.theory unit-sphere --size tiny --out sphere.pdf
+    Example: fullrank theory unit-sphere --size tiny --out sphere.pdf
     """
     found = unit_sphere(
         size,  # type: ignore[arg-type]  # unit_sphere checks it
@@ -221,12 +220,3 @@ def _describe(panels: Sequence[Sphere]) -> None:
 
 def _written(path: str) -> None:
     print(f"Written: {path}")
-
-
-def main() -> None:
-    """Run the command."""
-    answer(lambda: app(prog_name="python -m fullrank.theory"))
-
-
-if __name__ == "__main__":
-    main()
