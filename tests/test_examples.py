@@ -3,6 +3,7 @@
 import importlib.util
 from pathlib import Path
 
+import pytest
 import torch
 
 import fullrank
@@ -23,3 +24,22 @@ def test_fedavg_by_hand_gives_the_numbers_of_a_run(tmp_path, capsys):
     rounds = [f"round {row['round']}/5  accuracy {row['accuracy']:.4f}" for row in run.metrics]
     assert capsys.readouterr().out.splitlines() == rounds
     assert run.metrics[-1]["accuracy"] > 0.5  # it learns: the comparison is not one of two untrained models
+
+
+def demo_table():
+    """The accuracies by method and seed in the table that the README prints for `make demo`."""
+    lines = (EXAMPLES.parent / "README.md").read_text().splitlines()
+    rows = [line.split() for line in lines if line.startswith(("    fedavg  ", "    fedavg+feddecorr  "))]
+    return {row[0]: {seed: row[1 + seed] for seed in range(3)} for row in rows}
+
+
+@pytest.mark.parametrize("seeds", [[1], pytest.param([0, 1, 2], marks=pytest.mark.slow)])
+def test_the_readme_prints_the_table_of_the_demo(seeds, tmp_path):
+    printed = demo_table()
+    assert set(printed) == {"fedavg", "fedavg+feddecorr"}
+    comparison = fullrank.compare(EXAMPLES / "demo.toml", list(printed), seeds=seeds, out=tmp_path)
+    for method, by_seed in printed.items():
+        for seed in seeds:
+            value = 100 * comparison.runs[method, seed].summary()["accuracy"]["last5"]
+            assert f"{value:.2f}" == by_seed[seed]
+            assert value > 85  # the model has learnt

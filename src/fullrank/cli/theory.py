@@ -153,8 +153,8 @@ def disjoint_command(out: Out) -> None:
 def bound_command(out: Out, p: Kept = 0.25, rounds: Rounds = 8) -> None:
     """Compute the bound of FedMR's Theorem 1 over rounds, on how far a representation is from the best one.
 
-    A prototype keeps the share p of the old error and is exact on the share p_hat, which other clients support. In every
-    round δ is added, the greatest margin that FedMR's inter-class loss leaves.
+    A prototype keeps the share p of the old error and is exact on the share p_hat, which other clients support. In
+    every round δ is added, the greatest margin that FedMR's inter-class loss leaves.
 
     Example: fullrank theory bound --out bound.pdf
     """
