@@ -50,7 +50,7 @@ def main():
             states.append(train_locally(copy.deepcopy(model), x[own], y[own], batches))
             sizes.append(len(own))
         model.load_state_dict(weighted_mean(states, sizes))
-        print(f"round {round + 1}/{ROUNDS}  accuracy {accuracy(model, x_test, y_test):.4f}")
+        print(f"round {round + 1}/{ROUNDS}  accuracy {100 * accuracy(model, x_test, y_test):.2f} %")
     return model
 
 

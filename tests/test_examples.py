@@ -21,7 +21,7 @@ def test_fedavg_by_hand_gives_the_numbers_of_a_run(tmp_path, capsys):
     assert model.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(model[name], value, rtol=0, atol=1e-8 if value.is_floating_point() else 0)
-    rounds = [f"round {row['round']}/5  accuracy {row['accuracy']:.4f}" for row in run.metrics]
+    rounds = [f"round {row['round']}/5  accuracy {100 * row['accuracy']:.2f} %" for row in run.metrics]
     assert capsys.readouterr().out.splitlines() == rounds
     assert run.metrics[-1]["accuracy"] > 0.5  # it learns: the comparison is not one of two untrained models
 

@@ -104,11 +104,15 @@ def run(
     if quiet or as_json:
         return
     console = Console(soft_wrap=True)
-    table, summary = display.summary_table(finished), finished.summary()
-    if table.rows:
-        console.print(table)
-    for line in display.personal_lines(summary, finished.asked):
-        print(line)
+    summary = finished.summary()
+    of_clients = (
+        display.personal_table(summary, finished.asked, group=group, width=console.width)
+        for group in ("personal", "unseen")
+    )
+    for table in (display.summary_table(finished), *of_clients):
+        if table.rows:
+            console.print(table)
+            console.print()
     for measure, reason in summary["absent"].items():
         if measure == "personal":
             continue  # part of the summary; most runs have no held-out samples

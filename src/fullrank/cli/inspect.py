@@ -114,7 +114,7 @@ def _show(found: Inspected) -> None:
     if found.stage:
         print(f"stage                 {found.stage}, {STAGES[found.stage]}")
     print(f"data                  {found.data}, {found.samples} samples, {len(found.classes)} classes")
-    print(f"accuracy              {numbers['accuracy']:.4f}")
+    print(f"accuracy              {100 * numbers['accuracy']:.2f} %")
     significant = f"{numbers['significant']} of {found.features} singular values above {THRESHOLD:.3f}"
     print(f"significant           {significant}")
     words: dict[str, Any] = {"features": found.features}

@@ -9,14 +9,16 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NoReturn
 
 import torch
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from fullrank.config.experiment import merged, parse_overrides, read_toml
+from fullrank import models
+from fullrank.config.experiment import merged, parse_overrides, read_toml, without_none
+from fullrank.config.schema import Model
 from fullrank.errors import ClientFailed, InputError, RunFailed, WriteFailed, in_words
 
 File = Annotated[
@@ -26,7 +28,9 @@ File = Annotated[
 Overrides = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Set a key, as in --set data.alpha=0.05. Can be given several times."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a key, as in --set data.alpha=0.05; nothing after = removes it. Can be repeated.",
     ),
 ]
 Root = Annotated[str, typer.Option("--root", metavar="DIR", help="Folder of the data set, instead of data.root.")]
@@ -106,9 +110,23 @@ def picture(png: str | None) -> None:
 
 
 def experiment_values(file: str | None, overrides: list[str] | None) -> dict[str, Any]:
-    """Return the values of a file, if there is one, with the overrides applied; they are not validated yet."""
-    values = read_toml(file) if file is not None else {}
-    return merged(values, parse_overrides(overrides or []))
+    """Return the values of a file, if there is one, with the overrides applied; they are not validated yet.
+
+    An override without a value, as in `model.width=`, removes the key.
+    """
+    values, changes = read_toml(file) if file is not None else {}, parse_overrides(overrides or [])
+    return without_none(merged(_for_another_model(values, changes), changes))
+
+
+def _for_another_model(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Leave out the options of a file's network that another network, named in the command line, does not have."""
+    table, name = values.get("model"), (changes.get("model") or {}).get("name")
+    if not isinstance(table, Mapping) or not name or name == table.get("name"):
+        return values
+    foreign = models.unknown_options(name, [key for key in table if key not in Model.model_fields])
+    for key in foreign:
+        print(f'fullrank: model.{key} of the file is left out, because "{name}" has no such option', file=sys.stderr)
+    return {**values, "model": {key: value for key, value in table.items() if key not in foreign}}
 
 
 def answer(command: Callable[[], Any]) -> None:

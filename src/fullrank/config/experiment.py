@@ -127,7 +127,7 @@ class Experiment(Table):
 
     def as_toml(self) -> str:
         """Return the text of the TOML file. Keys whose value is None are omitted, since TOML has no None."""
-        return tomli_w.dumps(_without_none(self.model_dump()))
+        return tomli_w.dumps(without_none(self.model_dump()))
 
     def but(self, **dotted: Any) -> Experiment:
         """Return a copy with other values; `data__alpha=0.1` and `data={"alpha": 0.1}` both set `data.alpha`."""
@@ -331,13 +331,18 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
         if not sign or not key.strip():
             raise InputError(f'"{text}" is not of the form key=value, as in data.alpha=0.05')
         values[key.strip()] = _read_value(key.strip(), value.strip())
-    return nested(values)
+    return nested(values)  # keys without a value are None
 
 
 def _read_value(key: str, text: str) -> Any:
-    """Parse a value as TOML, or as a string if the key takes strings or it is not TOML; `.5` and `1.` are numbers."""
+    """Parse a value as TOML, or as a string if the key takes strings or it is not TOML; `.5` and `1.` are numbers.
+
+    Nothing is an empty string for a key that takes strings, and None for any other.
+    """
     if _takes_text(key) or (key.startswith("model.") and text == "inf"):  # a mode of networks, in TOML a number
         return text.strip("\"'")
+    if not text:
+        return None
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except RecursionError:
@@ -429,23 +434,28 @@ def _is_a_table(key: str) -> bool:
     return own or (key.startswith("method.") and key.count(".") == 1)
 
 
-def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: _without_none(v) if isinstance(v, Mapping) else v for k, v in values.items() if v is not None}
+def without_none(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested values without the keys that are None."""
+    return {k: without_none(v) if isinstance(v, Mapping) else v for k, v in values.items() if v is not None}
 
 
 def _sentences(error: ValidationError) -> str:
     """Describe each problem once, in one sentence.
 
     For a union, the problem of the first alternative is reported, unless a table was given and the problem is inside
-    the table.
+    the table, or text with commas was given where a list is possible.
     """
     problems: dict[str, str] = {}
-    for detail in error.errors():
+    for detail in sorted(error.errors(), key=lambda detail: not _is_a_list_in_words(detail)):
         keys, table = _place(detail)
         problems.setdefault(".".join(keys), _sentence(keys, table, detail))
     return "\n".join(
         text for where, text in problems.items() if not any(other.startswith(f"{where}.") for other in problems)
     )
+
+
+def _is_a_list_in_words(detail: ErrorDetails) -> bool:
+    return detail["type"] == "list_type" and isinstance(detail["input"], str) and "," in detail["input"]
 
 
 def _place(detail: ErrorDetails) -> tuple[list[str], type[BaseModel]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -247,6 +248,9 @@ class Train(Table):
 
     @model_validator(mode="after")
     def _goes_together(self) -> Train:
+        if isinstance(self.decay_on, str) and "," in self.decay_on:
+            written = json.dumps([piece.strip() for piece in self.decay_on.split(",")])
+            raise ValueError(f'train.decay_on = "{self.decay_on}": several patterns are written as a list: {written}')
         if self.lr_schedule == "step" and not self.decay_every:
             raise ValueError('train.decay_every = 0: the schedule "step" needs a number of rounds, 1 at least')
         if self.nesterov and not (self.momentum and self.optimizer == "sgd"):

@@ -155,6 +155,14 @@ class Metric:
     by_class: bool = False
     """Whether the value is a list with one number per class."""
 
+    def shown(self, value: float) -> str:
+        """Return a value as displays show it: a share in per cent, another number with four digits.
+
+        >>> METRICS.find("accuracy").shown(0.9444), METRICS.find("loss").shown(0.3)
+        ('94.44 %', '0.3000')
+        """
+        return f"{100 * value:.2f} %" if self.is_share else f"{value:.4f}"
+
 
 @dataclass(frozen=True)
 class UserFunction:

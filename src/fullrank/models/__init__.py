@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, get_type_hints
 
 from torch import nn
@@ -92,6 +92,18 @@ def _built(function: Callable[..., nn.Module], name: str, arguments: dict[str, A
             f'model.name = "{name}": it cannot be built for {arguments["num_classes"]} classes with these options of '
             f"[model]; smaller ones need less memory ({why})"
         ) from error
+
+
+def unknown_options(name: str, options: Iterable[str]) -> list[str]:
+    """Return those of the names that are no options of a network.
+
+    >>> unknown_options("resnet18", ["width", "init"])
+    ['width']
+    """
+    parameters = inspect.signature(builder(name)).parameters
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return []
+    return [option for option in options if option not in parameters]
 
 
 def check_options(name: str, function: Callable[..., Any], options: dict[str, Any]) -> None:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 PAUSE = 10.0
 """Seconds between two lines about progress where there are no progress bars."""
+WIDE_ENOUGH = 78
+"""The number of columns of a terminal from which the table of clients' models has all its columns."""
 STAGES = {
     "received": "of the model as received",
     "local": "after local training",
@@ -334,9 +336,11 @@ def amiss(row: Mapping[str, Any]) -> list[str]:
 
 def scores(row: Mapping[str, Any]) -> str:
     """Format accuracy and loss of a row, if they were measured."""
-    found = [("accuracy", 4), ("loss", 4), ("validation_accuracy", 4)]
+    known = measures()
     return "".join(
-        f"  {name.replace('_', ' ')} {row[name]:.{digits}f}" for name, digits in found if row.get(name) is not None
+        f"  {name.replace('_', ' ')} {known[name].shown(row[name])}"
+        for name in ("accuracy", "loss", "validation_accuracy")
+        if row.get(name) is not None
     )
 
 
@@ -369,34 +373,43 @@ def summary_table(run: Run) -> Table:
         columns["validated"] = f"at round {summary['validated_round']}, best validation"
     for column in ("", *columns.values()):
         table.add_column(column, justify="left" if not column else "right", no_wrap=not column)
-    for measure in measures(run.asked):
+    for measure, metric in measures(run.asked).items():
         if measure in summary and measure != "personal_accuracy":
             values = summary[measure]
-            shown = (f"{values[key]:.4f}" if key in values else "" for key in columns)
+            shown = (metric.shown(values[key]) if key in values else "" for key in columns)
             table.add_row(measure.replace("_", " "), *shown)
             if "final" in values:
-                table.add_row(f"{measure.replace('_', ' ')} after finishing", f"{values['final']:.4f}")
+                table.add_row(f"{measure.replace('_', ' ')} after finishing", metric.shown(values["final"]))
     return table
 
 
-def personal_lines(summary: Mapping[str, Any], metrics: Sequence[Metric] = ()) -> list[str]:
-    """Describe the accuracy of the clients' own models, and all their metrics if there is no global model.
+def personal_table(
+    summary: Mapping[str, Any], metrics: Sequence[Metric] = (), *, group: str = "personal", width: int = 80
+) -> Table:
+    """Return the table of the results of clients' own models; it has no rows if there are none.
+
+    It shows the accuracy, and all metrics if there is no global model. A model is evaluated as the client received it,
+    after local training ("local"), or as the method personalised it.
 
     Args:
         summary: The summary of a run.
         metrics: The metrics that the run was asked for, if they are not the library's.
+        group: "personal", or "unseen" for clients that never trained.
+        width: The width of the terminal; a narrow one gets fewer columns.
     """
-    every = [metric.key for metric in single_numbers(metrics)]
-    shown = every[:1] if any(measure in summary for measure in every) else every
-    return [
-        f"personal {measure.replace('_', ' ')}, {STAGES[stage]}: {_over_clients(values)} {who}"
-        for group, who in (("personal", "clients"), ("unseen", "clients that never trained"))
-        for stage, found in summary.get(group, {}).items()
-        for measure in shown
-        if (values := found if measure == "accuracy" else found.get(measure))
-    ]
-
-
-def _over_clients(values: Mapping[str, Any]) -> str:
-    spread = f"weighted {values['weighted']:.4f}, std {values['std']:.4f}, worst tenth {values['worst_decile']:.4f}"
-    return f"{values['mean']:.4f} ({spread}) over {values['clients']}"
+    columns = {"mean": "mean", "weighted": "weighted", "std": "std", "worst_decile": "worst tenth"}
+    if width < WIDE_ENOUGH:
+        columns = {"mean": "mean", "std": "std"}
+    every = single_numbers(metrics)
+    shown = every[:1] if any(metric.key in summary for metric in every) else every
+    table = Table(title=None, box=None, pad_edge=False)
+    table.add_column("clients' models" if group == "personal" else "unseen clients")
+    table.add_column("stage", no_wrap=True)
+    for column in (*columns.values(), "clients"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for stage, found in summary.get(group, {}).items():
+        for metric in shown:
+            if values := found if metric.key == "accuracy" else found.get(metric.key):
+                numbers = (metric.shown(values[key]) for key in columns)
+                table.add_row(metric.key.replace("_", " "), stage, *numbers, str(values["clients"]))
+    return table
