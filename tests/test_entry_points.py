@@ -12,9 +12,12 @@ MODULE = '''
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 import fullrank
 from fullrank.data import Operation
+from fullrank.engine.serial import Serial
+from fullrank.federated.aggregation import RunningMean
 
 
 def rows(root, seed):
@@ -49,6 +52,20 @@ class Shrinks(fullrank.Method):
 
     def loss(self, b):
         return self.share * sum(w.square().sum() for w in b.w.values())
+
+
+def squared(logits, labels):
+    """The squared distance from the labels."""
+    wanted = labels[:, None] == torch.arange(logits.shape[1], device=labels.device)
+    return (logits - wanted.to(logits.dtype)).square().mean()
+
+
+class Plain(RunningMean):
+    """The mean, by another name."""
+
+
+class OneByOne(Serial):
+    """The serial engine, by another name."""
 '''
 DECLARED = """
 [fullrank.datasets]
@@ -61,6 +78,12 @@ noise = installed_package:Noise
 flat = installed_package:flat
 [fullrank.methods]
 shrinks = installed_package:Shrinks
+[fullrank.criteria]
+squared = installed_package:squared
+[fullrank.aggregators]
+plain = installed_package:Plain
+[fullrank.engines]
+one-by-one = installed_package:OneByOne
 """
 
 
@@ -82,12 +105,21 @@ def test_names_of_an_installed_package_run_and_are_listed(tmp_path, capsys):
         "data": {"name": "rows", "partition": "stripes", "augment": ["crop:1", "noise:20"], "clients": 3},
         "model": {"name": "flat", "width": 6},
         "method": {"name": "fedprox+shrinks", "shrinks": {"share": 0.2}},
-        "train": {"rounds": 1},
+        "train": {"rounds": 1, "criterion": "squared", "aggregator": "plain"},
+        "engine": {"name": "one-by-one"},
     }
     run = fr.run(values, tmp_path / "run")
     assert fr.load_run(tmp_path / "run").experiment.method.tables["shrinks"] == {"share": 0.2}
     assert sum(value.numel() for value in run.model().parameters()) > 0
-    for key, name in {"data.name": "rows", "data.partition": "stripes", "data.augment": "noise"}.items():
+    declared = {
+        "data.name": "rows",
+        "data.partition": "stripes",
+        "data.augment": "noise",
+        "train.criterion": "squared",
+        "train.aggregator": "plain",
+        "engine.name": "one-by-one",
+    }
+    for key, name in declared.items():
         assert name in json.loads(fullrank("keys", key, "--json", capsys=capsys)[1])[key]["values"]
     found = json.loads(fullrank("models", "--json", capsys=capsys)[1])
     assert found["flat"] == {"what": "A perceptron.", "options": {"width": 4}}

@@ -1,8 +1,8 @@
 """Overrides of an experiment file on the command line."""
 
 import pytest
-from commands import fullrank
 
+from commands import fullrank
 from fullrank import load_run
 
 FILE = """

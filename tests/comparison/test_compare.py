@@ -19,6 +19,7 @@ from commands import fullrank as run_command
 from fullrank import compare_runs
 from fullrank.cli import compare as comparecli
 from fullrank.comparison import table as comparison
+from fullrank.comparison.board import LiveBoard
 from fullrank.comparison.intervals import interval, std, t_quantile
 from fullrank.comparison.parallel import ComparisonCallback, Task, pass_on
 from fullrank.config.experiment import Experiment
@@ -599,7 +600,7 @@ def test_a_narrow_terminal_has_the_table_without_the_seeds(tmp_path, monkeypatch
 def test_live_display_of_several_runs():
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=100)
-    with comparecli.LiveBoard(console) as board:
+    with LiveBoard(console) as board:
         fullrank.compare(QUICK, ["fedavg", "fedprox"], [0], "out", jobs=1, callbacks=[board])
         (bar,) = board.progress.tasks
     assert bar.completed == bar.total == 4

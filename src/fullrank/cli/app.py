@@ -105,14 +105,9 @@ def run(
         return
     console = Console(soft_wrap=True)
     summary = finished.summary()
-    of_clients = (
-        display.personal_table(summary, finished.asked, group=group, width=console.width)
-        for group in ("personal", "unseen")
-    )
-    for table in (display.summary_table(finished), *of_clients):
-        if table.rows:
-            console.print(table)
-            console.print()
+    for table in display.tables_of(finished, console.width):
+        console.print(table)
+        console.print()
     for measure, reason in summary["absent"].items():
         if measure == "personal":
             continue  # part of the summary; most runs have no held-out samples

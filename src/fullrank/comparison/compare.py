@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fullrank import methods as known
+from fullrank.comparison.board import boards
 from fullrank.comparison.parallel import (
     ComparisonCallback,
     ComparisonCallbacks,
@@ -42,6 +43,7 @@ def compare(
     measure: str = "accuracy",
     value: str = "last5",
     callbacks: Sequence[ComparisonCallback] = (),
+    progress: bool | None = None,
 ) -> Comparison:
     """Run several methods with several seeds on the same splits, and compare their results.
 
@@ -61,6 +63,7 @@ def compare(
         measure: The measure to compare, for example "accuracy".
         value: The value of a run: "last5", "last", "best", "validated" or "final".
         callbacks: Objects that are notified of the progress of the runs.
+        progress: Whether the progress of the runs is shown. None shows it in a notebook only.
 
     Raises:
         InputError: If the experiment, a method or a directory is rejected.
@@ -73,6 +76,7 @@ def compare(
     ['fedavg', 'fedprox']
     """
     check_callbacks(callbacks, ComparisonCallback)
+    callbacks = [*boards(progress), *callbacks]
     check_value(value)
     if jobs < 0:
         raise InputError(f"jobs = {jobs}: must be at least 0 (one per core)")

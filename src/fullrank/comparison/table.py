@@ -17,6 +17,7 @@ from fullrank.errors import InputError, nearest
 from fullrank.metrics.measures import ALWAYS, DOMAIN_ACCURACY, METRICS, Metric, find_metrics, single_numbers
 from fullrank.plugins import GIVEN
 from fullrank.runs.directory import RunDirectory, read_json
+from fullrank.runs.display import counted
 from fullrank.runs.result import Run, load_run
 from fullrank.runs.summary import measures as metrics_by_key
 
@@ -106,6 +107,19 @@ class Comparison:
                 if any(_measured(summary, name, "last")[0] is not None for summary in summaries)
             ]
             raise InputError(f'no run has the measure "{self.measure}"; {_nearest(self.measure, known)}')
+
+    def __repr__(self) -> str:
+        """Return in one line what was compared."""
+        failed = f", {len(self.failed)} failed" if self.failed else ""
+        where = f", {self.out}" if self.out is not None else ""
+        return f"Comparison({', '.join(self.methods)}; {counted(len(self.runs), 'run')}{failed}, {self.measure}{where})"
+
+    def _repr_html_(self) -> str:
+        """Return the table, which notebooks show."""
+        from fullrank.comparison.printed import table_of, title_of
+        from fullrank.runs.notebook import html_of
+
+        return html_of(title_of(self), [table_of(self)]) + html_of(" ".join(self.remarks()), [])
 
     @property
     def methods(self) -> tuple[str, ...]:

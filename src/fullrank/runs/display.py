@@ -19,7 +19,7 @@ from rich.table import Table
 from fullrank.config.experiment import Experiment
 from fullrank.errors import Interrupted, in_words, naming_file
 from fullrank.federated.site import Result
-from fullrank.metrics.measures import Metric, single_numbers
+from fullrank.metrics.measures import METRICS, Metric, single_numbers
 from fullrank.runs.callbacks import Callback
 from fullrank.runs.summary import measures
 
@@ -381,6 +381,28 @@ def summary_table(run: Run) -> Table:
             if "final" in values:
                 table.add_row(f"{measure.replace('_', ' ')} after finishing", metric.shown(values["final"]))
     return table
+
+
+def tables_of(run: Run, width: int = 80) -> list[Table]:
+    """Return the tables of the result of a run that have rows: the global model, the clients' models, unseen clients.
+
+    Args:
+        run: The run.
+        width: The width of the terminal.
+    """
+    summary = run.summary() if run.metrics else {}
+    groups = (personal_table(summary, run.asked, group=group, width=width) for group in ("personal", "unseen"))
+    return [table for table in (summary_table(run), *groups) if table.rows] if run.metrics else []
+
+
+def in_short(run: Run) -> str:
+    """Describe a run in one line: method, data, how many rounds are complete, the last accuracy, and the directory."""
+    experiment = run.experiment
+    rounds = f"{run.metrics[-1]['round'] if run.metrics else 0} of {counted(experiment.train.rounds, 'round')}"
+    last = run.summary().get("accuracy", {}).get("last") if run.metrics else None
+    accuracy = f", accuracy {METRICS.own['accuracy'].shown(last)}" if last is not None else ""
+    where = f", {run.path}" if run.path is not None else ""
+    return f"{experiment.method_label} on {experiment.data.name}, seed {experiment.seed}: {rounds}{accuracy}{where}"
 
 
 def personal_table(

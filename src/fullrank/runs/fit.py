@@ -49,6 +49,7 @@ def fit(
     set: Mapping[str, Any] | None = None,
     *,
     callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
 ) -> Run:
     """Train a module on the data of clients.
 
@@ -76,6 +77,7 @@ def fit(
         out: Run directory. Without one, nothing is written.
         set: Other keys of the experiment, as in `{"data.augment": ["flip"], "data.holdout": 0.2}`.
         callbacks: Objects that are notified of the events of the run, see `fullrank.Callback`.
+        progress: Whether the progress of the run is shown. None shows it in a notebook only.
 
     Returns:
         The run.
@@ -140,7 +142,7 @@ def fit(
         "engines": _allowed_engines(device),
         "own_precision": _own_precision(model),
     }
-    return execute(experiment, Path(out) if out is not None else None, callbacks=callbacks, **parts)
+    return execute(experiment, Path(out) if out is not None else None, callbacks=callbacks, progress=progress, **parts)
 
 
 def _reject_no_module(model: Any) -> None:

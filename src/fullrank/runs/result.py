@@ -62,6 +62,19 @@ class Run:
         self._stripped = False
         """Put together again from a directory without checkpoints: nothing is known of what the server had."""
 
+    def __repr__(self) -> str:
+        """Return in one line what was run, how far, and its accuracy."""
+        from fullrank.runs.display import in_short
+
+        return f"Run({in_short(self)})"
+
+    def _repr_html_(self) -> str:
+        """Return the result as tables, which notebooks show."""
+        from fullrank.runs.display import in_short, tables_of
+        from fullrank.runs.notebook import html_of
+
+        return html_of(in_short(self), tables_of(self))
+
     @property
     def complete(self) -> bool:
         """Whether all rounds are complete."""

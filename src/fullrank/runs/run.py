@@ -37,6 +37,7 @@ from fullrank.runs.cautions import cautions
 from fullrank.runs.directory import RunDirectory
 from fullrank.runs.display import Display, LogFile, PythonWarnings
 from fullrank.runs.ending import Ending
+from fullrank.runs.notebook import displays
 from fullrank.runs.prober import Prober
 from fullrank.runs.result import Run, load_run
 from fullrank.runs.resume import Start, begin, check_resumable
@@ -54,6 +55,7 @@ def run(
     *,
     change_engine: bool = False,
     callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
 ) -> Run:
     """Run an experiment, or resume it where it stopped, to the bit.
 
@@ -64,6 +66,7 @@ def run(
         change_engine: Whether a resumed run may have other `[engine]` keys than before; it is then no longer equal to
             an uninterrupted one to the bit.
         callbacks: Objects that are notified of the events of the run, in addition to those that `run.track` names.
+        progress: Whether the progress of the run is shown. None shows it in a notebook only.
 
     Raises:
         InputError: If the experiment or the directory is rejected.
@@ -77,7 +80,7 @@ def run(
     """
     described = Experiment.of(experiment)
     path = Path(out) if out is not None else described.directory()
-    return execute(described, path, resume=resume, change_engine=change_engine, callbacks=callbacks)
+    return execute(described, path, resume=resume, change_engine=change_engine, callbacks=callbacks, progress=progress)
 
 
 def execute(
@@ -87,10 +90,12 @@ def execute(
     resume: bool = True,
     change_engine: bool = False,
     callbacks: Sequence[Callback] = (),
+    progress: bool | None = False,
     **parts: Any,
 ) -> Run:
     """Run an experiment with the parts that are given, as `assemble` takes them; without a path nothing is written."""
     check_callbacks(callbacks)
+    callbacks = [*displays(progress), *callbacks]
     directory = RunDirectory(_nameable(path)) if path is not None else None
     log = [LogFile(directory.path / "log.txt")] if directory is not None else []
     warned = [] if any(isinstance(each, Display) for each in callbacks) else [PythonWarnings()]

@@ -1,0 +1,83 @@
+"""The table of a comparison as people read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.table import Table
+
+from fullrank.comparison.table import Comparison, Row
+from fullrank.runs.display import STAGES, averaged, counted
+
+Show = Callable[[float, bool], str]
+"""Formats a value of the measure; the second argument says whether the sign is shown."""
+
+
+def title_of(found: Comparison) -> str:
+    """Return the title of the table: what was measured, and which value of each run it has."""
+    experiment, measure = found.experiment, found.measure
+    evaluated = "round" if experiment.evaluate.every == 1 else "evaluation"
+    values = {
+        "last5": f"mean of the last {counted(averaged(experiment), evaluated)}",
+        "last": "last round",
+        "best": "best over rounds",
+        "validated": "round with the best validation score",
+        "final": "after the last step of the method",
+    }
+    words = {"accuracy": "test accuracy", "loss": "test loss", "personal": "accuracy on the clients' held-out samples"}
+    words["personal_accuracy"] = f"personal accuracy {STAGES['local']}"
+    name = words.get(measure, measure.replace("_", " "))
+    unit = " in percent" if found.is_share else ""
+    value = f", {values[found.value]}" if found.has_values else ""
+    stages = found.stages()
+    stage = f", {STAGES[stages[0]]}" if stages else ""
+    if len(stages) > 1:
+        stage = ", of each method at its last stage"
+    return f"{name[0].upper()}{name[1:]}{unit}{value}{stage}:"
+
+
+def table_of(found: Comparison, by_seed: bool = True) -> Table:
+    """Return the table of a comparison, with a column for each seed if they are wanted."""
+    show = format_of(found)
+    seeds = found.seeds if by_seed else ()
+    several, staged = len(found.methods) > 1, len(found.stages()) > 1
+    table = Table(box=None, pad_edge=False)
+    table.add_column("method")
+    if staged:
+        table.add_column("stage")
+    for seed in seeds:
+        table.add_column(f"seed {seed}", justify="right", no_wrap=True)
+    for header in ("mean ± std", "difference (95 % CI)")[: 1 + several]:
+        table.add_column(header, no_wrap=True)
+    for row in found.rows():
+        missing = {seed: "failed" if (row.method, seed) in found.failed else "–" for seed in seeds}
+        cells = [show(row.values[seed], False) if seed in row.values else missing[seed] for seed in seeds]
+        stage = [STAGES[row.stage] if row.stage else ""] if staged else []
+        table.add_row(row.method, *stage, *cells, _mean(row, show), *([_difference(row, show)] if several else []))
+    return table
+
+
+def _mean(row: Row, show: Show) -> str:
+    if row.mean is None:
+        return "absent"
+    return show(row.mean, False) + (f" ± {show(row.std, False)}" if row.std is not None else "")
+
+
+def _difference(row: Row, show: Show) -> str:
+    difference = row.difference
+    if difference is None:
+        return ""
+    text = show(difference.mean, True)
+    if difference.low is None or difference.high is None:
+        return text
+    return f"{text} ({show(difference.low, True)} to {show(difference.high, True)})"
+
+
+def format_of(found: Comparison) -> Show:
+    """Return the format of a measure: fractions in percent, other values with digits that fit their size."""
+    if found.is_share:
+        # + 0.0: a value that rounds to zero has no sign
+        return lambda value, signed: f"{round(100 * value, 2) + 0.0:{'+' if signed else ''}.2f}"
+    large = any(abs(value) >= 1000 for row in found.rows() for value in row.values.values())
+    digits = 0 if large else 4
+    return lambda value, signed: f"{round(value, digits) + 0.0:{'+' if signed else ''},.{digits}f}"
