@@ -197,7 +197,7 @@ def main() -> None:
             )
             text = report_checkouts(result)
             if arguments.json:
-                machine.write_json(arguments.json, result)
+                machine.write_result(arguments.json, result)
         else:
             result = cpu.measure(
                 networks,
@@ -205,7 +205,7 @@ def main() -> None:
                 [contestant(name) for name in others],
                 workload=workload,
                 say=say,
-                keep=lambda found: machine.write_json(arguments.json, found) if arguments.json else None,
+                keep=lambda found: machine.write_result(arguments.json, found) if arguments.json else None,
             )
             text = cpu.report(result)
     except InputError as problem:

@@ -34,7 +34,7 @@ def main() -> None:
             eager_fraction=arguments.eager_fraction,
             eager_decorrelation=arguments.eager_feddecorr,
             say=lambda text: print(text, flush=True),
-            keep=lambda found: machine.write_json(arguments.json, found) if arguments.json else None,
+            keep=lambda found: machine.write_result(arguments.json, found) if arguments.json else None,
         )
     except InputError as problem:
         sys.exit(f"gpu_round: {problem}")

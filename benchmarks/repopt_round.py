@@ -41,7 +41,7 @@ def main() -> None:
             arguments.modes.split(","),
             memory=not arguments.no_memory,
             say=lambda text: print(text, flush=True),
-            keep=lambda found: machine.write_json(arguments.json, found) if arguments.json else None,
+            keep=lambda found: machine.write_result(arguments.json, found) if arguments.json else None,
         )
     except InputError as problem:
         sys.exit(f"repopt_round: {problem}")

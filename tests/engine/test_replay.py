@@ -16,7 +16,7 @@ from fullrank.engine.serial import Serial
 from fullrank.models import Net, Network
 from fullrank.runs.assemble import assemble
 from fullrank.trees import Flat, flats
-from small import on_its_network
+from small import on_its_network, rerun
 
 CPU = torch.device("cpu")
 BASE = {
@@ -33,13 +33,6 @@ BASE = {
 compiles = pytest.mark.skipif(
     torch.version.cuda is not None and not torch.cuda.is_available(), reason="this PyTorch compiles in one thread only"
 )
-
-
-def rerun(step, pool):
-    """What stands for a capture here: warm-up steps, whose traces the engine must wipe out, then the step itself."""
-    step()
-    step()
-    return step
 
 
 def cuda(slots=3, devices=(CPU,), **options):

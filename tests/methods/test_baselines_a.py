@@ -48,17 +48,13 @@ from small import (
     parabolas,
     plain,
     put_together,
+    softmax,
     the_weight,
 )
 
 MINE = ["scaffold", "fednova", "feddyn", "feddc", "moon", "fedproc", "fedsam", "fedexp", "decov", "structured_decov"]
 
 # --- A federation in NumPy --------------------------------------------------------------------------
-
-
-def softmax(a):
-    e = np.exp(a - a.max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True)
 
 
 def lengths(a):

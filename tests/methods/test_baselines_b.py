@@ -40,7 +40,19 @@ from fullrank.randomness import generator
 from fullrank.runs.assemble import assemble
 from fullrank.trees import elements
 from hook_methods import Balanced, Projection
-from small import CLASSES, HIDDEN, WIDTH, assert_same_bits, blobs, normed, plain, put_together
+from small import (
+    CLASSES,
+    HIDDEN,
+    WIDTH,
+    assert_same_bits,
+    blobs,
+    kept,
+    normed,
+    plain,
+    put_together,
+    server_state,
+    softmax,
+)
 
 NAMES = ["fedbn", "ditto", "fedrep", "ccvr", "fedproto", "fedrod", "fednh", "fedrs", "fedlc"]
 BODY, NORM, HEAD = WIDTH * HIDDEN + HIDDEN, 2 * HIDDEN, HIDDEN * CLASSES + CLASSES
@@ -58,11 +70,6 @@ SIZES = (12, 9, 7)
 
 def numbers(tensors):
     return {name: value.detach().numpy().copy() for name, value in tensors.items()}
-
-
-def softmax(a):
-    e = np.exp(a - a.max(1, keepdims=True))
-    return e / e.sum(1, keepdims=True)
 
 
 def slope(logits, y):
@@ -179,14 +186,6 @@ def lacking(dtype=torch.float64):
 
 def start_of(module, clients, method):
     return numbers(put_together(module, clients, method).server.model)
-
-
-def kept(run, client):
-    return run._assembly.server.store.get(client)
-
-
-def server_state(run):
-    return run._assembly.server.state()["own"]
 
 
 def averaged_rounds(start, clients, objective_of, rounds=2):

@@ -29,7 +29,7 @@ from fullrank.runs.assemble import assemble
 from fullrank.runs.summary import over_stages
 from fullrank.testing import check as check_method
 from fullrank.trees import elements
-from small import CLASSES, HIDDEN, WIDTH, assert_same_bits, blobs, normed, plain, put_together
+from small import CLASSES, HIDDEN, WIDTH, assert_same_bits, blobs, exchanged, normed, plain, put_together
 
 LR, MOMENTUM, DECAY, EPOCHS = 0.2, 0.9, 0.01, 2
 TRAIN = {"lr": LR, "momentum": MOMENTUM, "weight_decay": DECAY, "epochs": EPOCHS, "batch_size": 1000}
@@ -828,12 +828,6 @@ PAIRS = ["fedetf+feddecorr", "fedprox+fedetf", "scaffold+fedetf", "moon+fedetf"]
 
 
 @functools.cache
-def exchanged(name):
-    done = check_method(name, only=("exchange",))
-    assert done.results == {"exchange": "holds"}
-    return done.exchange
-
-
 @pytest.mark.parametrize("name", [*PAIRS, "fedavgm+fedetf", "fedbn+fedetf"])
 def test_compositions_exchange_what_they_should(name):
     alone, done = exchanged("fedetf"), exchanged(name)

@@ -31,7 +31,7 @@ from fullrank.objectives import (
 from fullrank.randomness import generator
 from fullrank.testing import check as check_method
 from fullrank.trees import elements
-from small import CLASSES, HIDDEN, WIDTH, assert_same_bits, blobs, normed, plain, put_together
+from small import CLASSES, HIDDEN, WIDTH, assert_same_bits, blobs, exchanged, normed, plain, put_together
 
 SCALES = ("code", "paper")
 EPS = 1e-8
@@ -1038,12 +1038,6 @@ VARIANTS = {
 
 
 @functools.cache
-def exchanged(name):
-    done = check_method(name, only=("exchange",))
-    assert done.results == {"exchange": "holds"}
-    return done.exchange
-
-
 @pytest.mark.parametrize("name", PAIRS)
 def test_compositions_exchange_what_their_parts_do(name):
     base, parts = exchanged("fedavg"), [exchanged(part) for part in name.split("+")]

@@ -53,10 +53,12 @@ from small import (
     assert_same_bits,
     averaged,
     blobs,
+    kept,
     normed,
     parabolas,
     plain,
     put_together,
+    server_state,
     the_weight,
     trained_alone,
 )
@@ -67,15 +69,6 @@ HEAD = HIDDEN * CLASSES + CLASSES
 P = BODY + NORM + HEAD
 B = 2 * HIDDEN + 1
 """Elements of `normed()`: its parameters, and its buffers with one counter."""
-
-
-def kept(run, client):
-    """What a client keeps after a run."""
-    return run._assembly.server.store.get(client)
-
-
-def server_state(run):
-    return run._assembly.server.state()["own"]
 
 
 def models_of(run, clients=3):

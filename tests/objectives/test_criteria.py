@@ -21,7 +21,7 @@ from fullrank.errors import ClientFailed, Conflict, InputError
 from fullrank.files import read_json
 from fullrank.methods import Composition
 from fullrank.objectives.criteria import CRITERIA
-from small import assert_same_bits, plain, trained_alone
+from small import assert_same_bits, plain, rerun, trained_alone
 
 SOURCE = '''
 import torch
@@ -141,12 +141,6 @@ def test_from_fit_with_a_method_of_a_program():
 
 
 # Engines
-
-
-def rerun(step, pool):
-    step()
-    step()
-    return step
 
 
 ENGINES = {

@@ -582,7 +582,10 @@ def test_a_checkpoint_of_a_later_version_is_rejected(tmp_path):
     run(tmp_path / "run", {"train.rounds": 2})
     file = tmp_path / "run" / "checkpoints" / "000002.json"
     write_json(file, {**read_json(file), "format": 4})
-    with pytest.raises(InputError, match="have format 4, this version reads 2 and 3"):
+    with pytest.raises(
+        InputError,
+        match=rf"have format 4, this version reads 2 and 3; they were written by fullrank {fullrank.__version__}",
+    ):
         run(tmp_path / "run")
 
 

@@ -17,6 +17,7 @@ from fullrank.config.experiment import Experiment, merged, nested
 from fullrank.data import DataSet, Pipeline, Split
 from fullrank.data.federation import given
 from fullrank.runs.assemble import Assembly, assemble
+from fullrank.testing import check as check_method
 
 WIDTH, CLASSES, HIDDEN = 5, 3, 6
 
@@ -164,3 +165,33 @@ def assert_same_bits(got: Mapping[str, Tensor], want: Mapping[str, Tensor]) -> N
     for name, value in want.items():
         assert got[name].dtype == value.dtype
         assert torch.equal(got[name], value), f"{name} differs by {(got[name] - value).abs().max()}"
+
+
+def softmax(a):
+    """The softmax of each row of an array."""
+    e = np.exp(a - a.max(1, keepdims=True))
+    return e / e.sum(1, keepdims=True)
+
+
+def kept(run, client):
+    """What a client keeps after a run."""
+    return run._assembly.server.store.get(client)
+
+
+def server_state(run):
+    """What the methods keep at the server after a run."""
+    return run._assembly.server.state()["own"]
+
+
+def exchanged(name):
+    """The numbers of elements that a method exchanges, in the check of the library."""
+    done = check_method(name, only=("exchange",))
+    assert done.results == {"exchange": "holds"}
+    return done.exchange
+
+
+def rerun(step, pool):
+    """What stands for a capture here: warm-up steps, whose traces the engine must wipe out, then the step itself."""
+    step()
+    step()
+    return step

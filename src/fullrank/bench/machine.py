@@ -47,7 +47,7 @@ def sentence(facts: dict[str, Any]) -> str:
     )
 
 
-def write_json(path: str | Path, result: object) -> None:
+def write_result(path: str | Path, result: object) -> None:
     """Write a result as JSON, atomically."""
     target = Path(path)
     with writing(target):

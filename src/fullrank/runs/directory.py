@@ -524,13 +524,22 @@ class RunDirectory:
             raise InputError(f"{problems[0]}; {way_out}")
         return ""
 
+    def _written_by(self) -> str:
+        """Return a clause that says which version wrote the directory, if that can be read."""
+        with contextlib.suppress(InputError, OSError, KeyError):
+            around = read_json(self.path / "environment.json")
+            newest = (around.get("resumed") or [around])[-1]
+            commit = f" (commit {newest['git_commit']})" if newest["git_commit"] else ""
+            return f"; they were written by fullrank {newest['fullrank']}{commit}"
+        return ""
+
     def _checkpoint(self, path: Path) -> tuple[Tree, list[dict[str, Any]]]:
         """Return the server's state and the notes on clients of a checkpoint, after a check of all its files."""
         manifest = _intact(path, lambda path: read_object(path, _Manifest))
         if manifest["format"] not in READABLE:
             raise InputError(
                 f'the checkpoints in "{self.path}" have format {manifest["format"]}, this version reads '
-                f"{' and '.join(map(str, READABLE))}"
+                f"{' and '.join(map(str, READABLE))}{self._written_by()}"
             )
         round = int(path.stem)
         if (manifest["round"], manifest["server"]) != (round, _Names.of(round).server):
