@@ -42,7 +42,7 @@ Where the package is empty, every import path counts as foreign: the objects get
 a function of fullrank that was never meant for that key could import anything.
 """
 FILES: dict[str, tuple[str, ...]] = {"data.name": (".npz",), "data.partition": (".safetensors", ".csv")}
-"""The file suffixes of each key: a name with one of them is a path, even with a colon in it, and nothing is imported."""
+"""The file suffixes of each key: a name with one of them is a path, even with a colon, and nothing is imported."""
 
 T = TypeVar("T")
 

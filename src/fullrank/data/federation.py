@@ -186,9 +186,8 @@ def divide(
     itself = partition.takes(how, "validation")
     there = np.arange(len(train)) if share == 1 else keep_share(train.y, share, seed, train.group)
     groups = None if train.group is None else train.group[there]
-    keep, kept_back = (
-        there[part] for part in split_by_class(train.y[there], 0 if itself else validation, seed, groups)
-    )
+    pair = split_by_class(train.y[there], 0.0 if itself else validation, seed, groups)
+    keep, kept_back = (there[part] for part in pair)
     samples = {"labels": train.y, "domains": train.domain, "groups": train.group, "natural": train.client}
     columns = {name: column.numpy()[keep] for name, column in samples.items() if column is not None}
     found = partition.call(how, columns, keys, options or {})

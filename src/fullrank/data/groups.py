@@ -148,7 +148,7 @@ class _Choice:
         return np.asarray(np.minimum.reduceat(rank[self._class], self._starts))
 
     def take_if(self, group: int, better_by_class: bool) -> None:
-        """Take a group if the total gets nearer, and the classes get nearer or, failing that, one of them is missing."""
+        """Take a group if the total gets nearer and, by class, the numbers get nearer or any is missing."""
         if self.chosen[group] or 2 * self._missing_in_all <= self.sizes[group] or not self._may_go(group):
             return
         missing, numbers = self._missing[self.classes[group]], self.numbers[group]

@@ -227,7 +227,7 @@ def hold_out(
 
 
 def _shuffled(pieces: Sequence[IndexArray], rng: np.random.RandomState) -> list[IndexArray]:
-    return [pieces[place] for place in rng.permutation(len(pieces))]
+    return [pieces[int(place)] for place in rng.permutation(len(pieces))]
 
 
 def _sizes(pieces: Sequence[IndexArray]) -> list[int]:
@@ -236,7 +236,7 @@ def _sizes(pieces: Sequence[IndexArray]) -> list[int]:
 
 def _chosen(pieces: Sequence[IndexArray], chosen: npt.NDArray[np.bool_]) -> IndexArray:
     """Join the pieces that are chosen."""
-    return np.concatenate([np.empty(0, np.int64), *(pieces[place] for place in np.flatnonzero(chosen))])
+    return np.concatenate([np.empty(0, np.int64), *(pieces[place] for place in np.flatnonzero(chosen).tolist())])
 
 
 def call(name: str, data: Mapping[str, Any], keys: Mapping[str, Any], options: Mapping[str, Any]) -> Partition:
@@ -289,9 +289,9 @@ def _called_for_groups(
         mixed = [samples for samples in together if (labels[samples] != labels[samples[0]]).any()]
         if mixed:
             raise InputError(
-                f"{where}: divides the samples of each class, but {len(mixed)} of {len(together)} groups (samples that "
-                'belong together) have several classes; take "iid", a partition by site ("domain" or "natural"), or one '
-                "of your own"
+                f"{where}: divides each class, but {len(mixed)} of {len(together)} groups (samples that belong "
+                'together, such as those of one patient) have several classes; take "iid", a partition by site '
+                '("domain" or "natural"), or one of your own'
             )
     try:
         found = _called(name, {"labels": labels[[samples[0] for samples in together]]}, keys, options)

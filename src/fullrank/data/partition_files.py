@@ -133,7 +133,7 @@ def _from_csv(path: Path, data: DataSet) -> StoredPartition:
         row_of[sample] = row
         part, client = cells.get(PART) or PARTS[0], cells["client"]
         if part not in found:
-            raise InputError(f'{where}: part is "{part}"; it must be {", ".join(PARTS[:-1])} or {PARTS[-1]}')
+            raise InputError(f'{where}: part is "{part[:20]}"; it must be {", ".join(PARTS[:-1])} or {PARTS[-1]}')
         if part == "validation":
             client = ""
         elif not client:
@@ -154,7 +154,7 @@ def _indices(samples: list[int]) -> IndexArray:
 
 def _sample(where: str, text: str, samples: int) -> int:
     if not (text.isascii() and text.isdecimal()):
-        raise InputError(f'{where}: sample is "{text}"; it must be the position of a training sample, from 0')
+        raise InputError(f'{where}: sample is "{text[:20]}"; it must be the position of a training sample, from 0')
     if len(text) > len(str(samples)) + 8 or int(text) >= samples:
         raise InputError(
             f"{where}: there is no sample {text[:20]}; the training split has {samples} samples, numbered from 0"
@@ -174,7 +174,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
                 raise InputError(f'data.partition: "{path}" is empty; its first row must be {",".join(COLUMNS)}')
             separator = max(_SEPARATORS, key=first.count)
             columns = _columns(path, next(csv.reader([first], delimiter=separator)))
-            reader = csv.reader(file, delimiter=separator, strict=True)
+            reader = csv.reader(file, delimiter=separator, skipinitialspace=True, strict=True)
             for cells in reader:
                 if not any(map(str.strip, cells)):
                     continue
@@ -194,7 +194,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
 
 def _columns(path: Path, header: Sequence[str]) -> list[str]:
     columns = [name.strip().lower() for name in header]
-    said = f'data.partition: the first row of "{path}" has the columns {", ".join(columns)}'
+    said = f'data.partition: the first row of "{path}" has the columns {", ".join(columns)[:100]}'
     if missing := [name for name in COLUMNS if name not in columns]:
         raise InputError(f"{said}; {' and '.join(missing)} must be among them")
     if unknown := [name for name in columns if name not in (*COLUMNS, PART)]:
