@@ -134,7 +134,7 @@ def test_keys_that_a_file_leaves_no_room_for_are_rejected(tmp_path):
 
 def test_groups_are_not_torn_between_training_and_hold_out(tmp_path):
     path = written(tmp_path / "mine.csv", WITH_PARTS)
-    with pytest.raises(InputError, match="a group of samples .* is both in training and in a hold-out"):
+    with pytest.raises(InputError, match=r"a group of samples .* is both in training and in a hold-out"):
         divided(path, group=[0, 1, 1, 2, 3, 4, 5, 6, 7, 8])
     assert divided(path, group=list(range(10))).groups.tolist() == [1, 2]
 
