@@ -232,7 +232,7 @@ def test_groups_of_several_classes_are_divided_by_iid_alone():
 def test_a_message_about_samples_says_that_they_are_groups():
     data = data_of(np.repeat(np.arange(20), 5), 0)
     with pytest.raises(
-        InputError, match=r"each client 10 samples .*the data have groups: each of the 20 groups is one"
+        InputError, match=r"each client 10 samples .*the data have groups: each of the 20 groups counts as one"
     ):
         divided(data, partition="dirichlet")
     with pytest.raises(InputError, match=r"data.passes = 2: .* set data.passes = 1"):

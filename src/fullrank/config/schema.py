@@ -68,8 +68,8 @@ class Data(Table):
     """Folder of the data set. If empty, fullrank searches $FULLRANK_DATA, ./data and its own cache."""
     partition: Annotated[str, NameIn(PARTITIONS)] = "dirichlet"
     """How samples are divided among clients, or the path of a saved partition.safetensors or of a .csv with the columns
-    sample and client. A function gets those of labels, domains, groups and the keys of this table that its arguments
-    name, and returns one list of samples per client."""
+    sample and client. A function gets those of labels, domains, groups, natural (clients) and the keys of this table
+    that its arguments name, and returns one list of samples per client."""
     partition_options: dict[str, Any] = {}
     """Further arguments of a partition function of your own."""
     alpha: Annotated[float, Field(gt=0)] = 0.1
@@ -109,8 +109,8 @@ class Data(Table):
     """Column or array of the group of each sample, such as a patient. The samples of a group are never divided between
     training, hold-out, validation and test."""
     share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Fraction of the training samples that is used, for a quick look: of each class its share, drawn from the seed.
-    The other samples are left out before the rest is divided."""
+    """Fraction of the training samples that is used, for quick trials: that fraction of each class, drawn from the
+    seed. The other samples are left out before the rest is divided."""
     normalise: Literal["auto", "none", "half"] | Statistics = "auto"
     """Normalisation of inputs: with the statistics of the data set (auto), none, to the range -1 to 1 (half), or with
     { mean = [...], std = [...] }, one number per channel."""
@@ -314,8 +314,8 @@ class Evaluate(Table):
     (N,) and returns a number, a list of numbers or None. Results have its name, and its attributes lower_is_better and
     is_share describe them."""
     samples: Annotated[int, Field(ge=0)] = 0
-    """Number of test samples on which the global model is evaluated: of each class its share, drawn from the seed. 0
-    uses all."""
+    """Number of test samples on which the global model is evaluated, drawn from the seed with the classes in proportion.
+    0 uses all."""
 
 
 class ProbeTable(Table):

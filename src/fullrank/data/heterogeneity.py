@@ -97,6 +97,7 @@ def draw_text(
     a cell if they would not fit ``width`` otherwise. Names are used for up to 40 clients, and long ones are shortened.
     """
     clients = client_labels(counts, client_names)
+    side = "<" if client_names else ">"
     client_width = max(len("client"), *map(len, clients))
     drawn = counts[:MAX_CLIENTS_DRAWN]
     sizes = drawn.sum(axis=1)
@@ -110,7 +111,7 @@ def draw_text(
     for client, size, row in zip(clients, sizes, shares, strict=False):
         blocks = (_shade(share, darkest) * max(1, cell - 1) for share in row)
         lines.append(
-            f"{client:>{client_width}}  {size:>{size_width}}  {''.join(block.ljust(cell) for block in blocks)}"
+            f"{client:{side}{client_width}}  {size:>{size_width}}  {''.join(block.ljust(cell) for block in blocks)}"
         )
     if len(counts) > len(drawn):
         lines.append(f"and {len(counts) - len(drawn)} more clients")

@@ -296,7 +296,12 @@ def _called_for_groups(
     try:
         found = _called(name, {"labels": labels[[samples[0] for samples in together]]}, keys, options)
     except InputError as error:
-        raise InputError(f"{error} (the data have groups: each of the {len(together)} groups is one sample)") from None
+        advice = (
+            '; data.variant = "plain" needs no minimum' if name == "dirichlet" and keys["variant"] != "plain" else ""
+        )
+        raise InputError(
+            f"{error} (the data have groups: each of the {len(together)} groups counts as one sample{advice})"
+        ) from None
     return Partition(np.concatenate([np.empty(0, np.int64), *(together[k] for k in part)]) for part in found)
 
 

@@ -231,7 +231,7 @@ def _joined(splits: list[Split], test: Split | None, width: int) -> DataSet:
 
 
 def _groups(splits: list[Split]) -> torch.Tensor | None:
-    """Number the groups of all clients; samples of a client without groups are groups of their own."""
+    """Number the groups of all clients. Each sample of a client without groups forms a group."""
     if all(split.group is None for split in splits):
         return None
     found: list[torch.Tensor] = []
