@@ -1,4 +1,4 @@
-"""A share of the training samples, and a number of test samples, for a quick look."""
+"""A share of the training samples, and a number of test samples, for quick trials."""
 
 import numpy as np
 import pytest

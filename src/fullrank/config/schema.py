@@ -314,8 +314,8 @@ class Evaluate(Table):
     (N,) and returns a number, a list of numbers or None. Results have its name, and its attributes lower_is_better and
     is_share describe them."""
     samples: Annotated[int, Field(ge=0)] = 0
-    """Number of test samples on which the global model is evaluated, drawn from the seed with the classes in proportion.
-    0 uses all."""
+    """Number of test samples on which the global model is evaluated, drawn from the seed with classes in proportion. 0
+    uses all."""
 
 
 class ProbeTable(Table):

@@ -296,9 +296,8 @@ def _called_for_groups(
     try:
         found = _called(name, {"labels": labels[[samples[0] for samples in together]]}, keys, options)
     except InputError as error:
-        advice = (
-            '; data.variant = "plain" needs no minimum' if name == "dirichlet" and keys["variant"] != "plain" else ""
-        )
+        balanced = name == "dirichlet" and keys["variant"] == "balanced"
+        advice = '; data.variant = "plain" has no minimum' if balanced else ""
         raise InputError(
             f"{error} (the data have groups: each of the {len(together)} groups counts as one sample{advice})"
         ) from None
