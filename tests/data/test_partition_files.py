@@ -6,6 +6,8 @@ import json
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import fullrank as fr
@@ -191,3 +193,21 @@ def test_a_saved_partition_without_names_can_be_read(by_hand, tmp_path):
     fr.run({**SMALL, "data.partition": "earlier.safetensors", "data.clients": 3}, "again")
     assert "names" not in json.loads((tmp_path / "again" / "partition.json").read_text())
     assert np.array_equal(tensors["train"], load_file(tmp_path / "again" / "partition.safetensors")["train"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    header=st.sampled_from(["sample,client\n", "sample;client;part\r\n", "client\tsample\n", ""]),
+    rest=st.text(st.sampled_from('0123456789abc,;\t"\n\r -.\ufeff\x00²é'), max_size=40) | st.binary(max_size=30),
+)
+def test_any_bytes_are_a_partition_or_one_sentence(header, rest, tmp_path_factory):
+    path = tmp_path_factory.getbasetemp() / "fuzzed.csv"
+    path.write_bytes(header.encode() + (rest if isinstance(rest, bytes) else rest.encode()))
+    try:
+        federation = divided(path)
+    except InputError as error:
+        problem = str(error)
+    else:
+        problem = ""
+        assert 0 < len(federation.names) == federation.clients
+    assert "\n" not in problem
