@@ -41,8 +41,8 @@ LIBRARY = {
 Where the package is empty, every import path counts as foreign: the objects get options from the experiment, with which
 a function of fullrank that was never meant for that key could import anything.
 """
-FILES = {"data.name": ".npz", "data.partition": ".safetensors"}
-"""The file suffix of each key: a name with this suffix is a path, even with a colon in it, and nothing is imported."""
+FILES: dict[str, tuple[str, ...]] = {"data.name": (".npz",), "data.partition": (".safetensors", ".csv")}
+"""The file suffixes of each key: a name with one of them is a path, even with a colon, and nothing is imported."""
 
 T = TypeVar("T")
 

@@ -59,12 +59,7 @@ def _read_npz(path: Path) -> dict[str, Array]:
         if found.issuperset(_APART):
             wanted = {*_APART, "domain_train", "domain_test", "group_train", "group_test", "classes"}
         elif found.issuperset(_WHOLE):
-            wanted = {*_WHOLE, "domain", "classes"}
-            if "group" in found:
-                raise InputError(
-                    f"{path} has an array group, but x and y are split by class, which would separate groups; store"
-                    f" {', '.join(_APART)} and group_train"
-                )
+            wanted = {*_WHOLE, "domain", "group", "classes"}
         else:
             raise InputError(
                 f"{path} has the arrays {', '.join(sorted(found)) or '(none)'};"
