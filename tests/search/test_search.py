@@ -114,7 +114,7 @@ def test_one_clients_part_of_a_partition_that_a_run_saved(size, tmp_path):
     np.testing.assert_array_equal(mine.parts[0], run._assembled().federation.parts[2])
     assert mine.data.input_shape == (3, 32, 32)
     facts = json.loads((tmp_path / "a.json").read_text())
-    assert facts["data"]["fingerprint"] == load_dataset("digits").fingerprint()
+    assert facts["data"]["fingerprint"] == load_dataset("digits", size=size).fingerprint()
     assert facts["data"]["samples_hash"] == mine.hash
     assert facts["data"]["subset"] == f"client 2 of 3, {saved['partition']}"
 
