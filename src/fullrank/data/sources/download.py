@@ -198,9 +198,7 @@ _Opened = Callable[[], IO[bytes]]
 def _in_tar(archive: Path) -> Iterator[dict[str, _Opened]]:
     """Yield the files of an archive by their paths, each with a function that opens it."""
     with tarfile.open(archive, "r:gz") as file:
-        entries = {
-            _safe_name(archive, entry.name, plain=entry.isfile() or entry.isdir()): entry for entry in file
-        }
+        entries = {_safe_name(archive, entry.name, plain=entry.isfile() or entry.isdir()): entry for entry in file}
         yield {name: partial(_opened, file, entry) for name, entry in entries.items() if entry.isfile()}
 
 
@@ -221,7 +219,9 @@ def _opened(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> IO[bytes]:
 def _safe_name(archive: Path, name: str, plain: bool = True) -> str:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or not plain:
-        raise InputError(f'{archive} has the entry "{name}", a link or a path that leads elsewhere; nothing was unpacked')
+        raise InputError(
+            f'{archive} has the entry "{name}", a link or a path that leads elsewhere; nothing was unpacked'
+        )
     return str(path)
 
 

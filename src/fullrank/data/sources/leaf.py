@@ -69,7 +69,9 @@ def _find(root: str | Path) -> _Files:
         if train and test:
             return _Files(train, test)
         if train or test:
-            raise InputError(f"{folder} has .json files in {'train' if train else 'test'} only; LEAF writes both folders")
+            raise InputError(
+                f"{folder} has .json files in {'train' if train else 'test'} only; LEAF writes both folders"
+            )
         whole = _json_files(folder / "all_data") or tuple(sorted(folder.glob("all_data*.json")))
         if whole:
             return _Files(whole)
