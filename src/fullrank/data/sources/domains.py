@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from fullrank.data.dataset import DataSet
-from fullrank.data.sources.contained import Folder
+from fullrank.data.sources.contained import below
 from fullrank.data.sources.images import load_listing
 from fullrank.data.sources.listing import ImageFile, Listing
 from fullrank.data.sources.places import find_folder
@@ -86,6 +86,7 @@ def office_caltech10(
         unreadable=unreadable,
         augment=_AUGMENT,
         domains_order=OFFICE_DOMAINS,
+        colour=True,
     )
 
 
@@ -122,14 +123,13 @@ def domainnet345(
 def list_office_caltech10(root: Path, seed: int = 0) -> Listing:
     """List the images of Office-Caltech10 in a folder that has the four domains."""
     parts: dict[str, list[ImageFile]] = {part: [] for part in _PARTS}
-    folder = Folder(root)
     for domain, path in _domain_folders(root).items():
-        names = [below.name for below in _folders(path)]
+        names = [folder.name for folder in _folders(path)]
         if names and set(names) <= set(_PARTS):
             for part in names:
-                parts[part] += _images_by_class(folder, path / part, domain)
+                parts[part] += _images_by_class(path / part, domain)
         else:
-            for part, files in zip(_PARTS, _drawn(_images_by_class(folder, path, domain), seed), strict=True):
+            for part, files in zip(_PARTS, _drawn(_images_by_class(path, domain), seed), strict=True):
                 parts[part] += files
         for part in _PARTS:
             if not any(file.domain == domain for file in parts[part]):
@@ -139,7 +139,6 @@ def list_office_caltech10(root: Path, seed: int = 0) -> Listing:
 
 def list_domainnet(root: Path, classes: Sequence[str] = DOMAINNET_CLASSES) -> Listing:
     """List the images that the official lists of DomainNet name: those of some classes, or all if none is given."""
-    folder = Folder(root)
     lists = {(domain, part): root / f"{domain}_{part}.txt" for part in _PARTS for domain in DOMAINNET_DOMAINS}
     missing = [path.name for path in lists.values() if not path.is_file()]
     if missing:
@@ -157,7 +156,7 @@ def list_domainnet(root: Path, classes: Sequence[str] = DOMAINNET_CLASSES) -> Li
                 raise InputError(f"{lists[domain, part]}, line {number}, names {name} a second time")
             seen.add(name)
             if class_name in classes:
-                path = folder.file(name, f"{lists[domain, part]}, line {number},")
+                path = below(root, name, f"{lists[domain, part]}, line {number},")
                 parts[part].append(ImageFile(path, classes.index(class_name), domain))
     return Listing(parts["train"], parts["test"], tuple(classes), tuple(lists.values()))
 
@@ -177,6 +176,7 @@ def _domainnet(
         unreadable=unreadable,
         augment=_AUGMENT,
         domains_order=DOMAINNET_DOMAINS,
+        colour=True,
     )
 
 
@@ -189,20 +189,18 @@ def _domain_folders(root: Path) -> dict[str, Path]:
 
 
 def _folders(path: Path) -> list[Path]:
-    return sorted(below for below in path.iterdir() if below.is_dir() and not below.name.startswith("."))
+    return sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith("."))
 
 
-def _images_by_class(folder: Folder, path: Path, domain: str) -> list[ImageFile]:
+def _images_by_class(path: Path, domain: str) -> list[ImageFile]:
     """List the images of a folder that has a folder for each class."""
-    names = list(OFFICE_CLASSES)
     files = []
-    for below in _folders(path):
-        label = _office_label(below.name)
+    for folder in _folders(path):
+        label = _office_label(folder.name)
         if label is None:
-            raise InputError(f"{below} is of an unknown class; the classes are {', '.join(names)}")
-        for image in sorted(file for file in below.iterdir() if file.is_file() and not file.name.startswith(".")):
-            folder.reject_outside(image, str(below), link=image.is_symlink())
-            files.append(ImageFile(image, label, domain))
+            raise InputError(f"{folder} is of an unknown class; the classes are {', '.join(OFFICE_CLASSES)}")
+        images = sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
+        files += [ImageFile(image, label, domain) for image in images]
     return files
 
 

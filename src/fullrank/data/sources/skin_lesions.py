@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from fullrank.data.dataset import DataSet
-from fullrank.data.sources.contained import Folder
+from fullrank.data.sources.contained import images_by_name
 from fullrank.data.sources.images import load_listing
 from fullrank.data.sources.listing import ImageFile, Listing
 from fullrank.data.sources.places import find_folder
@@ -85,7 +85,7 @@ def list_ham10000(root: Path, seed: int = 0) -> Listing:
     """List the images of HAM10000 in a folder that has its table."""
     path = _ham_table(root)
     rows = by_id(path, read_table(path, ("image_id", "lesion_id", "dx", "dataset")))
-    there = Folder(root).images()
+    there = images_by_name(root)
     _reject_absent(path, root, rows, there)
     files = []
     for image, (lesion, dx, site) in rows.items():
@@ -114,7 +114,7 @@ def list_isic2019(root: Path, seed: int = 0) -> Listing:
         raise InputError(f"{labels} lacks the image {unlabelled[0]}, which {lesions} has")
     if not used:
         raise InputError(f"{lesions} has no image with a lesion_id")
-    there = Folder(root).images()
+    there = images_by_name(root)
     _reject_absent(lesions, root, used, there)
     site_of = _centres(root, lesions, used)
     described_by = [labels, lesions, *([_ham_table(root)] if _table(root) else [])]
@@ -166,6 +166,7 @@ def _load(
         std=_STD,
         augment=("flip",),
         domains_order=sites,
+        colour=True,
     )
 
 
