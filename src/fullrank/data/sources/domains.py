@@ -12,7 +12,7 @@ import numpy as np
 from fullrank.data.dataset import DataSet
 from fullrank.data.sources.contained import below
 from fullrank.data.sources.images import load_listing
-from fullrank.data.sources.listing import ImageFile, Listing
+from fullrank.data.sources.listing import ImageFile, Listing, visible
 from fullrank.data.sources.places import find_folder
 from fullrank.data.sources.tables import read_text
 from fullrank.data.split import split_by_class
@@ -123,18 +123,20 @@ def domainnet345(
 def list_office_caltech10(root: Path, seed: int = 0) -> Listing:
     """List the images of Office-Caltech10 in a folder that has the four domains."""
     parts: dict[str, list[ImageFile]] = {part: [] for part in _PARTS}
+    drawn = False
     for domain, path in _domain_folders(root).items():
-        names = [folder.name for folder in _folders(path)]
+        names, _ = visible(path)
         if names and set(names) <= set(_PARTS):
-            for part in names:
-                parts[part] += _images_by_class(path / part, domain)
+            found = [_images_by_class(path / part, domain) if part in names else [] for part in _PARTS]
         else:
-            for part, files in zip(_PARTS, _drawn(_images_by_class(path, domain), seed), strict=True):
-                parts[part] += files
-        for part in _PARTS:
-            if not any(file.domain == domain for file in parts[part]):
+            found = _drawn(_images_by_class(path, domain), seed)
+            drawn = True
+        for part, files in zip(_PARTS, found, strict=True):
+            if not files:
                 raise InputError(f"{path} has no images for the {'training' if part == 'train' else 'test'} split")
-    return Listing(parts["train"], parts["test"], tuple(OFFICE_CLASSES))
+            parts[part] += files
+    variant = f"seed {seed}" if drawn else ""
+    return Listing(parts["train"], parts["test"], tuple(OFFICE_CLASSES), variant=variant)
 
 
 def list_domainnet(root: Path, classes: Sequence[str] = DOMAINNET_CLASSES) -> Listing:
@@ -182,25 +184,20 @@ def _domainnet(
 
 def _domain_folders(root: Path) -> dict[str, Path]:
     """Return the folder of each domain of Office-Caltech10, or nothing unless all are there."""
-    there = {path.name.lower(): path for path in _folders(root)}
+    there = {name.lower(): root / name for name in visible(root)[0]}
     names = {domain: (domain, f"{domain}10") for domain in OFFICE_DOMAINS}
     found = {domain: there[name] for domain, known in names.items() for name in known if name in there}
     return found if len(found) == len(OFFICE_DOMAINS) else {}
 
 
-def _folders(path: Path) -> list[Path]:
-    return sorted(folder for folder in path.iterdir() if folder.is_dir() and not folder.name.startswith("."))
-
-
 def _images_by_class(path: Path, domain: str) -> list[ImageFile]:
     """List the images of a folder that has a folder for each class."""
     files = []
-    for folder in _folders(path):
+    for folder in (path / name for name in visible(path)[0]):
         label = _office_label(folder.name)
         if label is None:
             raise InputError(f"{folder} is of an unknown class; the classes are {', '.join(OFFICE_CLASSES)}")
-        images = sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
-        files += [ImageFile(image, label, domain) for image in images]
+        files += [ImageFile(folder / name, label, domain) for name in visible(folder)[1]]
     return files
 
 
@@ -214,10 +211,10 @@ def _office_label(folder: str) -> int | None:
     return None
 
 
-def _drawn(files: Sequence[ImageFile], seed: int) -> tuple[list[ImageFile], list[ImageFile]]:
-    """Draw 30 % of every class for the test."""
-    kept, taken = split_by_class(np.array([file.label for file in files], np.int64), _OFFICE_TEST, seed)
-    return [files[number] for number in kept], [files[number] for number in taken]
+def _drawn(files: Sequence[ImageFile], seed: int) -> list[list[ImageFile]]:
+    """Draw 30 % of every class for the test; return the files for training and those for the test."""
+    drawn = split_by_class(np.array([file.label for file in files], np.int64), _OFFICE_TEST, seed)
+    return [[files[number] for number in part] for part in drawn]
 
 
 def _lines(path: Path, domain: str) -> Iterator[tuple[int, str, str, int]]:

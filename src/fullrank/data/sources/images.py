@@ -48,7 +48,6 @@ def load_listing(
     augment: tuple[str, ...] = (),
     domains_order: Sequence[str] | None = None,
     colour: bool = False,
-    variant: str = "",
 ) -> DataSet:
     """Load the images that a listing names, from the cache if they are there.
 
@@ -66,7 +65,6 @@ def load_listing(
         augment: The usual augmentation.
         domains_order: The names of the domains in the order of their numbers; by default sorted.
         colour: Whether images have three channels even if none of them has colour.
-        variant: A text that differs between listings of the same folder that are all kept in the cache.
 
     Raises:
         InputError: If a file is outside the folder, if files cannot be read, or if the images differ in shape.
@@ -89,9 +87,10 @@ def load_listing(
             std=std,
             augment=augment,
             unreadable=content.unreadable,
+            remarks=listing.remarks,
         )
 
-    place = json.dumps([os.path.realpath(root), size, unreadable, colour, variant])
+    place = json.dumps([os.path.realpath(root), size, unreadable, colour, listing.variant])
     return cached_as(name, place, found.state, lambda: images.content(listing, domains_order), complete, _LEAST_KEPT)
 
 

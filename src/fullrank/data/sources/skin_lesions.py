@@ -94,7 +94,7 @@ def list_ham10000(root: Path, seed: int = 0) -> Listing:
         if not lesion:
             raise InputError(f"{path}: the image {image} has no lesion_id")
         files.append(ImageFile(there[image], HAM_CLASSES.index(dx), site, lesion))
-    return Listing(*split_lesions(files, HAM_SITES, seed), HAM_CLASSES, (path,))
+    return Listing(*split_lesions(files, HAM_SITES, seed), HAM_CLASSES, (path,), variant=f"seed {seed}")
 
 
 def list_isic2019(root: Path, seed: int = 0) -> Listing:
@@ -121,12 +121,14 @@ def list_isic2019(root: Path, seed: int = 0) -> Listing:
     split = next((root / name for name in _ISIC_SPLITS if (root / name).is_file()), None)
     if split is None:
         files = [ImageFile(there[name], label_of[name], site_of[name], lesion) for name, lesion in used.items()]
-        return Listing(*split_lesions(files, ISIC_SITES, seed), ISIC_CLASSES, tuple(described_by))
+        parts = split_lesions(files, ISIC_SITES, seed)
+        return Listing(*parts, ISIC_CLASSES, tuple(described_by), variant=f"seed {seed}")
     in_test = _flamby_split(split, site_of)
-    parts: tuple[list[ImageFile], list[ImageFile]] = ([], [])
+    parts = ([], [])
     for name in used:
         parts[in_test[name]].append(ImageFile(there[name], label_of[name], site_of[name]))
-    return Listing(*parts, ISIC_CLASSES, (*described_by, split))
+    remark = f"the split is that of {split}, which has images of one lesion in training and test; groups are left out"
+    return Listing(*parts, ISIC_CLASSES, (*described_by, split), (remark,))
 
 
 def split_lesions(
