@@ -18,9 +18,20 @@ from fullrank.errors import InputError
 
 image = pytest.importorskip("PIL.Image")
 
-OFFICE = "back_pack bike calculator headphones keyboard laptop_computer monitor mouse mug projector".split()
-TEN = "bird feather headphones ice_cream teapot tiger whale windmill wine_glass zebra".split()
-SIX = "clipart infograph painting quickdraw real sketch".split()
+OFFICE = [
+    "back_pack",
+    "bike",
+    "calculator",
+    "headphones",
+    "keyboard",
+    "laptop_computer",
+    "monitor",
+    "mouse",
+    "mug",
+    "projector",
+]
+TEN = ["bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill", "wine_glass", "zebra"]
+SIX = ["clipart", "infograph", "painting", "quickdraw", "real", "sketch"]
 SHARED = Path(os.environ.get("FULLRANK_SHARED_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
 
@@ -100,9 +111,7 @@ def test_other_names_of_the_same_classes(tmp_path):
             write_image(tmp_path / "caltech" / name / f"{copy}.jpg", number)
     listing = list_office_caltech10(tmp_path)
     of_caltech = [file for file in (*listing.train, *listing.test) if file.domain == "caltech"]
-    assert {(file.path.parent.name, file.label) for file in of_caltech} == set(
-        zip(caltech256, range(10), strict=True)
-    )
+    assert {(file.path.parent.name, file.label) for file in of_caltech} == set(zip(caltech256, range(10), strict=True))
 
 
 def test_what_is_not_office_caltech10_is_rejected(tmp_path):

@@ -104,16 +104,11 @@ def list_isic2019(root: Path, seed: int = 0) -> Listing:
         raise InputError(
             f"{root} lacks {_ISIC_LESIONS}, which names the lesion of each image; get it from {_ISIC_PAGE}"
         )
-    lesion_of = {
-        name: lesion for name, (lesion,) in by_id(lesions, read_table(lesions, ("image", "lesion_id"))).items()
-    }
-    label_of = _one_hot(labels)
-    used = {name: lesion for name, lesion in lesion_of.items() if lesion}
-    unlabelled = [name for name in used if name not in label_of]
-    if unlabelled:
-        raise InputError(f"{labels} lacks the image {unlabelled[0]}, which {lesions} has")
+    rows = by_id(lesions, read_table(lesions, ("image", "lesion_id")))
+    used = {name: lesion for name, (lesion,) in rows.items() if lesion}
     if not used:
         raise InputError(f"{lesions} has no image with a lesion_id")
+    label_of = _one_hot(labels, used)
     there = images_by_name(root)
     _reject_absent(lesions, root, used, there)
     site_of = _centres(root, lesions, used)
@@ -198,13 +193,15 @@ def _reject_unknown(table: Path, image: str, column: str, value: str, known: Seq
         raise InputError(f'{table}: the image {image} has {column} "{value}"; it must be one of {", ".join(known)}')
 
 
-def _one_hot(path: Path) -> dict[str, int]:
-    """Return the class of each image: the only column that has 1."""
+def _one_hot(path: Path, images: Iterable[str]) -> dict[str, int]:
+    """Return the class of each of these images: the only column that has 1."""
     rows = by_id(path, read_table(path, ("image", *ISIC_CLASSES)))
     found = {}
-    for name, values in rows.items():
+    for name in images:
+        if name not in rows:
+            raise InputError(f"{path} lacks the image {name}")
         try:
-            numbers = [float(value) for value in values]
+            numbers = [float(value) for value in rows[name]]
         except ValueError:
             numbers = []
         if sorted(numbers) != [0.0] * (len(ISIC_CLASSES) - 1) + [1.0]:
