@@ -197,7 +197,6 @@ class _Images:
         problems: dict[int, str] = {}
         processes = 1 if total <= FEW_FILES else min(_cores(), math.ceil(total / CHUNK_FILES))
         number = 0
-        report(what, 0, total)
         for images in decoded(self._chunks(), self.size, processes):
             for image in images:
                 if isinstance(image, str):

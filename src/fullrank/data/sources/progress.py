@@ -10,17 +10,20 @@ from typing import TypeAlias
 Watch: TypeAlias = Callable[[str, int, int], None]
 """Called with what is being done, such as "decoding digits", how much of it is done, and how much there is."""
 
-_watch: ContextVar[Watch | None] = ContextVar("watch", default=None)
+_watches: ContextVar[tuple[Watch, ...]] = ContextVar("watches", default=())
 
 
 @contextmanager
-def watching(watch: Watch) -> Iterator[None]:
-    """Tell `watch` of the reading of data sets inside a `with` block."""
-    token = _watch.set(watch)
+def watching(watch: Watch | None) -> Iterator[None]:
+    """Also tell `watch` of the reading of data sets inside a `with` block; with None, tell nobody.
+
+    A watch may raise an exception to stop the reading.
+    """
+    token = _watches.set(() if watch is None else (*_watches.get(), watch))
     try:
         yield
     finally:
-        _watch.reset(token)
+        _watches.reset(token)
 
 
 def report(what: str, done: int, total: int) -> None:
@@ -30,6 +33,5 @@ def report(what: str, done: int, total: int) -> None:
     ...     report("decoding digits", 5, 10)
     decoding digits: 5 of 10
     """
-    watch = _watch.get()
-    if watch is not None:
+    for watch in _watches.get():
         watch(what, done, total)

@@ -183,9 +183,9 @@ def _ham_table(root: Path) -> Path:
 def _reject_absent(table: Path, root: Path, named: Iterable[str], there: Mapping[str, Path]) -> None:
     absent = [name for name in named if name not in there]
     if absent:
-        others = f" and {len(absent) - 1} others" if len(absent) > 1 else ""
-        verb = "are" if others else "is"
-        raise InputError(f"{table} names {absent[0]}.jpg{others}, which {verb} not in {root} or any folder below")
+        which = f"{absent[0]}.jpg, which is" if len(absent) == 1 else f"{len(absent)} images that are"
+        first = "" if len(absent) == 1 else f", such as {absent[0]}.jpg"
+        raise InputError(f"{table} names {which} not in {root} or any folder below{first}")
 
 
 def _reject_unknown(table: Path, image: str, column: str, value: str, known: Sequence[str]) -> None:
