@@ -41,9 +41,9 @@ def ham10000(
 ) -> DataSet:
     """Load HAM10000 (Tschandl et al. 2018): seven classes, and the four sites of its column `dataset` as domains.
 
-    Needs `HAM10000_metadata`, with or without `.csv`, and the images in any folders beside or below. HAM10000 has no
-    test split: 20 % of the lesions of each site, drawn by `seed`, become the test split. All images of a lesion are a
-    group. Images are 600×450 pixels; `size` is usually given.
+    Needs `HAM10000_metadata`, with or without `.csv`, and the images, in the same folder or any below it. HAM10000 has
+    no test split: 20 % of the lesions of each site, drawn by `seed`, become the test split. All images of a lesion are
+    a group. Images are 600×450 pixels; `size` is usually given.
 
     Raises:
         InputError: If the files are not there, or are not those of HAM10000.
@@ -64,9 +64,10 @@ def isic2019(
     """Load ISIC 2019 (training part) by the six centres of FLamby's Fed-ISIC2019: eight classes, centres as domains.
 
     Needs `ISIC_2019_Training_GroundTruth.csv`, `ISIC_2019_Training_Metadata.csv` and `HAM10000_metadata`, which names
-    the sites of HAM10000's images, and the images in any folders beside or below. Images without a lesion are left out.
+    the sites of HAM10000's images, and the images, in the same folder or any below it. Images
+    without a lesion are left out.
 
-    FLamby's file `train_test_split` is used if it lies beside. It has images of one lesion on both sides, so the data
+    FLamby's file `train_test_split` is used if it is there. It has images of one lesion on both sides, so the data
     set then has no groups. Without the file, 20 % of the lesions of each centre, drawn by `seed`, become the test
     split, and all images of a lesion are a group.
 
