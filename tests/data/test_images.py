@@ -7,6 +7,7 @@ import sys
 import time
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from PIL import Image
@@ -481,7 +482,8 @@ def test_ctrl_c_while_images_are_decoded_stops_the_command(tmp_path):
         f"data.root={tmp_path}/data",
     ]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    time.sleep(3.5)
+    while process.poll() is None and not psutil.Process(process.pid).children():
+        time.sleep(0.01)  # until there are processes that decode
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=20)
     assert process.returncode == 130, said
