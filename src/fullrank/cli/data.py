@@ -173,13 +173,14 @@ def _print(facts: dict[str, Any]) -> None:
 
 def _print_images(console: Console, facts: dict[str, Any]) -> None:
     """Print the numbers of images, one line per class, and the files that cannot be read."""
+    print("images of each class, in training and test:")
     table = Table(box=None, pad_edge=False)
     table.add_column("class")
     for domain in facts["images"]:
-        for part in ("train", "test"):
-            table.add_column(f"{domain} {part}".strip(), justify="right")
+        table.add_column(domain, justify="right")
     for name in facts["classes"]:
-        table.add_row(name, *(str(count) for of_class in facts["images"].values() for count in of_class[name]))
+        counts = (of_class[name] for of_class in facts["images"].values())
+        table.add_row(name, *(f"{train} + {test}" for train, test in counts))
     console.print(table, highlight=False, markup=False)
     for text in facts["remarks"]:
         print(text)

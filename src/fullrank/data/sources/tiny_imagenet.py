@@ -17,8 +17,8 @@ _LAYOUT = Layout(
     "official folder", ("tiny-imagenet-200",), (("wnids.txt",), ("words.txt",), ("val/val_annotations.txt",))
 )
 _HOW_TO_GET = (
-    "get tiny-imagenet-200.zip from http://cs231n.stanford.edu/tiny-imagenet-200.zip and unpack it, and set data.root "
-    "or $FULLRANK_DATA if it is elsewhere"
+    "get it from http://cs231n.stanford.edu/tiny-imagenet-200.zip and unpack it, and set data.root (--root) or "
+    "$FULLRANK_DATA if it is elsewhere"
 )
 
 
