@@ -166,6 +166,13 @@ def test_absent_images_and_paths_that_lead_elsewhere(tmp_path):
     rejected(lambda: load_dataset("ham10000", tmp_path / "root"), "link.jpg", "leads out")
 
 
+def test_a_copy_of_the_table_without_sites_is_told_from_the_official_one(tmp_path):
+    write_ham(tmp_path)
+    path = tmp_path / "HAM10000_metadata.csv"
+    path.write_text("".join(line.rpartition(",")[0] + "\n" for line in path.read_text().splitlines()))
+    rejected(lambda: list_ham10000(tmp_path), path, "no column dataset", "sex, localization", "DBW86T")
+
+
 def test_absent_files_are_named_with_the_official_page(tmp_path):
     rejected(lambda: load_dataset("ham10000", tmp_path), "HAM10000_metadata.csv", "DBW86T", '"folder"')
     rejected(lambda: load_dataset("isic2019", tmp_path), "ISIC_2019_Training_GroundTruth.csv", "isic-archive.com")

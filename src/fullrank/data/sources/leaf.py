@@ -16,6 +16,7 @@ from fullrank.data.dataset import DataSet, Split
 from fullrank.data.memory_limit import reject_too_large
 from fullrank.data.sources.cache import Content, cached
 from fullrank.data.sources.places import roots
+from fullrank.data.sources.progress import report
 from fullrank.data.sources.stored import read_whole
 from fullrank.errors import InputError
 from fullrank.randomness import generator
@@ -101,11 +102,13 @@ def _decode(files: _Files, seed: int) -> Content:
 
 def _read_all(files: Sequence[Path]) -> dict[str, _Samples]:
     found: dict[str, _Samples] = {}
-    for path in files:
+    for number, path in enumerate(files):
+        report("decoding femnist", number, len(files))
         for writer, samples in _read(path).items():
             if writer in found:
                 raise InputError(f'{path} has the writer "{writer}", whom an earlier file has too; each must be in one')
             found[writer] = samples
+    report("decoding femnist", len(files), len(files))
     return {writer: samples for writer, samples in found.items() if len(samples.y)}
 
 

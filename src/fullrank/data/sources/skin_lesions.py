@@ -26,6 +26,7 @@ ISIC_SITES = ("BCN", "vidir_molemax", "vidir_modern", "rosendahl", "MSK", "vienn
 
 _HAM_TABLES = ("HAM10000_metadata", "HAM10000_metadata.csv", "HAM10000_metadata.tab")
 _HAM_PAGE = "https://doi.org/10.7910/DVN/DBW86T"
+_OTHER_COPY = f"copies elsewhere lack columns, and the file on {_HAM_PAGE} has all"
 _ISIC_LABELS = "ISIC_2019_Training_GroundTruth.csv"
 _ISIC_LESIONS = "ISIC_2019_Training_Metadata.csv"
 _ISIC_SPLITS = ("train_test_split", "train_test_split.csv")
@@ -85,7 +86,7 @@ def isic2019(
 def list_ham10000(root: Path, seed: int = 0) -> Listing:
     """List the images of HAM10000 in a folder that has its table."""
     path = _ham_table(root)
-    rows = by_id(path, read_table(path, ("image_id", "lesion_id", "dx", "dataset")))
+    rows = by_id(path, read_table(path, ("image_id", "lesion_id", "dx", "dataset"), _OTHER_COPY))
     there = images_by_name(root)
     _reject_absent(path, root, rows, there)
     files = []
@@ -219,7 +220,9 @@ def _centres(root: Path, lesions: Path, lesion_of: Mapping[str, str]) -> dict[st
     ham: dict[str, str] = {}
     if of_ham:
         path = _ham_table(root)
-        ham = {name: site for name, (site,) in by_id(path, read_table(path, ("image_id", "dataset"))).items()}
+        ham = {
+            name: site for name, (site,) in by_id(path, read_table(path, ("image_id", "dataset"), _OTHER_COPY)).items()
+        }
         for name in of_ham:
             if name not in ham:
                 raise InputError(f"{path} lacks the image {name}, whose lesion is of HAM10000")

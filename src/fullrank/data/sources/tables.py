@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from fullrank.data.sources.stored import read_whole
 from fullrank.errors import InputError
 
 _SEPARATORS = (",", ";", "\t")
+_NAMED = 20
 
 
 @dataclass(frozen=True)
@@ -22,29 +23,38 @@ class Row:
     line: int
 
 
-def read_table(path: Path, columns: Sequence[str]) -> list[Row]:
+def read_table(path: Path, columns: Sequence[str], hint: str = "") -> list[Row]:
     """Read these columns of a table with a header; values are separated by commas, semicolons or tabs.
 
     A byte order mark, line ends of any system and empty lines are ignored.
 
+    Args:
+        path: The file.
+        columns: The names of the columns, in the order of the values that are returned.
+        hint: What to do if a column is missing, as the last clause of the error.
+
     Raises:
         InputError: If the file is not such a table, lacks a column or has no rows.
     """
-    text = read_text(path)
-    if not text.strip():
+    rows = _rows(path, read_text(path))
+    _, header = next(rows, (0, []))
+    if not header:
         raise InputError(f"{path} is empty; it must be a table with the columns {', '.join(columns)}")
-    header = [name.strip() for name in text.lstrip("\r\n").splitlines()[0].replace('"', "").split(_separator(text))]
-    absent = [name for name in columns if name not in header]
-    if absent:
-        there = ", ".join(header[:20]) + (", …" if len(header) > 20 else "")
-        raise InputError(f"{path} has no column {absent[0]}; its columns are {there}")
-    twice = [name for name in columns if header.count(name) > 1]
-    if twice:
-        raise InputError(f"{path} has two columns {twice[0]}; it must have one")
-    rows = _rows(path, text, len(header), [header.index(name) for name in columns])
-    if not rows:
+    for name in columns:
+        if name not in header:
+            there = ", ".join(header[:_NAMED]) + (", …" if len(header) > _NAMED else "")
+            raise InputError(f"{path} has no column {name}; its columns are {there}{hint and f'; {hint}'}")
+        if header.count(name) > 1:
+            raise InputError(f"{path} has two columns {name}; it must have one")
+    taken = [header.index(name) for name in columns]
+    found = []
+    for line, cells in rows:
+        if len(cells) != len(header):
+            raise InputError(f"{path}, line {line}, has {len(cells)} values; its header names {len(header)} columns")
+        found.append(Row(tuple(cells[column] for column in taken), line))
+    if not found:
         raise InputError(f"{path} has a header and no rows")
-    return rows
+    return found
 
 
 def read_text(path: Path) -> str:
@@ -55,26 +65,18 @@ def read_text(path: Path) -> str:
         raise InputError(f"{path} is no text in UTF-8: {error}") from None
 
 
-def _separator(text: str) -> str:
-    """Return the separator that the first line has most often."""
-    first = text.lstrip("\r\n").splitlines()[0]
-    return max(_SEPARATORS, key=first.count)
-
-
-def _rows(path: Path, text: str, width: int, taken: Sequence[int]) -> list[Row]:
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=_separator(text), strict=True)
-    rows = []
+def _rows(path: Path, text: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the rows that are not empty, each with the line in which it ends."""
+    header = text.lstrip("\r\n").partition("\n")[0]
+    separator = max(_SEPARATORS, key=header.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     try:
-        for number, fields in enumerate(fields for fields in reader if any(map(str.strip, fields))):
-            if len(fields) != width:
-                raise InputError(
-                    f"{path}, line {reader.line_num}, has {len(fields)} values; its header names {width} columns"
-                )
-            if number:
-                rows.append(Row(tuple(fields[column].strip() for column in taken), reader.line_num))
+        for row in reader:
+            cells = [cell.strip() for cell in row]
+            if any(cells):
+                yield reader.line_num, cells
     except csv.Error as error:
         raise InputError(f"{path}, line {reader.line_num}, is damaged ({error})") from None
-    return rows
 
 
 def by_id(path: Path, rows: Sequence[Row]) -> dict[str, tuple[str, ...]]:
