@@ -156,5 +156,5 @@ def test_both_experiments_on_it_run(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fedrepopt-cross-silo", "fedrepopt-cross-device"])
 def test_both_experiments_on_it_run_with_their_own_network_and_clients(name, tmp_path):
-    official(tmp_path, WNIDS, 120, 2)
+    official(tmp_path, WNIDS, 60, 2)
     has_trained(two_rounds(name, tmp_path, train={"rounds": 2, "batch_size": 4, "epochs": 1}))
