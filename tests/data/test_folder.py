@@ -38,7 +38,7 @@ def rejected(root, *words, **how):
 
 
 def paths(files, root):
-    return [file.path.relative_to(root).as_posix() for file in files]
+    return [Path(file.path).relative_to(root).as_posix() for file in files]
 
 
 # Layouts

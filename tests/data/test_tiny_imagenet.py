@@ -127,7 +127,7 @@ def two_rounds(name, root, **changes):
     tables = {"data": {"root": str(root)}, "train": {"rounds": 2, "batch_size": 4}, **changes}
     for table, keys in tables.items():
         values[table] = {**values[table], **keys}
-    return fr.run(values)
+    return fr.run(values, root / "run")
 
 
 def has_trained(run):
@@ -154,7 +154,8 @@ def test_both_experiments_on_it_run(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["fedrepopt-cross-silo", "fedrepopt-cross-device"])
-def test_both_experiments_on_it_run_with_their_own_network_and_clients(name, tmp_path):
-    official(tmp_path, WNIDS, 120, 2)
-    has_trained(two_rounds(name, tmp_path, train={"rounds": 2, "batch_size": 4, "epochs": 1}))
+@pytest.mark.parametrize(("name", "clients"), [("fedrepopt-cross-silo", 2), ("fedrepopt-cross-device", 20)])
+def test_both_experiments_on_it_run_with_their_own_network(name, clients, tmp_path):
+    official(tmp_path, WNIDS, 60, 2)
+    data = {"root": str(tmp_path), "clients": clients, "alpha": 10.0}
+    has_trained(two_rounds(name, tmp_path, data=data, train={"rounds": 2, "batch_size": 4, "epochs": 1}))

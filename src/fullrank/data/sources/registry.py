@@ -22,7 +22,6 @@ DATA_SETS: Registry[Callable[..., Any]] = Registry(
     "data.name",
     {
         "digits": digits,
-        "folder": folder,
         **{
             stored.name: stored
             for stored in (MNIST, FASHION_MNIST, CIFAR10, CIFAR100, SVHN, EMNIST, EMNIST_BYCLASS, EMNIST_LETTERS)
@@ -34,13 +33,14 @@ DATA_SETS: Registry[Callable[..., Any]] = Registry(
         "domainnet-345": domainnet345,
         "ham10000": ham10000,
         "isic2019": isic2019,
+        "folder": folder,
     },
     or_else="the path of an .npz file",
 )
 """The data sets that `data.name` can name: functions of `root` and `seed` that return what `load_dataset` accepts.
 
 >>> DATA_SETS.names()[:2]
-('digits', 'folder')
+('digits', 'mnist')
 """
 
 
