@@ -628,7 +628,7 @@ def _header_without(raw, key):
         lambda raw: b"nonsense",
         lambda raw: raw[:-1],
         lambda raw: raw[:100],
-        lambda raw: raw.replace(b'"version":"2"', b'"version":"0"'),
+        lambda raw: raw.replace(f'"version":"{cache.VERSION}"'.encode(), b'"version":"0"'),
         lambda raw: raw.replace(b'"train.x"', b'"train.z"'),
         lambda raw: raw.replace(b'"classes":"[', b'"classes":"{'),
         lambda raw: _header_without(raw, "fingerprint"),
