@@ -81,7 +81,8 @@ def test_the_picture_shows_every_package():
 
 def comment_of(key: str, value: str) -> list[str]:
     """The words of the comment that the README has after a key of its example."""
-    (comment,) = re.findall(rf'^{key} = "{value}" +# (.*)$', (ROOT / "README.md").read_text(), re.MULTILINE)
+    comments = re.findall(rf'^{key} = "{value}" +# (.*(?:\n +# .*)*)$', (ROOT / "README.md").read_text(), re.MULTILINE)
+    (comment,) = comments
     return re.findall(r"[\w.-]+(?::[\w,]+)?", comment)
 
 

@@ -1,5 +1,6 @@
 """Folders of images in every layout, and what is wrong with others."""
 
+import contextlib
 import csv
 import os
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fullrank as fr
@@ -244,6 +245,7 @@ def test_a_group_on_both_sides_is_named(tmp_path):
         ("file,patient\na/1.png,x\n", ['starts with "file,patient"', "path,group"]),
         ("", ['starts with ""']),
         ("path,group\na/1.png,x\n", ["lacks 3 of 4 images, such as a/2.png, a/3.png, a/4.png"]),
+        ("path,group\n", ["lacks 4 of 4 images"]),
         ("path,group\na/1.png\n", ['line 2: "a/1.png" must have a path and a group']),
         ("path,group\na/1.png,x\na/1.png,y\n", ["line 3: a/1.png is in group x above"]),
     ],
@@ -267,6 +269,16 @@ def test_a_file_of_groups_in_another_encoding_is_rejected(tmp_path):
     tree(tmp_path, ["train/a/1.png", "test/a/1.png"])
     (tmp_path / "groups.csv").write_bytes("path,group\na,ä\n".encode("latin-1"))
     rejected(tmp_path, "groups.csv cannot be read")
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.binary(max_size=60) | st.text('apthgroup,;"\n\r\t/\0', max_size=60).map(str.encode), head=st.booleans())
+def test_any_file_of_groups_is_read_or_rejected(text, head, tmp_path):
+    tree(tmp_path, [f"a/{k}.png" for k in (1, 2, 3, 4)])
+    (tmp_path / "groups.csv").write_bytes(b"path,group\n" * head + text)
+    with contextlib.suppress(InputError):
+        list_folder(tmp_path)
 
 
 # Runs

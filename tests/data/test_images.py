@@ -1,5 +1,6 @@
 """Image files of every kind become the right pixels, once."""
 
+import io
 import os
 import signal
 import subprocess
@@ -10,9 +11,12 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from folders import picture, write
+from fullrank.cli.options import bars_while_reading
 from fullrank.data import load_dataset
 from fullrank.data.augment.resize import resize
 from fullrank.data.sources import cache, decoders, images
@@ -154,6 +158,32 @@ def test_of_an_animation_the_first_frame_is_read(tmp_path):
     frames = [picture(level) for level in ((255, 0, 0), (0, 255, 0))]
     frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
     assert decode(str(tmp_path / "a.gif"), 0)[:, 0, 0].tolist() == [255, 0, 0]
+
+
+def encoded(kind):
+    """The bytes of a small image in some format."""
+    file = io.BytesIO()
+    picture((200, 90, 30), 24, 32, spread=1).save(file, kind)
+    return file.getvalue()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "TIFF", "WEBP", "BMP", "PPM"])
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(changes=st.lists(st.tuples(st.integers(0, 2**16), st.integers(0, 255)), max_size=8), end=st.integers(0, 2**16))
+def test_damaged_files_give_pixels_or_a_reason(kind, changes, end, tmp_path):
+    raw = bytearray(encoded(kind))
+    for place, value in changes:
+        raw[place % len(raw)] = value
+    (tmp_path / "a").write_bytes(raw[: end % (2 * len(raw))])
+    found = decode(str(tmp_path / "a"), 8)
+    if isinstance(found, str):
+        assert found
+        assert "\n" not in found
+    else:
+        assert found.dtype == np.uint8
+        assert found.shape[0] in (1, 3)
+        assert min(found.shape[1:]) == 8
 
 
 # Shapes and channels of a data set
@@ -464,6 +494,27 @@ def test_a_few_small_images_are_not_kept(tmp_path):
 
 
 # The command line
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_bar_is_shown_on_a_terminal_only(tmp_path, monkeypatch):
+    names = many(tmp_path, 5)
+    for stream, shown in ((Terminal(), True), (io.StringIO(), False)):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with bars_while_reading():
+            loaded(tmp_path, names)
+        assert ("decoding some" in stream.getvalue()) == shown
+    quiet = Terminal()
+    monkeypatch.setattr(sys, "stderr", quiet)
+    with bars_while_reading(), watching(None):
+        loaded(tmp_path, names)
+    assert quiet.getvalue() == ""
+    loaded(tmp_path, names)  # as a library
+    assert quiet.getvalue() == ""
 
 
 @pytest.mark.slow

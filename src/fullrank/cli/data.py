@@ -105,7 +105,7 @@ def _facts(name: str, root: str) -> dict[str, Any]:
     return {
         "name": data.name,
         "title": stored.title if stored else data.name,
-        "folder": str(place.folder) if place else None,
+        "folder": str(place.folder) if place else root or None,
         "form": place.layout.form if place else _form(name, of_images),
         "files": [_file(fact) for fact in files],
         "official": all(fact.state == "official" for fact in files),

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TextIO
 
 import numpy as np
 import torch
@@ -70,8 +70,8 @@ def list_folder(root: Path, seed: int = 0) -> Listing:
     tested = {place.domain for place in found if place.split == "test" and place.files}
     for place in sorted(found, key=lambda place: (place.domain, place.name, place.split)):
         split = "test" if place.split == "val" and place.domain not in tested else place.split
-        parts[split] += place.images(number[place.name], groups)
-    if groups:
+        parts[split] += place.images(number[place.name], groups or {})
+    if groups is not None:
         _reject_unlisted(root, found, groups)
     remarks = []
     if parts["val"]:
@@ -86,7 +86,7 @@ def list_folder(root: Path, seed: int = 0) -> Listing:
     if not train:
         raise InputError(f"{root} has a test part and no training part; name its folder train")
     _reject_torn(root, train, test)
-    described_by = (root / GROUPS,) if groups else ()
+    described_by = (root / GROUPS,) if groups is not None else ()
     return Listing(train, test, names, described_by, tuple(remarks), f"seed {seed}" if by_seed else "")
 
 
@@ -198,30 +198,36 @@ def _above(root: Path, depth: int, of_classes: Sequence[_Folder]) -> tuple[str, 
     return "domain", "split"
 
 
-def _read_groups(root: Path) -> dict[str, str]:
-    """Return the group of each image by its path below the root; empty if there is no file of groups."""
+def _read_groups(root: Path) -> dict[str, str] | None:
+    """Return the group of each image by its path below the root; None if there is no file of groups."""
     path = root / GROUPS
     if not path.is_file():
-        return {}
+        return None
     try:
-        lines = path.read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return _grouped(path, file)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path} cannot be read: {error}") from None
-    header = lines[0] if lines else ""
+
+
+def _grouped(path: Path, file: TextIO) -> dict[str, str]:
+    header = file.readline().strip()
     headers = {mark: [cell.strip() for cell in next(csv.reader([header], delimiter=mark), [])] for mark in ",;\t"}
     separator = next((mark for mark, cells in headers.items() if {"path", "group"} <= {*cells}), None)
     if separator is None:
         raise InputError(f'{path} starts with "{header[:80]}"; it must name the columns path and group: path,group')
     at, of = headers[separator].index("path"), headers[separator].index("group")
     groups: dict[str, str] = {}
-    for number, cells in enumerate(csv.reader(lines[1:], delimiter=separator), 2):
+    rows = csv.reader(file, delimiter=separator)
+    for cells in rows:
         if not cells:
             continue
+        line = f"{path}, line {rows.line_num + 1}"
         if len(cells) <= max(at, of):
-            raise InputError(f'{path}, line {number}: "{separator.join(cells)[:80]}" must have a path and a group')
+            raise InputError(f'{line}: "{separator.join(cells)[:80]}" must have a path and a group')
         name, group = cells[at].strip().replace("\\", "/").removeprefix("./"), cells[of].strip()
         if groups.setdefault(name, group) != group:
-            raise InputError(f"{path}, line {number}: {name} is in group {groups[name]} above; an image has one group")
+            raise InputError(f"{line}: {name} is in group {groups[name]} above; an image has one group")
     return groups
 
 
