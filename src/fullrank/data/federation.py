@@ -44,6 +44,8 @@ class Federation:
     """The name of each client's site, where clients are domains or natural clients of the data."""
     tests: list[np.ndarray] = field(default_factory=list)
     """Samples of the test split that come from each client's own site, where clients are sites with a test part."""
+    validations: list[np.ndarray] = field(default_factory=list)
+    """The part of the validation share that comes from each client's own site, where clients are sites."""
 
     @property
     def clients(self) -> int:
@@ -69,18 +71,48 @@ class Federation:
         train, classes = self.data.train, self.data.num_classes
         if clients is None:
             training, holdouts = dict(enumerate(self.parts)), dict(enumerate(self.holdouts))
+            tested = self._tests(range(self.clients), copied=False)
+            file = self.data.file
             return HostedData(
-                train.x, train.y, training, holdouts, self.pipeline, classes, self.seen, file=self.data.file
+                train.x, train.y, training, holdouts, self.pipeline, classes, self.seen, file=file, **tested
             )
         samples = {k: (self.parts[k], self.holdouts[k]) for k in clients}
         index = torch.from_numpy(_joined([piece for pair in samples.values() for piece in pair]))
         sizes = {k: (len(own), len(held)) for k, (own, held) in samples.items()}
-        return HostedData(train.x[index], train.y[index], *positions(sizes), self.pipeline, classes, self.seen)
+        tested = self._tests(samples, copied=True)
+        return HostedData(
+            train.x[index], train.y[index], *positions(sizes), self.pipeline, classes, self.seen, **tested
+        )
+
+    def _tests(self, clients: Collection[int], copied: bool) -> dict[str, Any]:
+        """Return the fields of `HostedData` about the test samples of the clients' own sites."""
+        test = self.data.test
+        own = {k: self.tests[k] for k in clients} if self.tests else {}
+        if test is None or not any(map(len, own.values())):
+            return {}
+        if not copied:
+            return {"test_x": test.x, "test_y": test.y, "tests": own}
+        index = torch.from_numpy(_joined([*own.values()]))
+        tests, _ = positions({k: (len(places), 0) for k, places in own.items()})
+        return {"test_x": test.x[index], "test_y": test.y[index], "tests": tests}
 
     @cached_property
     def has_holdouts(self) -> bool:
         """Whether any client has held-out samples."""
         return any(map(len, self.holdouts))
+
+    def validation_of(self, client: int) -> np.ndarray:
+        """Return the validation samples on which a client's own model is evaluated.
+
+        They are those of its own site. Where clients are not sites, the samples are dealt out in turn, so that each
+        serves one client and the evaluation of all clients takes no longer than that of one global model.
+        """
+        return self.validations[client] if self.validations else self.validation[client :: self.clients]
+
+    @cached_property
+    def has_tests(self) -> bool:
+        """Whether clients are sites of which any has test samples of its own."""
+        return any(map(len, self.tests))
 
     @cached_property
     def hash(self) -> str:
@@ -129,6 +161,7 @@ class Federation:
             "holdout": sum(map(len, self.holdouts)),
             "validation": len(self.validation),
             "unseen": self.unseen.tolist(),
+            **({"sites": list(self.names)} if self.names else {}),
             "unassigned": self.unassigned,
             "classes_without_client": self.orphaned,
         }
@@ -146,11 +179,12 @@ class Federation:
 
     def __getstate__(self) -> dict[str, Any]:
         # Two arrays instead of one per client, because there may be very many clients.
-        lists = {"parts": self.parts, "holdouts": self.holdouts}
+        lists = {"parts": self.parts, "holdouts": self.holdouts, **({"tests": self.tests} if self.tests else {})}
         return {**self.__dict__, **{name: (_joined(of), _sizes(of)) for name, of in lists.items()}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, parts=_divided(*state["parts"]), holdouts=_divided(*state["holdouts"]))
+        lists = ("parts", "holdouts", *(["tests"] if state["tests"] else []))
+        self.__dict__.update(state, **{name: _divided(*state[name]) for name in lists})
 
 
 def divide(
@@ -192,22 +226,26 @@ def divide(
         raise InputError("no client has any sample")
     if partition.takes(how, "groups"):
         _reject_torn_groups(data, how, parts)
-    names, tests = _sites(data, how)
-    return replace(_held_out(data, parts, kept_back, pipeline, holdout, seed), names=names, tests=tests)
+    return replace(
+        _held_out(data, parts, kept_back, pipeline, holdout, seed), **_sites(data, how, keep, np.asarray(kept_back))
+    )
 
 
-def _sites(data: DataSet, how: str) -> tuple[tuple[str, ...], list[np.ndarray]]:
-    """Return the names of the sites that the clients of a partition are, and the test samples of each."""
+def _sites(data: DataSet, how: str, keep: np.ndarray, kept_back: np.ndarray) -> dict[str, Any]:
+    """Return the fields of a federation about the sites that the clients of a partition are."""
     column = SITE_PARTITIONS.get(how)
     train = None if column is None else getattr(data.train, column)
     if train is None:
-        return (), []
+        return {}
     assert column is not None
-    there = np.unique(train.numpy())
+    there = np.unique(train.numpy()[keep])
     known = data.domains if column == "domain" else data.clients
-    names = tuple(known[int(k)] if known else str(k) for k in there)
     of_test = None if data.test is None else getattr(data.test, column)
-    return names, [] if of_test is None else [np.flatnonzero(of_test.numpy() == k) for k in there]
+    return {
+        "names": tuple(known[int(k)] if known else str(k) for k in there),
+        "tests": [] if of_test is None else [np.flatnonzero(of_test.numpy() == k) for k in there],
+        "validations": [kept_back[train.numpy()[kept_back] == k] for k in there],
+    }
 
 
 def given(
