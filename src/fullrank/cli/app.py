@@ -40,7 +40,7 @@ from fullrank.data.heterogeneity import draw_text
 from fullrank.engine.allocator import keep_freed_memory
 from fullrank.errors import InputError, Interrupted
 from fullrank.local import interrupt
-from fullrank.runs import display
+from fullrank.runs import client_tables, display
 from fullrank.runs.assemble import federate
 from fullrank.runs.run import run as run_experiment
 
@@ -107,6 +107,8 @@ def run(
         console.print(table)
     for line in display.personal_lines(summary, finished.asked):
         print(line)
+    if "sites" in summary:
+        client_tables.show_sites(finished.kept() or [])
     for measure, reason in summary["absent"].items():
         if measure == "personal":
             continue  # part of the summary; most runs have no held-out samples

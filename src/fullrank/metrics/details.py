@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,13 +50,13 @@ def details(
     }
 
 
-def dense(confusion: Sequence[Sequence[int]], classes: int) -> np.ndarray:
-    """Return the matrix (labels × predictions) of the triples of `details`.
+def dense(confusion: Iterable[Sequence[int]], classes: int) -> np.ndarray:
+    """Return the matrix (labels × predictions) of the triples of `details`; those of several models are added up.
 
     >>> dense([[0, 0, 3], [1, 0, 2]], 2).tolist()
     [[3, 0], [2, 0]]
     """
     table = np.zeros((classes, classes), dtype=np.int64)
     for label, prediction, count in confusion:
-        table[label, prediction] = count
+        table[label, prediction] += count
     return table

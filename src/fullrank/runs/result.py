@@ -107,7 +107,21 @@ class Run:
         >>> [row["client"] for row in rows if row["stage"] == "local" and row["metric"] == "accuracy"]
         [0, 1, 2]
         """
-        return flat_table(self._client_rows(), self._data_facts()["classes"], by)
+        return flat_table(self._client_rows(), self.classes, by)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes."""
+        return tuple(self._data_facts()["classes"])
+
+    def kept(self) -> list[ClientRow] | None:
+        """Return what the run kept of each model on each set, as its table has it; None if it has no table."""
+        try:
+            return self._client_rows()
+        except Damaged:
+            raise
+        except InputError:
+            return None
 
     def _client_rows(self) -> list[ClientRow]:
         if self._table is None:
