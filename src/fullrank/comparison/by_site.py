@@ -75,7 +75,7 @@ def check_site_measure(measure: str, experiment: Experiment) -> None:
     """Reject a measure that the table of clients of an experiment would not have."""
     known = site_measures(find_metrics(experiment.evaluate.metrics))
     if measure not in known:
-        raise InputError(f'no run would have "{measure}" by site; {nearest(measure, list(known))}')
+        raise InputError(f'no run would have "{measure}" by site; known: {", ".join(known)}')
 
 
 def site_measures(asked: Sequence[Metric]) -> dict[str, Metric]:
@@ -108,6 +108,8 @@ def by_site(
     """
     if stage not in OF_STAGES:
         raise InputError(f'there is no stage "{stage}" of a model; {nearest(stage, OF_STAGES)}')
+    if on not in ("", "test", "holdout"):
+        raise InputError(f'there is no set "{on}" of samples by site: take "test" or "holdout"')
     if value not in ("final", "validated"):
         raise InputError(f'by site there is no value "{value}": take "final" or "validated"')
     if value == "validated" and (measure != "accuracy" or stage not in ("received", "global") or on == "holdout"):
@@ -115,7 +117,7 @@ def by_site(
     first = next(iter(runs.values()))
     metrics = site_measures(first.asked)
     if measure not in metrics:
-        raise InputError(f'no run has "{measure}" by site; {nearest(measure, list(metrics))}')
+        raise InputError(f'no run has "{measure}" by site; known: {", ".join(metrics)}')
     chosen = on or _usual(runs)
     found = {pair: _values(run, measure, stage, chosen, value) for pair, run in runs.items()}
     if not any(isinstance(values, dict) for values in found.values()):
