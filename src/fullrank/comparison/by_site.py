@@ -23,7 +23,7 @@ BALANCED = "balanced_accuracy"
 
 @dataclass(frozen=True)
 class SiteRow:
-    """A method's values by site and seed; `average` is a site of its own."""
+    """A method's values by site and seed; `average` counts as a site."""
 
     method: str
     values: dict[str, dict[int, float]]

@@ -104,14 +104,14 @@ class Federation:
     def validation_of(self, client: int) -> np.ndarray:
         """Return the validation samples on which a client's own model is evaluated.
 
-        They are those of its own site. Where clients are not sites, the samples are dealt out in turn, so that each
+        They are the samples of its site. Where clients are not sites, the samples are dealt out in turn, so that each
         serves one client and the evaluation of all clients takes no longer than that of one global model.
         """
         return self.validations[client] if self.validations else self.validation[client :: self.clients]
 
     @cached_property
     def has_tests(self) -> bool:
-        """Whether clients are sites of which any has test samples of its own."""
+        """Whether clients are sites, and any of these has test samples."""
         return any(map(len, self.tests))
 
     @cached_property

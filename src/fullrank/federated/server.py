@@ -503,7 +503,7 @@ class Server:
         keep: Callable[[Result], None] | None = None,
         evaluate: bool = True,
     ) -> tuple[dict[int, dict[str, Any]], Traffic, dict[int, str]]:
-        """Evaluate every client's own models on its hold-out and on the test part of its own site.
+        """Evaluate every client's own models on its hold-out and on the test part of its site.
 
         The state of the server does not change.
 

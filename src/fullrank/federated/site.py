@@ -32,7 +32,7 @@ Stage: TypeAlias = Literal["received", "local", "personalised"]
 
 SETS = {"holdout": "personal", "test": "test"}
 """The sets on which a client's models are evaluated, and the key of each in the metrics of a result: the client's
-hold-out, and the test part of its own site, where it has them."""
+hold-out, and the test part of its site, where it has them."""
 
 
 def stages(composition: Composition) -> tuple[Stage, ...]:
@@ -61,7 +61,7 @@ class Job:
     query: tuple[str, str] = ("", "")
     """The method's name and the name of its function, if the job is a query."""
     evaluate: bool = False
-    """Whether the client's models are evaluated on its hold-out and on the test part of its own site."""
+    """Whether the client's models are evaluated on its hold-out and on the test part of its site."""
     show: bool = False
     """Whether the result also has the client's model, if the job trains or evaluates."""
     stage: Stage | None = None

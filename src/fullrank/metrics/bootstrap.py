@@ -1,6 +1,6 @@
 """Percentile bootstrap intervals of metrics, over the samples of a test set.
 
-A resample draws as many samples as there are, with replacement. Metrics that depend on predictions alone are functions
+A resample draws as many samples as there are, with replacement. Metrics that depend only on predictions are functions
 of the confusion matrix, whose resamples are multinomial, so that no sample is touched; the mean of a value per sample
 is resampled sample by sample.
 """
@@ -133,7 +133,7 @@ def _of_calibration(scores: Tensor, labels: Tensor, random: np.random.Generator)
 def _of_auroc(scores: Tensor, labels: Tensor, random: np.random.Generator) -> Interval | None:
     """Return the interval of the mean area under the ROC curve of each class against the rest.
 
-    None where no class can be told from others, and for so many samples and classes that it would take seconds.
+    None where no class can be told from others, and where samples times classes are more than `MOST_RANKED`.
     """
     probabilities, truth = scores.double().softmax(1).numpy(), labels.numpy()
     classes = [c for c in np.unique(truth).tolist() if (truth != c).any()]

@@ -100,7 +100,7 @@ class GlobalEvaluator:
     def evaluate_received(self, server: Server) -> dict[str, Any]:
         """Return the metrics of the models as clients receive them, where they are not one global model.
 
-        The model of a client, with its own personal entries, is evaluated on the test part of its own site, where it
+        The model of a client, with its own personal entries, is evaluated on the test part of its site, where it
         has one, and on its part of the validation share (`Federation.validation_of`). The validation metrics are
         unweighted means over the clients that have such a part. Clients that never train are left out.
         """
