@@ -46,13 +46,26 @@ def test_recalls_and_confusion(run, capsys):
     out = shown(run, "--by=class", "--stage=local", "--on=test", capsys=capsys)
     assert "models after local training, test parts of sites" in out
     value = run.clients("class").where(client=1, stage="local", set="test")[2]["value"]
-    assert re.search(rf"^c .*{value:.3f} \(", out, re.MULTILINE)
+    count = run.clients("class").where(client=1, stage="local", set="test")[2]["samples"]
+    assert re.search(rf"^c .*{value:.3f} \(\S+\) of {count}$", out, re.MULTILINE)
     out = shown(run, "--by=confusion", "--stage=local", "--on=test", "--client=1", capsys=capsys)
     pairs = run.clients("confusion").where(client=1, stage="local", set="test")
     counted = {(row["class"], row["predicted"]): row["samples"] for row in pairs}
     for label in "abc":
         cells = " +".join(str(counted.get((label, predicted), 0)) for predicted in "abc")
         assert re.search(rf"^{label} +{cells}$", out, re.MULTILINE)
+
+
+def test_the_end_of_a_run_shows_its_sites(run, tmp_path, capsys):
+    np.savez(tmp_path / "sites.npz", classes=np.array(["a", "b", "c"]), **arrays())
+    settings = {"data.name": tmp_path / "sites.npz", "data.partition": "domain", "data.clients": 2}
+    settings |= {"model.name": "mlp", "train.rounds": 1, "train.steps": 1, "engine.name": "serial"}
+    sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
+    status, out, err = command("run", *sets, "--out", tmp_path / "run", capsys=capsys)
+    assert status == 0, err
+    rows = fullrank.load_run(tmp_path / "run").clients()
+    (found,) = rows.where(client=1, stage="received", metric="accuracy")
+    assert re.search(rf"^south +23 +{found['value']:.3f} \({found['low']:.3f}–{found['high']:.3f}\)", out, re.MULTILINE)
 
 
 def test_json_is_the_table(run, capsys):

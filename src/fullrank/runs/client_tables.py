@@ -133,7 +133,7 @@ def _listed(models: dict[str, dict[str, ClientRow]], stage: str) -> list[str]:
 
 
 def by_class(rows: Sequence[ClientRow], classes: Sequence[str]) -> Iterator[Titled]:
-    """Yield a title and a table for each stage and set: the recall of each class, with its interval."""
+    """Yield a title and a table for each stage and set: recalls by class, with intervals and numbers of samples."""
     for title, models in _models(rows):
         if len(models) > COLUMNS:
             table = dense([cell for row in models for cell in row["confusion"]], len(classes))
@@ -156,7 +156,8 @@ def _class_cell(row: ClientRow, number: int) -> str:
     value, ends = row["recall"][number], row["recall_intervals"][number]
     if value is None:
         return "–"
-    return f"{value:.3f}" + (f" ({_number(ends[0])}–{_number(ends[1])})" if ends else "")
+    samples = sum(count for label, _, count in row["confusion"] if label == number)
+    return f"{value:.3f}" + (f" ({_number(ends[0])}–{_number(ends[1])})" if ends else "") + f" of {samples}"
 
 
 def by_confusion(rows: Sequence[ClientRow], classes: Sequence[str]) -> Iterator[Titled]:
