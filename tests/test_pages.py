@@ -66,7 +66,7 @@ def test_dotted_names_can_be_imported(page):
             assert known or text.split(".")[-1] in (PACKAGE / "__init__.py").read_text(), text
 
 
-@pytest.mark.parametrize("page", [*PAGES, "README.md", "docs/methods.md", "docs/your-own.md"])
+@pytest.mark.parametrize("page", [*PAGES, "README.md", "docs/methods.md", "docs/your-own.md", "docs/evaluation.md"])
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / page).read_text()):
         assert "://" in target or ((ROOT / page).parent / target).exists(), target

@@ -255,6 +255,7 @@ def outcome(path: Path) -> dict[str, Any]:
         found |= {f"row {row['round']} {key}": value for key, value in row.items()}
     found["rows"] = len((path / "metrics.jsonl").read_text().splitlines())
     summary = timeless(json.loads((path / "summary.json").read_text()))
+    found["clients.jsonl"] = (path / "clients.jsonl").read_bytes()
     found |= {f"summary {key}": value for key, value in summary.items()}
     return found
 

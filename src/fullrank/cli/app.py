@@ -44,7 +44,7 @@ from fullrank.data.sources.progress import watching
 from fullrank.engine.allocator import keep_freed_memory
 from fullrank.errors import InputError, Interrupted
 from fullrank.local import interrupt
-from fullrank.runs import display
+from fullrank.runs import client_tables, display
 from fullrank.runs.assemble import federate
 from fullrank.runs.run import run as run_experiment
 
@@ -111,6 +111,8 @@ def run(
     for table in display.tables_of(finished, console.width):
         console.print(table)
         console.print()
+    if "sites" in summary:
+        client_tables.show_sites(finished.kept() or [])
     for measure, reason in summary["absent"].items():
         if measure == "personal":
             continue  # part of the summary; most runs have no held-out samples

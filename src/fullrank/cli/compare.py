@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -9,14 +10,18 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from fullrank.cli.options import AsJson, Overrides, Root, experiment_values, fail
 from fullrank.comparison.board import choose_board, number_of
+from fullrank.comparison.by_site import SiteTable, check_site_measure
 from fullrank.comparison.compare import compare
 from fullrank.comparison.printed import table_of, title_of
 from fullrank.comparison.table import Comparison, compare_runs
+from fullrank.config.experiment import Experiment
 from fullrank.errors import InputError, Interrupted
 from fullrank.metrics.measures import single_numbers
+from fullrank.runs import client_tables
 
 WIDE = 10_000
 
@@ -58,9 +63,31 @@ def compare_command(
             "--value",
             metavar="NAME",
             help="Value of a run: last5 (mean of the last five rounds), last, best (over rounds), validated (round "
-            "with the best validation score) or final (after the last step of the method).",
+            "with the best validation score) or final (after the last step of the method). By default last5; with "
+            "--by site final, or validated.",
         ),
-    ] = "last5",
+    ] = "",
+    by: Annotated[
+        str,
+        typer.Option(
+            "--by",
+            metavar="site",
+            help="Print methods by sites (a column per site, and the average) instead of differences.",
+        ),
+    ] = "",
+    stage: Annotated[
+        str,
+        typer.Option(
+            "--stage",
+            metavar="STAGE",
+            help="With --by site: received (the global model as the client gets it, the default), local, personalised "
+            "or global.",
+        ),
+    ] = "",
+    on: Annotated[
+        str,
+        typer.Option("--on", metavar="SET", help="With --by site: test (the sites' own test parts) or holdout."),
+    ] = "",
     runs: Annotated[bool, typer.Option("--runs", help="Compare existing run directories, or all in a folder.")] = False,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the table without progress.")] = False,
@@ -76,7 +103,13 @@ def compare_command(
     Example: fullrank compare examples/demo.toml --methods fedavg,fedprox,fedavg+feddecorr --seeds 0-4
 
     Example: fullrank compare --runs runs/a runs/b runs/c runs/d
+
+    Example: fullrank compare --runs runs/a runs/b --by site --measure balanced_accuracy
     """
+    chosen = _sites_of(by, stage, on, measure, value)
+    if chosen is not None:
+        measure, value = "accuracy", ""
+    value = value or "last5"
     if runs:
         if methods or overrides or out or root:
             raise InputError("--runs compares existing runs: omit --methods, --set, --root and --out")
@@ -84,9 +117,13 @@ def compare_command(
     else:
         there = [f"data.root={root}"] if root else []
         experiment = _experiment(inputs or [], methods, [*(overrides or []), *there])
+        if chosen is not None:
+            check_site_measure(chosen["measure"], Experiment.of(experiment))
         views: dict[str, Any] = {"jobs": jobs, "measure": measure, "value": value}
         found = _run(quiet or as_json, experiment, methods.split(","), parse_seeds(seeds), out, **views)
-    if as_json:
+    if chosen is not None:
+        _show_by_site(found.by_site(**chosen), as_json)
+    elif as_json:
         print(found.to_json())
     else:
         _show(found)
@@ -95,6 +132,17 @@ def compare_command(
     if found.failed:
         every = len(found.failed) + len(found.runs)
         fail(f"{len(found.failed)} of {every} runs failed; see log.txt in the directory of each", 1)
+
+
+def _sites_of(by: str, stage: str, on: str, measure: str, value: str) -> dict[str, Any] | None:
+    """Return the arguments of `Comparison.by_site`, or None if methods are not compared by site."""
+    if by not in ("", "site"):
+        raise InputError(f"--by {by}: methods are compared by site only; give --by site")
+    if not by:
+        if stage or on:
+            raise InputError("--stage and --on belong to --by site")
+        return None
+    return {"measure": measure, "stage": stage or "received", "on": on, "value": value or "final"}
 
 
 def _experiment(inputs: Sequence[str], methods: str, overrides: list[str] | None) -> dict[str, Any]:
@@ -157,3 +205,35 @@ def _show(found: Comparison) -> None:
     where = f"; results in {found.out}" if found.out is not None else ""
     failed = f", {len(found.failed)} failed" if found.failed else ""
     print(f"{number_of(found.runs, 'run')} complete{failed}{where}")
+
+
+def _show_by_site(found: SiteTable, as_json: bool) -> None:
+    """Print the table of methods by sites."""
+    if as_json:
+        print(json.dumps(found.facts(), indent=1))
+        return
+    values = {"final": "after the last round", "validated": "in the round with the best validation score"}
+    unit = " in percent" if found.is_share else ""
+    name = found.measure.replace("_", " ")
+    where, whose = client_tables.SETS[found.set], client_tables.STAGES[found.stage]
+    print(f"\n{name[0].upper()}{name[1:]}{unit}, {whose}, on {where}, {values[found.value]}; mean ± std over seeds:\n")
+    table = Table(box=None, pad_edge=False)
+    for column in ("method", *found.sites):
+        table.add_column(column, no_wrap=True)
+    for row in found.rows:
+        cells = [_of_site(row.mean(site), row.std(site), found.is_share) for site in found.sites]
+        table.add_row(row.method, *cells)
+    console = Console(highlight=False)
+    (console if console.is_terminal else Console(highlight=False, width=WIDE)).print(table)
+    print()
+    for row in found.rows:
+        for reason in dict.fromkeys(row.absent.values()):
+            print(f"{row.method}: {reason}")
+
+
+def _of_site(mean: float | None, std: float | None, is_share: bool) -> str:
+    if mean is None:
+        return "absent"
+    scale, digits = (100, 2) if is_share else (1, 4)
+    spread = f" ± {scale * std:.{digits}f}" if std is not None else ""
+    return f"{scale * mean:.{digits}f}{spread}"

@@ -13,12 +13,13 @@ from fullrank.cli.options import AsJson, Overrides, Root, StageName, Trust, pict
 from fullrank.collapse import recall
 from fullrank.collapse.spectra import THRESHOLD
 from fullrank.config.experiment import parse_overrides
-from fullrank.errors import InputError
+from fullrank.errors import InputError, nearest
 from fullrank.federated.site import Stage
 from fullrank.files import writable
 from fullrank.report.inspect import FILE, Inspected, inspect_model, inspect_run, is_run
+from fullrank.runs import client_tables
 from fullrank.runs.display import STAGES
-from fullrank.runs.result import run_at
+from fullrank.runs.result import Run, run_at
 
 SHOWN = {
     "effective_rank": "effective rank",
@@ -41,6 +42,12 @@ WORDS = {
     "classifier_bias": "correlation of the norms with the class counts in training",
 }
 CLASSES_SHOWN = 20
+KEPT: dict[str, Any] = {
+    "site": client_tables.by_site,
+    "class": client_tables.by_class,
+    "confusion": client_tables.by_confusion,
+}
+"""What --by shows of a run."""
 
 
 def inspect_command(
@@ -65,6 +72,19 @@ def inspect_command(
     png: Annotated[
         str | None, typer.Option("--png", metavar="FILE", help="Also draw the spectrum in this file, with Matplotlib.")
     ] = None,
+    by: Annotated[
+        str,
+        typer.Option(
+            "--by",
+            metavar="WHAT",
+            help="Only print what a run kept of its models, without the data: site (accuracy of each client or site), "
+            "class (recalls) or confusion (matrices). --client, --stage and --on select.",
+        ),
+    ] = "",
+    on: Annotated[
+        str,
+        typer.Option("--on", metavar="SET", help="With --by: only the clients' holdout, or their sites' test parts."),
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Measure the representation of a trained model.
@@ -73,15 +93,26 @@ def inspect_command(
     classifier and the accuracy of each class, measured on a test set in eval mode. For a model that is not a run,
     --set sets options of the model and the normalisation, as in --set model.norm=batch --set data.normalise=none.
 
+    For a run, the accuracy of the clients' own models follows, by client or site and by stage, as it was when the run
+    ended. With --by, nothing is measured: what the run kept of its models is shown, also of a run whose method has no
+    global model.
+
     Example: fullrank inspect runs/digits-fedavg-12345678 --png spectrum.png
+
+    Example: fullrank inspect runs/digits-fedavg-12345678 --by class
 
     Example: fullrank inspect mine:trained cifar10
     """
     picture(png)
+    if by or on:
+        _show_kept(what, by or "site", client, stage, on, as_json)
+        return
     if is_run(what):
         if model or overrides:
             raise InputError(f'"{what}" is a run, which contains its model; omit --model and --set')
         run = run_at(what, trust, "" if data else root)
+        if _has_only_clients(run, client, stage, data, png) and not as_json:
+            return
         found = inspect_run(run, client, data, root, cast(Stage | None, stage))
     else:
         found = _inspect(what, data, client, model, root, overrides)
@@ -95,6 +126,60 @@ def inspect_command(
     _show(found)
     if png is not None:
         print(f"drawn in              {png}")
+    if is_run(what) and client is None and not data:
+        _show_sites(run)
+
+
+def _has_only_clients(run: Run, client: int | None, stage: str | None, data: str, png: str | None) -> bool:
+    """Show the table of the clients of a run that has no global model to measure, and return whether it was shown."""
+    if client is not None or stage is not None or data or png is not None:
+        return False
+    lacking = run._without_data().no_global_model
+    if not lacking or not _show_sites(run):
+        return False
+    print(f"\nno complete global model: {lacking}; --client K measures the representation of client K's model")
+    return True
+
+
+def _show_sites(run: Run) -> bool:
+    """Show the accuracy of the clients' own models by client or site, if the run kept it, and return whether it did."""
+    rows = run.kept() or []
+    client_tables.show_sites(rows)
+    return any(row["client"] is not None for row in rows)
+
+
+def _show_kept(what: str, by: str, client: int | None, stage: str | None, on: str, as_json: bool) -> None:
+    """Show what a run kept of its models."""
+    if not is_run(what):
+        raise InputError(f'--by and --on show what a run kept, and "{what}" is not a run directory')
+    run = run_at(what)
+    flat = run.clients({"site": "metric"}.get(by, by)) if by in KEPT else None
+    if flat is None:
+        raise InputError(f"--by {by}: {nearest(by, KEPT)}")
+    if on and on not in client_tables.SETS:
+        raise InputError(f"--on {on}: {nearest(on, list(client_tables.SETS))}")
+    wanted = {"client": client, "stage": stage, "set": on or None}
+    asked = {key: value for key, value in wanted.items() if value is not None}
+    if as_json:
+        print(json.dumps(flat.where(**asked), indent=1))
+        return
+    rows: list[Any] = [row for row in run.kept() or [] if all(row.get(key) == value for key, value in asked.items())]
+    if not rows:
+        named = ", ".join(f"{key} {value}" for key, value in asked.items())
+        raise InputError(f'the run in "{what}" kept nothing of its models' + (f" ({named})" if named else ""))
+    if by == "site":
+        if line := client_tables.whole_test(rows):
+            print(line)
+        tables = client_tables.by_site(rows)
+    else:
+        tables = KEPT[by](rows if stage or client is not None else _last_stage(rows), run.classes)
+    client_tables.show(tables)
+
+
+def _last_stage(rows: list[Any]) -> list[Any]:
+    """Return the rows of the global model, and those of the last stage of the clients' own models."""
+    last = [stage for stage in client_tables.STAGES if any(row["stage"] == stage for row in rows)][-1]
+    return [row for row in rows if row["stage"] in ("global", last)]
 
 
 def _inspect(what: str, data: str, client: int | None, model: str, root: str, overrides: list[str] | None) -> Inspected:

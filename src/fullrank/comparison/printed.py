@@ -25,6 +25,8 @@ def title_of(found: Comparison) -> str:
         "final": "after the last step of the method",
     }
     words = {"accuracy": "test accuracy", "loss": "test loss", "personal": "accuracy on the clients' held-out samples"}
+    if all("holdout" not in run.summary().get("sites", {"holdout": {}}) for run in found.runs.values()):
+        words["personal"] = "accuracy on the test parts of the clients' sites"
     words["personal_accuracy"] = f"personal accuracy {STAGES['local']}"
     name = words.get(measure, measure.replace("_", " "))
     unit = " in percent" if found.is_share else ""

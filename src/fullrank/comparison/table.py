@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fullrank._version import __version__
+from fullrank.comparison.by_site import SiteTable, by_site
 from fullrank.comparison.intervals import interval, std
 from fullrank.config.experiment import Experiment, method_labels, same
 from fullrank.errors import InputError, nearest
@@ -160,6 +161,12 @@ class Comparison:
     def by(self, measure: str, value: str = "last5") -> Comparison:
         """Return the comparison of the same runs by another measure."""
         return dataclasses.replace(self, measure=measure, value=value)
+
+    def by_site(
+        self, measure: str = "accuracy", stage: str = "received", on: str = "", value: str = "final"
+    ) -> SiteTable:
+        """Return the methods by sites, as `fullrank.comparison.by_site` describes it."""
+        return by_site(self.runs, self.methods, measure, stage, on, value)
 
     def rows(self) -> list[Row]:
         """Return one row per method, with differences to the first."""

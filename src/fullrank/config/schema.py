@@ -313,8 +313,8 @@ class Evaluate(Table):
     every: Annotated[int, Field(ge=1)] = 1
     """Number of rounds between two evaluations of the global model. The last round is always evaluated."""
     personal: Literal["never", "end", "every"] = "end"
-    """When the clients' own models are evaluated on their held-out samples (`data.holdout`): never, at the end, or in
-    every round."""
+    """When the clients' own models are evaluated on their hold-outs (`data.holdout`) and, where clients are sites
+    (the partitions domain and natural), on the test part of their site: never, at the end, or in every round."""
     metrics: list[Annotated[str, NameIn(METRICS)]] = ["accuracy", "loss"]
     """Metrics of every evaluation; accuracy and loss are always computed. A function takes scores (N, C) and labels
     (N,) and returns a number, a list of numbers or None. Results have its name, and its attributes lower_is_better and

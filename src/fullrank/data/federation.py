@@ -42,6 +42,8 @@ class Federation:
     """The name of each client's site, where clients are domains or natural clients of the data."""
     tests: list[np.ndarray] = field(default_factory=list)
     """Samples of the test split that come from each client's own site, where clients are sites with a test part."""
+    validations: list[np.ndarray] = field(default_factory=list)
+    """The part of the validation share that comes from each client's own site, where clients are sites."""
 
     @property
     def clients(self) -> int:
@@ -67,18 +69,48 @@ class Federation:
         train, classes = self.data.train, self.data.num_classes
         if clients is None:
             training, holdouts = dict(enumerate(self.parts)), dict(enumerate(self.holdouts))
+            tested = self._tests(range(self.clients), copied=False)
+            file = self.data.file
             return HostedData(
-                train.x, train.y, training, holdouts, self.pipeline, classes, self.seen, file=self.data.file
+                train.x, train.y, training, holdouts, self.pipeline, classes, self.seen, file=file, **tested
             )
         samples = {k: (self.parts[k], self.holdouts[k]) for k in clients}
         index = torch.from_numpy(_joined([piece for pair in samples.values() for piece in pair]))
         sizes = {k: (len(own), len(held)) for k, (own, held) in samples.items()}
-        return HostedData(train.x[index], train.y[index], *positions(sizes), self.pipeline, classes, self.seen)
+        tested = self._tests(samples, copied=True)
+        return HostedData(
+            train.x[index], train.y[index], *positions(sizes), self.pipeline, classes, self.seen, **tested
+        )
+
+    def _tests(self, clients: Collection[int], copied: bool) -> dict[str, Any]:
+        """Return the fields of `HostedData` about the test samples of the clients' own sites."""
+        test = self.data.test
+        own = {k: self.tests[k] for k in clients} if self.tests else {}
+        if test is None or not any(map(len, own.values())):
+            return {}
+        if not copied:
+            return {"test_x": test.x, "test_y": test.y, "tests": own}
+        index = torch.from_numpy(_joined([*own.values()]))
+        tests, _ = positions({k: (len(places), 0) for k, places in own.items()})
+        return {"test_x": test.x[index], "test_y": test.y[index], "tests": tests}
 
     @cached_property
     def has_holdouts(self) -> bool:
         """Whether any client has held-out samples."""
         return any(map(len, self.holdouts))
+
+    def validation_of(self, client: int) -> np.ndarray:
+        """Return the validation samples on which a client's own model is evaluated.
+
+        They are the samples of its site. Where clients are not sites, the samples are dealt out in turn, so that each
+        serves one client and the evaluation of all clients takes no longer than that of one global model.
+        """
+        return self.validations[client] if self.validations else self.validation[client :: self.clients]
+
+    @cached_property
+    def has_tests(self) -> bool:
+        """Whether clients are sites, and any of these has test samples."""
+        return any(map(len, self.tests))
 
     @cached_property
     def hash(self) -> str:
@@ -138,6 +170,7 @@ class Federation:
             "holdout": sum(map(len, self.holdouts)),
             "validation": len(self.validation),
             "unseen": self.unseen.tolist(),
+            **({"sites": list(self.names)} if self.names else {}),
             "unassigned": self.unassigned,
             "classes_without_client": self.orphaned,
         }
@@ -157,11 +190,12 @@ class Federation:
 
     def __getstate__(self) -> dict[str, Any]:
         # Two arrays instead of one per client, because there may be very many clients.
-        lists = {"parts": self.parts, "holdouts": self.holdouts}
+        lists = {"parts": self.parts, "holdouts": self.holdouts, **({"tests": self.tests} if self.tests else {})}
         return {**self.__dict__, **{name: (_joined(of), _sizes(of)) for name, of in lists.items()}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, parts=divided(*state["parts"]), holdouts=divided(*state["holdouts"]))
+        lists = ("parts", "holdouts", *(["tests"] if state["tests"] else []))
+        self.__dict__.update(state, **{name: divided(*state[name]) for name in lists})
 
 
 def divide(
@@ -196,22 +230,25 @@ def divide(
         kept_back = np.sort(keep[_joined(found.validation)])
     if not any(map(len, parts)):
         raise InputError("no client has any sample")
-    names, tests = _sites(data, how, keep)
-    return replace(_held_out(data, parts, kept_back, pipeline, holdout, seed), names=names, tests=tests)
+    of_sites = _sites(data, how, keep, np.asarray(kept_back))
+    return replace(_held_out(data, parts, kept_back, pipeline, holdout, seed), **of_sites)
 
 
-def _sites(data: DataSet, how: str, samples: np.ndarray) -> tuple[tuple[str, ...], list[np.ndarray]]:
-    """Return the names of the sites that the clients of a partition of samples are, and the test samples of each."""
+def _sites(data: DataSet, how: str, samples: np.ndarray, kept_back: np.ndarray) -> dict[str, Any]:
+    """Return the fields of a federation about the sites that the clients of a partition of samples are."""
     column = partition.SITE_PARTITIONS.get(how)
     train = None if column is None else getattr(data.train, column)
     if train is None:
-        return (), []
+        return {}
     assert column is not None
     there = np.unique(train.numpy()[samples])
     known = data.domains if column == "domain" else data.clients
-    names = tuple(known[int(k)] if known else str(k) for k in there)
     of_test = None if data.test is None else getattr(data.test, column)
-    return names, [] if of_test is None else _positions(of_test.numpy(), there)
+    return {
+        "names": tuple(known[int(k)] if known else str(k) for k in there),
+        "tests": [] if of_test is None else _positions(of_test.numpy(), there),
+        "validations": [kept_back[places] for places in _positions(train.numpy()[kept_back], there)],
+    }
 
 
 def _positions(values: np.ndarray, wanted: np.ndarray) -> list[np.ndarray]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ from torch import Tensor
 from fullrank.data.augment.pipeline import Pipeline
 from fullrank.data.dataset import Split
 from fullrank.errors import InputError
+
+LISTS = ("training", "holdouts", "tests")
+"""The fields of `HostedData` that hold positions by client."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,31 +47,39 @@ class HostedData:
     """The ids of all clients of the federation that may train."""
     file: Path | None = None
     """The safetensors file that `x` and `y` are a map of (as `train.x` and `train.y`), if they are."""
+    test_x: Tensor | None = None
+    """The inputs of the test samples of the clients' own sites, where there are any."""
+    test_y: Tensor | None = None
+    """Their labels."""
+    tests: dict[int, np.ndarray] = field(default_factory=dict)
+    """Positions of each hosted client's test samples in `test_x`; none for a client that is not in it."""
 
     @classmethod
     def of(
         cls,
-        clients: Mapping[int, tuple[Split | None, Split | None]],
+        clients: Mapping[int, Sequence[Split | None]],
         pipeline: Pipeline,
         num_classes: int,
         peers: np.ndarray,
     ) -> HostedData:
-        """Put together the data of clients, each with its training samples and its hold-out, where it has any.
+        """Put together the data of clients.
 
         Args:
-            clients: The training samples and the hold-out of each client, by its id.
+            clients: The training samples, the hold-out and, where a client is a site with a test part, the test samples
+                of each client, by its id; None for samples that a client does not have.
             pipeline: How inputs are prepared.
             num_classes: The number of classes of the federation, which these clients need not all have.
             peers: The ids of all clients of the federation that may train.
         """
         sizes = {
-            client: tuple(0 if split is None else len(split) for split in pair) for client, pair in clients.items()
+            client: tuple(0 if split is None else len(split) for split in own[:2]) for client, own in clients.items()
         }
-        splits = [split for pair in clients.values() for split in pair if split is not None]
+        splits = [split for own in clients.values() for split in own[:2] if split is not None]
         if not splits:
             raise InputError("a site needs at least one client with samples")
         x, y = torch.cat([split.x for split in splits]), torch.cat([split.y for split in splits])
-        return cls(x, y, *positions(sizes), pipeline, num_classes, peers)
+        tested = {client: own[2] for client, own in clients.items() if len(own) > 2}
+        return cls(x, y, *positions(sizes), pipeline, num_classes, peers, **_tests(tested))
 
     @property
     def clients(self) -> tuple[int, ...]:
@@ -100,13 +111,17 @@ class HostedData:
             raise InputError(f"this site has no data of client {client}; it hosts the clients {hosted}")
         return self.training[client], self.holdouts[client]
 
+    def test_of(self, client: int) -> np.ndarray:
+        """Return the positions of a client's test samples in `test_x`; empty where its site has no test part."""
+        return self.tests.get(client, np.empty(0, np.int64))
+
     def __getstate__(self) -> dict[str, Any]:
         # Two arrays in place of one per client, of which there may be very many.
-        lists = {name: _joined(getattr(self, name)) for name in ("training", "holdouts")}
+        lists = {name: _joined(getattr(self, name)) for name in LISTS}
         return {**self.__dict__, **lists}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, training=_divided(*state["training"]), holdouts=_divided(*state["holdouts"]))
+        self.__dict__.update(state, **{name: _divided(*state[name]) for name in LISTS})
 
 
 def positions(sizes: Mapping[int, Sequence[int]]) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
@@ -122,6 +137,16 @@ def positions(sizes: Mapping[int, Sequence[int]]) -> tuple[dict[int, np.ndarray]
         holdouts[client] = np.arange(used + own, used + own + held, dtype=np.int64)
         used += own + held
     return training, holdouts
+
+
+def _tests(clients: Mapping[int, Split | None]) -> dict[str, Any]:
+    """Return the fields of `HostedData` about test samples."""
+    there = {client: split for client, split in clients.items() if split is not None}
+    if not there:
+        return {}
+    tests, _ = positions({client: (len(split), 0) for client, split in there.items()})
+    x, y = torch.cat([split.x for split in there.values()]), torch.cat([split.y for split in there.values()])
+    return {"test_x": x, "test_y": y, "tests": tests}
 
 
 def _joined(arrays: Mapping[int, np.ndarray]) -> tuple[list[int], np.ndarray, np.ndarray]:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from fullrank.engine import Engine
 
 NO_QUERY = ("", "")
+CLIENT_KEYS = ("personal", "test", "rows")
+"""What the result of an evaluation of a client's own models has, as far as its sets exist."""
 
 
 @dataclass
@@ -501,7 +503,9 @@ class Server:
         keep: Callable[[Result], None] | None = None,
         evaluate: bool = True,
     ) -> tuple[dict[int, dict[str, Any]], Traffic, dict[int, str]]:
-        """Evaluate every client's own models on its hold-out. The state of the server does not change.
+        """Evaluate every client's own models on its hold-out and on the test part of its site.
+
+        The state of the server does not change.
 
         Args:
             engine: Where clients are evaluated.
@@ -512,7 +516,8 @@ class Server:
             evaluate: Whether anything is evaluated.
 
         Returns:
-            The scores by client and stage, the traffic, and the clients that failed, with the reasons.
+            The scores on the hold-outs by client and stage, the traffic, and the clients that failed, with the
+            reasons. `note` is told of everything that was found.
         """
         traffic = Traffic()
         skipped: dict[int, str] = {}
@@ -525,7 +530,7 @@ class Server:
             engine, "personal", everybody, traffic, evaluate=evaluate, show=shown, known=set(found)
         ):
             if self._succeeds(result, skipped):
-                found[result.client] = {key: result.metrics[key] for key in ("personal",) if key in result.metrics}
+                found[result.client] = {key: result.metrics[key] for key in CLIENT_KEYS if key in result.metrics}
                 if keep is not None:
                     keep(result)
             else:

@@ -18,8 +18,9 @@ from fullrank.local.client import Client
 from fullrank.local.loop import Eager, Samples, StepperOf
 from fullrank.local.settings import Schedule, Settings
 from fullrank.methods._compose import Composition, defines
+from fullrank.metrics.details import details, with_balanced
 from fullrank.metrics.evaluate import evaluate
-from fullrank.metrics.measures import Metric
+from fullrank.metrics.measures import ALWAYS, Metric
 from fullrank.models.entries import Entries
 from fullrank.models.net import Output
 from fullrank.models.network import Network
@@ -28,6 +29,10 @@ from fullrank.trees import Tensors, Tree, clone, moved, versions
 Kind: TypeAlias = Literal["train", "query", "personal"]
 Stage: TypeAlias = Literal["received", "local", "personalised"]
 """A client's own model: as received from the server, after local training, or as the method personalises it."""
+
+SETS = {"holdout": "personal", "test": "test"}
+"""The sets on which a client's models are evaluated, and the key of each in the metrics of a result: the client's
+hold-out, and the test part of its site, where it has them."""
 
 
 def stages(composition: Composition) -> tuple[Stage, ...]:
@@ -56,7 +61,7 @@ class Job:
     query: tuple[str, str] = ("", "")
     """The method's name and the name of its function, if the job is a query."""
     evaluate: bool = False
-    """Whether the client's models are evaluated on its hold-out."""
+    """Whether the client's models are evaluated on its hold-out and on the test part of its site."""
     show: bool = False
     """Whether the result also has the client's model, if the job trains or evaluates."""
     stage: Stage | None = None
@@ -91,8 +96,8 @@ class Work:
     client: Client
     state: Tree
     """What the client keeps."""
-    received: dict[str, float]
-    """The scores of the received model on the client's hold-out, if it was evaluated."""
+    received: dict[str, dict[str, Any]]
+    """The scores of the received model on the sets of the client, by their keys in `SETS`, if it was evaluated."""
     writes: int
     """The number of in-place writes into the tensors that the client received, when the job began."""
 
@@ -113,7 +118,7 @@ class Site:
         keep_optimiser: Whether a client keeps its optimiser's memory between rounds.
         seed: The seed of all random numbers.
         device: Where clients train.
-        metrics: The metrics of clients' models on their hold-outs.
+        metrics: The metrics of clients' models.
     """
 
     def __init__(
@@ -149,6 +154,7 @@ class Site:
         self._constants = self._outside_the_state()
         self._x = data.x.to(device)
         self._y = data.y.to(device)
+        self._test = _on(device, data.test_x, data.test_y)
 
     def twin(self, device: torch.device) -> Site:
         """Return a site for the same clients with a copy of the network; data are shared if the device is the same."""
@@ -158,6 +164,7 @@ class Site:
         other.forward = other.network
         other.start, other._constants = moved(self.start, device), moved(self._constants, device)
         other._x, other._y = self._x.to(device), self._y.to(device)
+        other._test = _on(device, *self._test)
         return other
 
     def do(self, job: Job) -> Result:
@@ -192,7 +199,7 @@ class Site:
         """
         writes = _writes(job)
         client, state = self._client(job, detached)
-        work = Work(job, client, state, self._evaluated(client) if job.evaluate else {}, writes)
+        work = Work(job, client, state, self._scores(client) if job.evaluate else {}, writes)
         if detached:
             client.held.leave()
         return work
@@ -202,7 +209,8 @@ class Site:
         client, state = work.client, work.state
         metrics = _measured(client)
         if work.received:
-            metrics["personal"] = {"received": work.received, "local": self._evaluated(client)}
+            local = self._scores(client)
+            metrics |= {key: {"received": found, "local": local[key]} for key, found in work.received.items()}
         result = Result(client.id, client.n, state=state, metrics=metrics)
         if work.job.show:
             result.model = clone(client.model)
@@ -227,53 +235,109 @@ class Site:
         return Result(job.client, client.n, upload=upload, state=state)
 
     def _personal(self, job: Job) -> Result:
-        """Return the client's model at the job's stage; with `evaluate`, the scores of every stage on its hold-out."""
+        """Return the client's model at the job's stage; with `evaluate`, every stage on the sets of the client.
+
+        The metrics have the scores by set and stage, as those of a training job have, and as `rows` what is kept of
+        each stage on each set.
+        """
         known = stages(self.composition)
         wanted = job.stage or known[-1]
-        evaluated = job.evaluate and len(self.data.of_client(job.client)[1]) > 0
+        names = self._sets(job.client) if job.evaluate else []
         result = Result(job.client, self.data.size(job.client))
         shown = wanted if job.show or not job.evaluate else None
         for stage in known:
-            if not evaluated and stage != shown:
+            if not names and stage != shown:
                 continue
-            client = self._at(stage, job, evaluated)
-            if evaluated:
-                course = {"course": client.course} if client.course else {}
-                result.metrics.setdefault("personal", {})[stage] = {**self._evaluated(client), **course}
+            client = self._at(stage, job, names)
+            for name in names:
+                scores, kept = self._detailed(client, name)
+                course = {"course": client.course} if client.course and name == names[0] else {}
+                result.metrics.setdefault(SETS[name], {})[stage] = {**scores, **course}
+                result.metrics.setdefault("rows", []).append({"stage": stage, "set": name, **kept})
             if stage == shown:
                 result.model = clone(client.model)
         return result
 
-    def _at(self, stage: Stage, job: Job, evaluated: bool) -> Client:
-        """Return the client with its model at a stage."""
-        client, _ = self._client(job)
+    def _at(self, stage: Stage, job: Job, names: Sequence[str]) -> Client:
+        """Return the client with its model at a stage; the course of a personalisation is on the first of the sets."""
+        client = self.received(job)
         if stage == "local":
             self._fits(client)
         elif stage == "personalised":
             part, personalise = self.composition.exclusive("personalise")
-            if evaluated:
-                client.evaluate = lambda: self._evaluated(client)
+            if names:
+                client.evaluate = lambda: self._evaluated(client, names[0])
             if tree := personalise(client.seen_by(part)):
                 client.network.load(tree)
         return client
 
-    def _evaluated(self, client: Client) -> dict[str, float]:
-        """Return the scores of the client's current model on its hold-out; nothing if it has none."""
-        index = torch.from_numpy(self.data.of_client(client.id)[1]).to(self.device)
-        if not len(index):
-            return {}
+    def received(self, job: Job) -> Client:
+        """Return the client of a job with the model as it receives it: with its own personal entries."""
+        return self._client(job)[0]
+
+    def _sets(self, client: int) -> list[str]:
+        """Return the names of the sets that a client has."""
+        sizes = {"holdout": len(self.data.of_client(client)[1]), "test": len(self.data.test_of(client))}
+        return [name for name in SETS if sizes[name]]
+
+    def _samples_of(self, client: int, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the samples of a set of a client, and their labels."""
+        if name == "test":
+            index, (x, y) = self.data.test_of(client), self._test
+            assert x is not None
+            assert y is not None
+        else:
+            index, x, y = self.data.of_client(client)[1], self._x, self._y
+        places = torch.from_numpy(index).to(self.device)
+        return x[places], y[places]
+
+    def _scores(self, client: Client) -> dict[str, dict[str, Any]]:
+        """Return the scores of the client's current model on each of its sets, by their keys in `SETS`."""
+        return {SETS[name]: self._evaluated(client, name) for name in self._sets(client.id)}
+
+    def _evaluated(self, client: Client, name: str) -> dict[str, Any]:
+        """Return the scores of the client's current model on one of its sets."""
+        x, y = self._samples_of(client.id, name)
+        return {**self.evaluated(client, x, y, self.metrics), "samples": len(y)}
+
+    def _detailed(self, client: Client, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the scores of the client's current model on one of its sets, and what is kept of it there."""
+        x, y = self._samples_of(client.id, name)
+        given: list[torch.Tensor] = []
+        found = self.evaluated(client, x, y, with_balanced(self.metrics), given)
+        asked = {*ALWAYS, *(metric.key for metric in self.metrics)}
+        scores = {**{key: value for key, value in found.items() if key in asked}, "samples": len(y)}
+        return scores, details(given, y, found, self.seed, client.id, name)
+
+    def evaluated(
+        self,
+        client: Client,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        metrics: Sequence[Metric],
+        keep: list[torch.Tensor] | None = None,
+    ) -> dict[str, Any]:
+        """Return the metrics of the client's current model on samples.
+
+        Args:
+            client: The client.
+            x: The samples.
+            y: Their labels.
+            metrics: The metrics in addition to accuracy and loss.
+            keep: A list to which the scores are appended, batch by batch.
+        """
         part, predict = self.composition.exclusive("predict")
         view = client.seen_by(part)
         with self.network.mode(train=False):
-            scores = evaluate(
+            return evaluate(
                 lambda x, y: predict(view.batch(x, y)),
-                self._x[index],
-                self._y[index],
+                x,
+                y,
                 self.data.pipeline,
                 self.network.dtype,
-                self.metrics,
+                metrics,
+                keep=keep,
             )
-        return {**scores, "samples": len(index)}
 
     def _client(self, job: Job, detached: bool = False) -> tuple[Client, Tree]:
         """Return the client with its model, and its state, which a first contact starts."""
@@ -350,6 +414,10 @@ class Site:
             for name, buffer in self.network.module.named_buffers():
                 if name in self._constants:
                     buffer.copy_(self._constants[name])
+
+
+def _on(device: torch.device, *tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    return tuple(None if tensor is None else tensor.to(device) for tensor in tensors)
 
 
 def _writes(job: Job) -> int:

@@ -36,6 +36,7 @@ def evaluate(
     metrics: Sequence[Metric] = (),
     domain: Tensor | None = None,
     batch_size: int = 0,
+    keep: list[Tensor] | None = None,
 ) -> dict[str, Any]:
     """Evaluate a model on samples, in batches and without augmentation.
 
@@ -48,6 +49,7 @@ def evaluate(
         metrics: Metrics in addition to accuracy and cross-entropy.
         domain: The domain of each sample (N,), if samples come from domains.
         batch_size: The number of samples per batch; 0 chooses it for the device.
+        keep: A list to which the scores of each batch are appended.
 
     Returns:
         The value of each metric by its key, always with accuracy and loss. With domains, each metric that is a number
@@ -55,14 +57,14 @@ def evaluate(
     """
     loss = torch.zeros((), dtype=torch.float64, device=y.device)
     right: list[Tensor] = []
-    kept: list[Tensor] = []
+    kept: list[Tensor] = [] if keep is None else keep
     others = [metric for metric in metrics if metric.key not in ALWAYS]
     for some, live in batches(len(y), batch_size or at_once(y.device), y.device):
         given = scores(prepare(x[some], None, dtype), y[some])[:live]
         truth = y[some[:live]]
         right.append(given.argmax(1) == truth)
         loss += torch.nn.functional.cross_entropy(given, truth, reduction="sum").double()
-        if others or domain is not None:
+        if others or domain is not None or keep is not None:
             kept.append(given)
     hits = torch.cat(right)
     number, total = torch.stack([hits.sum().double(), loss]).tolist()  # one transfer from a GPU, not two

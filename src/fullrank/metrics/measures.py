@@ -238,17 +238,22 @@ ALWAYS = ("accuracy", "loss")
 """Keys of the metrics that every evaluation has, whether they were asked for or not."""
 DOMAIN_ACCURACY = Metric("domain_accuracy", None, is_share=True)
 """The mean of the accuracies by domain, which every evaluation on data with domains has."""
+SITE_ACCURACY = Metric("site_accuracy", None, is_share=True)
+"""The mean of the accuracies on the sites' own test parts, where clients are sites that have one."""
+SITES_LISTED = 50
+"""The largest number of sites for which rows and summaries list a value by site; tables of clients have all."""
 
 TAKEN = frozenset(
     """
     absent bytes_down bytes_up cautions checksum client clients course dead_features domain_accuracy elements_down
     elements_up ending ending_seconds epochs evaluation idle last mean not_recorded one_by_one personal round rounds
-    samples seconds skipped skipped_batches std steps training_seconds unseen validated_round weighted worst_decile
+    samples seconds site_accuracy sites skipped skipped_batches std steps training_seconds unseen validated_round
+    weighted worst_decile
     """.split()  # noqa: SIM905
 )
 """Other keys of rows and summaries, which no metric can have."""
-PREFIXES, SUFFIX = ("validation_", "personal_"), "_by_domain"
-"""The prefixes and the suffix of keys that are derived from the key of a metric."""
+PREFIXES, SUFFIX, BY_SITE = ("validation_", "personal_"), "_by_domain", "_by_site"
+"""The prefixes and the suffixes of keys that are derived from the key of a metric."""
 
 
 def facts_of(metrics: Iterable[Metric]) -> dict[str, dict[str, bool]]:
@@ -285,7 +290,7 @@ def find_metrics(names: Iterable[str]) -> list[Metric]:
     named = {metric.key: name for name, metric in METRICS.own.items()}
     for name in dict.fromkeys(names):
         metric = METRICS.find(name)
-        if metric.key in TAKEN or metric.key.startswith(PREFIXES) or metric.key.endswith(SUFFIX):
+        if metric.key in TAKEN or metric.key.startswith(PREFIXES) or metric.key.endswith((SUFFIX, BY_SITE)):
             raise InputError(f'{METRICS.key} = "{name}": the metrics of a run have "{metric.key}" already; {_RENAME}')
         if (other := named.setdefault(metric.key, name)) != name:
             raise InputError(f'{METRICS.key}: "{other}" and "{name}" would both be "{metric.key}"; {_RENAME}')
@@ -303,4 +308,4 @@ def single_numbers(metrics: Sequence[Metric] = ()) -> tuple[Metric, ...]:
     ['accuracy', 'loss', 'balanced_accuracy']
     """
     own = tuple(metric for metric in METRICS.own.values() if not metric.by_class)
-    return (*own, DOMAIN_ACCURACY, *(metric for metric in metrics if metric not in METRICS.own.values()))
+    return (*own, DOMAIN_ACCURACY, SITE_ACCURACY, *(metric for metric in metrics if metric not in METRICS.own.values()))

@@ -35,6 +35,8 @@ from fullrank.trees import Tree, flatten, misfit, unflatten
 FORMAT = 3
 """Format of checkpoints; those of format 2 have no checksums and are otherwise the same."""
 READABLE = (2, 3)
+CLIENTS = "clients.jsonl"
+"""The table of the clients' models, which belongs to the result."""
 CHECKPOINT_FILE = re.compile(r"\d+\.json|(server|clients)-\d+\.safetensors|\..*\.part")
 BEFORE_THE_START = (
     "checkpoints",
@@ -390,7 +392,7 @@ class RunDirectory:
 
     def _discard_result(self) -> None:
         """Delete the result of fewer rounds; without the summary the model does not count."""
-        for name in ("summary.json", "model.safetensors"):
+        for name in ("summary.json", "model.safetensors", CLIENTS):
             (self.path / name).unlink(missing_ok=True)
 
     # Rows

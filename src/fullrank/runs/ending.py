@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fullrank.errors import InputError
-from fullrank.federated.server import Server
+from fullrank.federated.server import CLIENT_KEYS, Server
 from fullrank.files import Damaged, append_line, load_tensors, read_lines, save_tensors, write_lines
 from fullrank.trees import flatten, unflatten
 
@@ -31,7 +31,8 @@ class Ending:
         self._before = 0.0
         self._start = self._last = time.perf_counter()
         self.clients: dict[int, dict[str, Any]] = {}
-        """For each client "personal", its scores by stage, or "skipped", the reason why it was left out."""
+        """For each client "personal" and "test", its scores by stage on its hold-out and on the test part of its site,
+        and "rows", what is kept of each; or "skipped", the reason why it was left out."""
         if self._lines is not None and self._lines.is_file():
             kept = self._read(self._lines)
             write_lines(self._lines, kept)  # a killed process may have left half a line
@@ -78,10 +79,12 @@ class Ending:
 
     def _take(self, line: dict[str, Any]) -> None:
         self._before += line["seconds"]
+        if "personal" in line and "rows" not in line:
+            return  # of an earlier version, which kept less of a client
         if "finish" in line:
             self._finish = line["finish"]
         else:
-            self.clients[line["client"]] = {key: line[key] for key in ("personal", "skipped") if key in line}
+            self.clients[line["client"]] = {key: line[key] for key in (*CLIENT_KEYS, "skipped") if key in line}
 
     def _append(self, line: dict[str, Any]) -> None:
         now = time.perf_counter()

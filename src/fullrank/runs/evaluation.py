@@ -1,19 +1,33 @@
-"""Evaluation of a global model on the test set and the validation set."""
+"""Evaluation between rounds: of the global model, or of the clients' models where there is no global one."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from fullrank.data import Split
 from fullrank.data.federation import Federation
 from fullrank.data.split import choose_by_class
+from fullrank.federated.server import Server
 from fullrank.federated.site import Site
+from fullrank.metrics.details import details, with_balanced
 from fullrank.metrics.evaluate import FeatureRange, evaluate
+from fullrank.metrics.measures import ALWAYS, BY_SITE, METRICS, SITE_ACCURACY, SITES_LISTED, Metric
 from fullrank.trees import Tensors
+
+
+@dataclasses.dataclass(frozen=True)
+class _Newest:
+    """The newest evaluation of a global model on the test set that was kept."""
+
+    model: Tensors
+    scores: torch.Tensor
+    found: Mapping[str, Any]
 
 
 class GlobalEvaluator:
@@ -38,9 +52,19 @@ class GlobalEvaluator:
     ):
         self._site, self._federation, self._no_global_model = site, federation, no_global_model
         self._samples, self._seed = samples, seed
+        self._newest: _Newest | None = None
 
-    def evaluate(self, model: Tensors) -> dict[str, Any]:
-        """Return the metrics of a global model by name; those of the validation set start with "validation_"."""
+    def evaluate_server(self, server: Server, keep: bool = False) -> dict[str, Any]:
+        """Return the metrics of a server's global model, or of what its clients receive if that is not complete."""
+        return self.evaluate_received(server) if self._no_global_model else self.evaluate(server.model, keep)
+
+    def evaluate(self, model: Tensors, keep: bool = False) -> dict[str, Any]:
+        """Return the metrics of a global model by name; those of the validation set start with "validation_".
+
+        Args:
+            model: The entries of the model.
+            keep: Whether the scores on the test set are kept for `rows`, which otherwise computes them again.
+        """
         if self._no_global_model:
             return {}
         site = self._site
@@ -49,8 +73,10 @@ class GlobalEvaluator:
         measured: dict[str, Any] = {}
         for prefix, split in self._splits:
             features = FeatureRange()
+            by_site = not prefix and self._federation.has_tests
+            scores: list[torch.Tensor] | None = [] if (keep and not prefix) or by_site else None
             with site.network.mode(train=False):
-                scores = evaluate(
+                found = evaluate(
                     partial(self._scores, features),
                     split.x,
                     split.y,
@@ -58,11 +84,87 @@ class GlobalEvaluator:
                     site.network.dtype,
                     site.metrics,
                     split.domain,
+                    keep=scores,
                 )
-            measured |= {f"{prefix}{name}": self._by_name(value) for name, value in scores.items()}
+            measured |= {f"{prefix}{name}": self._by_name(value) for name, value in found.items()}
+            if scores is not None:
+                joined = torch.cat(scores).cpu()
+                if by_site:
+                    measured |= self._by_site(joined, split.y.cpu())
+                if keep:
+                    self._newest = _Newest(dict(model), joined, found)
             if "dead_features" not in measured:  # on the test set, where there is one
                 measured["dead_features"] = features.dead_share()
         return measured
+
+    def _by_site(self, scores: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+        right = (scores.argmax(1) == labels).numpy()
+        federation = self._federation
+        return site_accuracies(
+            {federation.names[k]: float(right[federation.tests[k]].mean()) for k in self._tested(federation.seen)}
+        )
+
+    def _tested(self, clients: Sequence[int] | np.ndarray) -> list[int]:
+        """Return those of these clients whose sites have test samples."""
+        tests = self._federation.tests
+        return [int(k) for k in clients if tests and len(tests[k])]
+
+    def evaluate_received(self, server: Server) -> dict[str, Any]:
+        """Return the metrics of the models as clients receive them, where they are not one global model.
+
+        The model of a client, with its own personal entries, is evaluated on the test part of its site, where it
+        has one, and on its part of the validation share (`Federation.validation_of`). The validation metrics are
+        unweighted means over the clients that have such a part. Clients that never train are left out.
+        """
+        site, federation = self._site, self._federation
+        accuracies: dict[str, float] = {}
+        validated: list[dict[str, Any]] = []
+        tested = set(self._tested(federation.seen))
+        for k in federation.seen.tolist():
+            kept_back = federation.validation_of(k)
+            if k not in tested and not len(kept_back):
+                continue
+            client = site.received(server.job("personal", k))
+            if k in tested:
+                split = _taken(federation.data.test, federation.tests[k], site.device)
+                accuracies[federation.names[k]] = site.evaluated(client, split.x, split.y, [])["accuracy"]
+            if len(kept_back):
+                split = _taken(federation.data.train, kept_back, site.device)
+                validated.append(site.evaluated(client, split.x, split.y, site.metrics))
+        means = _means(validated)
+        return {**site_accuracies(accuracies), **{f"validation_{key}": value for key, value in means.items()}}
+
+    def rows(self, model: Tensors) -> list[dict[str, Any]]:
+        """Return what is kept of the global model on the whole test set and on the part of each site or domain."""
+        test = self._federation.data.test
+        if self._no_global_model or test is None:
+            return []
+        if self._newest is None or not _same(self._newest.model, model):
+            self.evaluate(model, keep=True)
+        assert self._newest is not None
+        metrics = with_balanced(self._site.metrics)
+        missing = [metric for metric in metrics if metric.key not in self._newest.found]
+        keys = {*ALWAYS, *(metric.key for metric in metrics)}
+        whole = {key: value for key, value in self._newest.found.items() if key in keys}
+        whole |= _measured(self._newest.scores, test.y, missing)
+        rows = [{"site": None, **details([self._newest.scores], test.y, whole, self._site.seed, "test")}]
+        for number, name, places in self._places(test):
+            scores, labels = self._newest.scores[places], test.y[places]
+            found = _measured(scores, labels, [*(METRICS.own[key] for key in ALWAYS), *metrics])
+            kept = details([scores], labels, found, self._site.seed, number, "test")
+            rows.append({"site": name, **kept})
+        return [{"client": None, "stage": "global", "set": "test", **row} for row in rows]
+
+    def _places(self, test: Split) -> Iterator[tuple[int, str, torch.Tensor]]:
+        """Yield the parts of the test set by site, or by domain where clients are not sites, with their names."""
+        federation = self._federation
+        if federation.tests:
+            for k in self._tested(range(federation.clients)):
+                yield k, federation.names[k], torch.from_numpy(federation.tests[k])
+        elif test.domain is not None:
+            names = federation.data.domains
+            for k in torch.unique(test.domain).tolist():
+                yield k, names[k] if names else str(k), torch.nonzero(test.domain == k)[:, 0]
 
     def _by_name(self, value: Any) -> Any:
         """Return values by the names of the domains in place of their numbers; other values unchanged."""
@@ -90,6 +192,38 @@ class GlobalEvaluator:
         classes = self._federation.data.num_classes
         stratum = test.y if test.domain is None else test.y + classes * test.domain
         return test.take(torch.from_numpy(choose_by_class(stratum, self._samples, self._seed)))
+
+
+def site_accuracies(by_site: Mapping[str, float]) -> dict[str, Any]:
+    """Return the mean of accuracies by site, and the accuracies themselves unless there are very many sites."""
+    if not by_site:
+        return {}
+    listed = {f"accuracy{BY_SITE}": dict(by_site)} if len(by_site) <= SITES_LISTED else {}
+    return {**listed, SITE_ACCURACY.key: float(np.mean(list(by_site.values())))}
+
+
+def _measured(scores: torch.Tensor, labels: torch.Tensor, metrics: Sequence[Metric]) -> dict[str, Any]:
+    """Return the metrics of scores that are one number."""
+    functions = {metric.key: metric.function for metric in metrics if not metric.by_class}
+    return {key: function(scores, labels) for key, function in functions.items() if function is not None}
+
+
+def _means(found: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the mean of each metric that is one number, over the clients for which it is defined."""
+    keys = dict.fromkeys(key for scores in found for key in scores)
+    values = {key: [scores[key] for scores in found if isinstance(scores.get(key), (int, float))] for key in keys}
+    return {key: float(np.mean(numbers)) for key, numbers in values.items() if numbers}
+
+
+def _same(one: Tensors, other: Tensors) -> bool:
+    """Return whether two models are the same tensors, which are never written in place."""
+    return one.keys() == other.keys() and all(one[name] is tensor for name, tensor in other.items())
+
+
+def _taken(split: Split | None, places: np.ndarray, device: torch.device) -> Split:
+    assert split is not None
+    index = torch.from_numpy(places)
+    return Split(split.x[index].to(device), split.y[index].to(device))
 
 
 def _on(split: Split, device: torch.device) -> Split:

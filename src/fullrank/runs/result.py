@@ -21,6 +21,7 @@ from fullrank.files import Damaged, load_tensors
 from fullrank.metrics.measures import METRICS, Metric, find_metrics, recorded_metrics
 from fullrank.probe.files import read_probes
 from fullrank.runs.assemble import Assembly, assemble, federate, without_data
+from fullrank.runs.clients import ClientRow, Rows, flat_table, read_clients
 from fullrank.runs.directory import RunDirectory, read_json, read_rows
 from fullrank.runs.located import located
 from fullrank.runs.recorded import check_data, data_facts
@@ -48,6 +49,7 @@ class Run:
         ending: Mapping[str, Any] | None = None,
         probes: list[dict[str, Any]] | None = None,
         root: str = "",
+        table: list[ClientRow] | None = None,
     ):
         self.experiment = experiment
         self.metrics = metrics
@@ -59,6 +61,7 @@ class Run:
         self._final = final
         self._ending = dict(ending or {})
         self._probes = probes
+        self._table = table
         self._stripped = False
         """Put together again from a directory without checkpoints: nothing is known of what the server had."""
 
@@ -94,6 +97,56 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """Return the last value of each metric, its best over rounds, its mean over the last five, and totals."""
         return summarise(self.metrics, self._ending, self.asked)
+
+    def clients(self, by: str = "metric") -> Rows:
+        """Return the results of the global model and of every client's own models as a table that pandas reads.
+
+        Args:
+            by: "metric" has one row for each client, stage, set and metric; "class" one for each class, with its
+                recall; "confusion" one for each label and prediction that occur together.
+
+        Returns:
+            A list of dicts with `client` (None for the global model), `site` (its name, where clients are sites),
+            `stage` ("global", "received", "local" or "personalised"), `set` ("holdout", or "test" for the test part of
+            the client's own site) and `samples`; by metric and class also `value`, and `low` and `high`, the ends of
+            its 95 % bootstrap interval over samples, None for a metric without one.
+
+        Raises:
+            InputError: If the run has not ended, or an earlier version wrote it.
+
+        >>> import fullrank, tempfile
+        >>> settings = {"train.rounds": 1, "data.clients": 3, "data.holdout": 0.2, "model.name": "mlp"}
+        >>> rows = fullrank.run(settings, out=tempfile.mkdtemp()).clients()
+        >>> [row["client"] for row in rows if row["stage"] == "local" and row["metric"] == "accuracy"]
+        [0, 1, 2]
+        """
+        return flat_table(self._client_rows(), self.classes, by)
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes."""
+        return tuple(self._data_facts()["classes"])
+
+    def kept(self) -> list[ClientRow] | None:
+        """Return what the run kept of each model on each set, as its table has it; None if it has no table."""
+        try:
+            return self._client_rows()
+        except Damaged:
+            raise
+        except InputError:
+            return None
+
+    def _client_rows(self) -> list[ClientRow]:
+        if self._table is None:
+            if self.path is None:
+                raise InputError("the run has not ended, so its clients have not been evaluated")
+            if not RunDirectory(self.path).result_round():
+                raise InputError(
+                    f'the run in "{self.path}" has not ended, so its clients have not been evaluated; the command that '
+                    "started it continues it"
+                )
+            self._table = read_clients(self.path)
+        return self._table
 
     @cached_property
     def asked(self) -> Sequence[Metric]:

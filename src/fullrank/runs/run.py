@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fullrank.config.experiment import Experiment
+from fullrank.data.federation import Federation
 from fullrank.data.sources.progress import watching
 from fullrank.engine import Engine, open_engine
 from fullrank.engine.machine import find_device, threads
@@ -31,10 +32,10 @@ from fullrank.federated.site import Result
 from fullrank.files import save_tensors, writable, write_json
 from fullrank.local import interrupt
 from fullrank.metrics.evaluate import DYING, dying
-from fullrank.metrics.measures import Metric
 from fullrank.runs.assemble import Assembly, assemble
 from fullrank.runs.callbacks import Callback, Callbacks, check_callbacks, tracked
 from fullrank.runs.cautions import cautions
+from fullrank.runs.clients import ClientRow, client_rows, over_sites, write_clients
 from fullrank.runs.directory import RunDirectory
 from fullrank.runs.display import Display, LogFile, PythonWarnings
 from fullrank.runs.ending import Ending
@@ -43,7 +44,7 @@ from fullrank.runs.prober import Prober
 from fullrank.runs.result import Run, load_run
 from fullrank.runs.resume import Start, begin, check_resumable
 from fullrank.runs.summary import over_stages
-from fullrank.trees import clone
+from fullrank.trees import Tensors, clone
 
 LOSSES = ("loss", "validation_loss")
 """Keys of the metrics that hold a loss of the global model."""
@@ -262,7 +263,7 @@ def _what_is_saved(done: int, rounds: int, path: Path) -> str:
 def _one_round(assembly: Assembly, engine: Engine, rows: list[dict[str, Any]], callbacks: Callbacks) -> None:
     experiment, server = assembly.experiment, assembly.server
     start = time.perf_counter()
-    evaluate = experiment.evaluate.personal == "every" and assembly.federation.has_holdouts
+    evaluate = experiment.evaluate.personal == "every" and _has_sets(assembly.federation)
     shown = callbacks.round_started(server.round + 1, server.sample(server.round))
 
     def client_done(result: Result) -> None:
@@ -271,8 +272,10 @@ def _one_round(assembly: Assembly, engine: Engine, rows: list[dict[str, Any]], c
 
     outcome = server.run_round(engine, client_done, evaluate, shown)
     trained = time.perf_counter()
-    scores = assembly.evaluator.evaluate(server.model) if server.round % experiment.evaluate.every == 0 else {}
-    row = _row(outcome, scores, assembly.site.metrics, trained - start, time.perf_counter() - start)
+    last = server.round == experiment.train.rounds
+    due = server.round % experiment.evaluate.every == 0
+    scores = assembly.evaluator.evaluate_server(server, keep=last) if due else {}
+    row = _row(outcome, scores, assembly, trained - start, time.perf_counter() - start)
     found = [*outcome.cautions, *_not_finite(outcome, scores)]
     if text := _dying_features([*rows, row]):
         found.append(text)
@@ -315,7 +318,7 @@ def _end(
     model = server.model
     if experiment.train.rounds % experiment.evaluate.every:
         # Not in the last row: a run that is resumed with more rounds must have the rows of one that never ended here.
-        ending["last"] = assembly.evaluator.evaluate(model)
+        ending["last"] = assembly.evaluator.evaluate_server(server, keep=True)
     skipped: dict[str, str] = {}
     if assembly.composition.defined("finish"):
         server, facts = _finished(assembly, engine, callbacks, done)
@@ -323,7 +326,7 @@ def _end(
         ending |= facts["measured"]
     absent: dict[str, str] = {}
     keep = _keeper(directory) if directory is not None and experiment.run.keep_personal else None
-    if not assembly.federation.has_holdouts:
+    if not _has_sets(assembly.federation):
         absent["personal"] = "clients have no hold-out (data.holdout = 0)"
     elif experiment.evaluate.personal == "never":
         absent["personal"] = 'it was not asked for (evaluate.personal = "never")'
@@ -335,6 +338,8 @@ def _end(
         skipped = {**skipped, **{str(client): reason for client, reason in failed.items()}}
     if "personal" not in absent:
         new, asked = set(assembly.federation.unseen.tolist()), assembly.site.metrics
+        if not assembly.federation.has_holdouts:
+            evaluated = {k: done.clients[k]["test"] for k in sorted(done.clients) if "test" in done.clients[k]}
         ending |= {
             "personal": over_stages({k: found for k, found in evaluated.items() if k not in new}, asked),
             "evaluation": dataclasses.asdict(evaluation),
@@ -349,17 +354,35 @@ def _end(
     elif assembly.federation.data.test is None:
         absent["accuracy"] = "no test set was given"
     ending["absent"] = absent
+    table = _table(assembly, model, done.clients)
+    if sites := over_sites(table, assembly.site.metrics):
+        ending["sites"] = sites
     if skipped:
         ending["skipped"] = skipped
     ending = writable({**ending, "seconds": done.seconds})
-    result = Run(assembly.experiment, rows, path, assembly, clone(model), ending, probes)
+    result = Run(assembly.experiment, rows, path, assembly, clone(model), ending, probes, table=table)
     if directory is not None:
         own = set(assembly.entries.personal)
         save_tensors(directory.path / "model.safetensors", {n: t for n, t in model.items() if n not in own})
+        write_clients(directory.path, table)
         write_json(directory.path / "summary.json", {**result.summary(), "ending": ending})
         done.discard()
     callbacks.ended(result)
     return result
+
+
+def _has_sets(federation: Federation) -> bool:
+    """Return whether any client has samples on which its own model can be evaluated."""
+    return federation.has_holdouts or federation.has_tests
+
+
+def _table(assembly: Assembly, model: Tensors, clients: Mapping[int, Mapping[str, Any]]) -> list[ClientRow]:
+    """Return the rows of the global model and of the clients' own models."""
+    federation = assembly.federation
+    whole: list[Any] = assembly.evaluator.rows(model)
+    rows = [*whole, *client_rows(clients, federation.names, set(federation.unseen.tolist()))]
+    found: list[ClientRow] = writable(rows)
+    return found
 
 
 def _keeper(directory: RunDirectory) -> Callable[[Result], None]:
@@ -390,7 +413,7 @@ def _finished(assembly: Assembly, engine: Engine, callbacks: Callbacks, done: En
     progress = Progress(partial(callbacks.phase_started, "the method's finish"), callbacks.client_done)
     server, traffic, skipped = assembly.server.finished(engine, progress)
     facts = {
-        "measured": {**assembly.evaluator.evaluate(server.model), **dataclasses.asdict(traffic)},
+        "measured": {**assembly.evaluator.evaluate_server(server, keep=True), **dataclasses.asdict(traffic)},
         "skipped": {str(client): reason for client, reason in skipped.items()},
     }
     done.keep_finish(server, facts)
@@ -398,13 +421,14 @@ def _finished(assembly: Assembly, engine: Engine, callbacks: Callbacks, done: En
 
 
 def _row(
-    outcome: RoundResult, scores: Mapping[str, float], asked: Sequence[Metric], training: float, seconds: float
+    outcome: RoundResult, scores: Mapping[str, float], assembly: Assembly, training: float, seconds: float
 ) -> dict[str, Any]:
     clients = [{"client": result.client, **result.metrics} for result in outcome.results]
     row: dict[str, Any] = {"round": outcome.round + 1, **scores, **dataclasses.asdict(outcome.traffic)}
     row |= {"seconds": seconds, "training_seconds": training, "clients": clients}
-    own = {result.client: result.metrics.get("personal", {}) for result in outcome.results}
-    if personal := over_stages(own, asked):
+    key = "personal" if assembly.federation.has_holdouts else "test"
+    own = {result.client: result.metrics.get(key, {}) for result in outcome.results}
+    if personal := over_stages(own, assembly.site.metrics):
         row |= {"personal_accuracy": personal["local"]["mean"], "personal": personal}
     if outcome.skipped:
         row["skipped"] = {str(client): reason for client, reason in outcome.skipped.items()}

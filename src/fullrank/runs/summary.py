@@ -43,7 +43,7 @@ def summarise(
         result["ending_seconds"] = ending["seconds"]
     if skipped := sum(len(row.get("skipped", {})) for row in [*rows, ending]):
         result["skipped"] = skipped
-    for clients in ("personal", "unseen"):
+    for clients in ("personal", "unseen", "sites"):
         if clients in ending:
             result[clients] = ending[clients]
     if chosen is not None and "round" in chosen:
@@ -74,7 +74,7 @@ def _validated(row: Mapping[str, Any]) -> float:
 def over_stages(
     evaluated: Mapping[int, Mapping[str, Mapping[str, Any]]], metrics: Sequence[Metric] = ()
 ) -> dict[str, dict[str, Any]]:
-    """Aggregate the metrics of clients' own models on their hold-outs over the clients.
+    """Aggregate the metrics of clients' own models over the clients.
 
     Args:
         evaluated: For each client and stage (as received, after local training, personalised) the values of metrics.
@@ -90,8 +90,8 @@ def over_stages(
     for stage in ("received", "local", "personalised"):
         scores = [found[stage] for found in evaluated.values() if stage in found]
         if scores:
-            found = {metric.key: numbers for metric in others if (numbers := _over(scores, metric))}
-            stages[stage] = {**_over(scores, METRICS.own["accuracy"]), **found}
+            found = {metric.key: numbers for metric in others if (numbers := over(scores, metric))}
+            stages[stage] = {**over(scores, METRICS.own["accuracy"]), **found}
         if courses := [found["course"] for found in scores if "course" in found]:
             marks = itertools.zip_longest(*([mark["accuracy"] for mark in course] for course in courses))
             reached = ([score for score in mark if score is not None] for mark in marks)
@@ -99,7 +99,7 @@ def over_stages(
     return stages
 
 
-def _over(scores: Sequence[Mapping[str, Any]], metric: Metric) -> dict[str, Any]:
+def over(scores: Sequence[Mapping[str, Any]], metric: Metric) -> dict[str, Any]:
     """Aggregate a metric over the clients for which it is defined; AUROC, for example, needs two classes."""
     having = [found for found in scores if _is_number(found.get(metric.key))]
     if not having:

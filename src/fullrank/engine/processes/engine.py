@@ -111,7 +111,7 @@ class Processes(Engine):
             site.network,
             site.composition,
             site.entries,
-            replace(site.data, x=torch.empty(0), y=torch.empty(0), file=None),
+            replace(site.data, x=torch.empty(0), y=torch.empty(0), file=None, test_x=None, test_y=None),
             (site.settings, site.schedule, site.keep_optimiser),
             site.seed,
             str(site.device),
@@ -219,6 +219,8 @@ class _Recipe:
         """Return the site, with the samples mapped into this process."""
         tensors = load_file(os.environ[_SharedFile.VARIABLE])
         data = replace(self.data, x=tensors["train.x"], y=tensors["train.y"])
+        if data.tests:
+            data = replace(data, test_x=tensors["test.x"], test_y=tensors["test.y"])
         device = torch.device(self.device)
         shared = (self.network, self.composition, self.entries, data)
         return Site(*shared, *self.training, self.seed, device, self.metrics)
@@ -236,7 +238,9 @@ class _SharedFile:
             return
         with tempfile.NamedTemporaryFile(prefix="fullrank-", suffix=".safetensors", delete=False) as file:
             self._path: Path | None = Path(file.name)
-        save_file({"train.x": data.x.contiguous(), "train.y": data.y.contiguous()}, self._path)
+        tensors = {"train.x": data.x, "train.y": data.y, "test.x": data.test_x, "test.y": data.test_y}
+        there = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
+        save_file(there, self._path)
         self.name = str(self._path)
         if Path("/dev/fd").is_dir():
             # Without a name the file vanishes with its last reader, also when everything is killed.

@@ -1,0 +1,62 @@
+"""What is kept of one model on one set of samples: its metrics with intervals, recalls, and the confusion matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fullrank.metrics.bootstrap import intervals
+from fullrank.metrics.measures import METRICS, Metric, confusion, recalls
+
+
+def with_balanced(metrics: Sequence[Metric]) -> list[Metric]:
+    """Return metrics with balanced accuracy, which details always have."""
+    balanced = METRICS.own["balanced-accuracy"]
+    return [*metrics] if balanced in metrics else [*metrics, balanced]
+
+
+def details(
+    scores: Sequence[Tensor], labels: Tensor, found: Mapping[str, Any], seed: int, *purpose: str | int
+) -> dict[str, Any]:
+    """Return what is kept of a model on a set of samples, as plain values; nothing of a single sample is in it.
+
+    Args:
+        scores: The scores of the model, batch by batch.
+        labels: The labels of all samples.
+        found: The metrics of the model on the samples, by key; lists by class are left out.
+        seed: The seed of the run.
+        purpose: What the samples are, for example the client's number and "test".
+
+    Returns:
+        `samples`, their number; `metrics` by key; `intervals`, for some of these the ends of the 95 % interval;
+        `recall` and `recall_intervals` by class; `confusion`, triples of a label, a prediction and the number of
+        samples with both.
+    """
+    joined = torch.cat(list(scores))
+    metrics = {key: value for key, value in found.items() if value is None or isinstance(value, (int, float))}
+    ends, by_class = intervals(joined, labels, list(metrics), seed, *purpose)
+    table = confusion(joined, labels).cpu().numpy()
+    return {
+        "samples": len(labels),
+        "metrics": metrics,
+        "intervals": ends,
+        "recall": recalls(joined, labels),
+        "recall_intervals": by_class,
+        "confusion": [[int(row), int(column), int(table[row, column])] for row, column in np.argwhere(table)],
+    }
+
+
+def dense(confusion: Iterable[Sequence[int]], classes: int) -> np.ndarray:
+    """Return the matrix (labels × predictions) of the triples of `details`; those of several models are added up.
+
+    >>> dense([[0, 0, 3], [1, 0, 2]], 2).tolist()
+    [[3, 0], [2, 0]]
+    """
+    table = np.zeros((classes, classes), dtype=np.int64)
+    for label, prediction, count in confusion:
+        table[label, prediction] += count
+    return table
