@@ -60,7 +60,7 @@ class CheckFailed(AssertionError):
 
 @dataclasses.dataclass
 class Checked:
-    """The results of checks by name, "holds" or why a check does not apply, and what the method exchanges."""
+    """The results of the checks of a method."""
 
     method: str
     results: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -90,18 +90,34 @@ def check(
     module: nn.Module | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Checked:
-    """Run a method through all checks; raise `CheckFailed` for the first that fails.
+    """Run a method through all checks.
 
-    `writes`: it does not write into tensors that it receives. `degenerate`: at its `neutral` values it is FedAvg, to
-    the bit. `trace`: its step can be traced and mapped over clients. `engines`: recorded steps, and steps of a group of
-    clients, give the result of `serial`. `processes`: worker processes give it to the bit. `resume`: a run that was
-    stopped and resumed ends like one that was not, with clients that train one by one and as a group (`vectorised`).
-    `checksums`: damage to any tensor that the method left on disk is noticed. `exchange`: uploads have the same names
-    and shapes in every round, and nothing personal is exchanged. `uploads`: the method declares everything that its
-    clients send besides the model. `head`: it works with a module whose classifier has another name than that of the
-    library's networks, unless the method asks for a network (`tried_on`).
+    - `writes`: it does not write into tensors that it receives.
+    - `degenerate`: at its `neutral` values it is FedAvg, to the bit.
+    - `trace`: its step can be traced and mapped over clients.
+    - `engines`: recorded steps, and steps of a group of clients, give the result of `serial`.
+    - `processes`: worker processes give it to the bit.
+    - `resume`: a run that was stopped and resumed ends like one that was not, with clients that train one by one and as
+      a group (`vectorised`).
+    - `checksums`: damage to any tensor that the method left on disk is noticed.
+    - `exchange`: uploads have the same names and shapes in every round, and nothing personal is exchanged.
+    - `uploads`: the method declares everything that its clients send besides the model.
+    - `head`: it works with a module whose classifier has another name than that of the library's networks, unless the
+      method asks for a network (`tried_on`).
 
-    `settings` are further keys of the experiment, `module` another model.
+    Args:
+        method: An instance of the method, or a name as for `fullrank.methods.build`.
+        only: The names of the checks to run; by default all.
+        module: A model to train in place of a small convolutional network.
+        settings: Further keys of the experiment, nested or dotted.
+
+    Returns:
+        The result of each check, and what the method exchanges.
+
+    Raises:
+        CheckFailed: If a check fails; the first that fails ends the call.
+        InputError: If the method is rejected.
+        ValueError: If there is no such check.
 
     >>> from fullrank.testing import check
     >>> print(check("fedprox", only=["degenerate"]).results)

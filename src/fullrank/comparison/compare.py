@@ -62,9 +62,13 @@ def compare(
         value: The value of a run: "last5", "last", "best", "validated" or "final".
         callbacks: Objects that are notified of the progress of the runs.
 
+    Returns:
+        The comparison of the runs that did not fail.
+
     Raises:
         InputError: If the experiment, a method or a directory is rejected.
         RunFailed: If all runs fail.
+        Interrupted: If the comparison is interrupted; the same call continues it.
 
     >>> import fullrank, tempfile
     >>> few = {"train.rounds": 1, "data.clients": 2, "model.name": "mlp"}

@@ -261,9 +261,28 @@ def compare_runs(
     measure: str = "accuracy",
     value: str = "last5",
 ) -> Comparison:
-    """Compare existing runs by method and seed; a folder stands for all runs directly in it.
+    """Compare existing runs by method and seed.
 
-    Runs of one method with different hyper-parameters are different methods. Runs that differ otherwise are rejected.
+    Runs of one method with different hyper-parameters are different methods.
+
+    Args:
+        paths: Run directories, and folders, which stand for all runs directly in them.
+        measure: The measure to compare, for example "accuracy".
+        value: The value of a run: "last5", "last", "best", "validated" or "final".
+
+    Returns:
+        The comparison.
+
+    Raises:
+        InputError: If there are no complete runs, two of them have the same method and seed, or they differ in another
+            setting, in their data or in their splits.
+
+    >>> import fullrank, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> few = {"train.rounds": 1, "data.clients": 2, "model.name": "mlp"}
+    >>> runs = [fullrank.run({**few, "method.name": name}, f"{folder}/{name}") for name in ("fedavg", "fedprox")]
+    >>> compare_runs([folder]).methods
+    ('fedavg', 'fedprox')
     """
     found = all_runs(paths)
     for run in found:

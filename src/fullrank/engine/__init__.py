@@ -57,12 +57,15 @@ ENGINES: Registry[EngineFactory] = Registry(
 
 
 def open_engine(name: str, site: Site, options: EngineOptions | None = None) -> Engine:
-    """Return an engine that runs jobs at a site.
+    """Open an engine that runs jobs at a site.
 
     Args:
         name: A name of the registry `ENGINES`, or "package.module:Class".
-        site: Where the clients are.
+        site: The site that has the clients.
         options: The settings of the engine.
+
+    Returns:
+        The engine, which its `close` ends.
 
     Raises:
         InputError: If there is no such engine, or it cannot run at this site.

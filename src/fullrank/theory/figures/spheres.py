@@ -25,7 +25,12 @@ ONE_SIDED = 0.1
 
 
 def draw_toy_sphere(panels: Sequence[Sphere], path: str | Path) -> None:
-    """Draw FedMR Fig. 1(c), two panels per row."""
+    """Draw FedMR Fig. 1(c), with two panels per row.
+
+    Args:
+        panels: The panels, as `toy_sphere` returns them.
+        path: The file, whose suffix is the format.
+    """
     rows = -(-len(panels) // 2)
     with drawing(path, 0.25 + 1.85 * rows) as figure:
         places = figure.subplots(rows, 2, squeeze=False)
@@ -38,7 +43,12 @@ def draw_toy_sphere(panels: Sequence[Sphere], path: str | Path) -> None:
 
 
 def draw_unit_sphere(found: UnitSphere, path: str | Path) -> None:
-    """Draw FedDecorr's Fig. 1: the clients' classes, and the three global models."""
+    """Draw FedDecorr's Fig. 1: the clients' classes, and the three global models.
+
+    Args:
+        found: The numbers, as `unit_sphere` returns them.
+        path: The file, whose suffix is the format.
+    """
     with drawing(path, 4.1) as figure:
         places = figure.subplots(2, 2)
         _draw_counts(places[0, 0], found.counts)
