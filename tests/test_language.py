@@ -1,9 +1,13 @@
 """Text that users read is plain English: no words of the project's old dialect, and sentences in docstrings."""
 
 import ast
+import importlib
+import inspect
 import re
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -213,3 +217,60 @@ def test_docstrings_of_functions_begin_with_verbs(module):
     )
     found = [name for name, text in functions(parsed(module)) if NOUN.match(text) and name not in builders]
     assert found == []
+
+
+# Public functions
+
+
+EXCEPTED = ("fullrank.data", "fullrank.runs", "fullrank.deploy", "fullrank.papers")
+"""Packages whose public functions do not have all sections yet."""
+
+
+def public_functions() -> dict[str, Callable[..., Any]]:
+    """The functions in the `__all__` of a package, by where they are defined."""
+    found = {}
+    for module in ("", *MODULES):
+        if module.endswith("__init__.py") or not module:
+            package = importlib.import_module(".".join(("fullrank", *Path(module).parts[:-1])))
+            for name in getattr(package, "__all__", ()):
+                value = getattr(package, name)
+                if inspect.isfunction(value) and not value.__module__.startswith(EXCEPTED):
+                    found[f"{value.__module__}.{value.__name__}"] = value
+    return found
+
+
+def sections(doc: str) -> dict[str, str]:
+    """The sections of a Google-style docstring."""
+    parts = re.split(r"^(Args|Returns|Raises):\n", doc.partition(">>>")[0], flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def missing_sections(function: Callable[..., Any]) -> list[str]:
+    """What the docstring of a function lacks: sections, and parameters."""
+    found, parameters = sections(inspect.getdoc(function) or ""), list(inspect.signature(function).parameters)
+    body = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    needed = ["Args"] * bool(parameters) + ["Raises"] * any(isinstance(node, ast.Raise) for node in ast.walk(body))
+    if inspect.signature(function).return_annotation not in ("None", None):
+        needed.append("Returns")
+    described = re.findall(r"^    (\w+): \S", found.get("Args", ""), re.MULTILINE)
+    return [name for name in needed if name not in found] + [name for name in parameters if name not in described]
+
+
+def test_a_missing_section_is_found():
+    def documented(x: int, y: int = 0) -> int:
+        """Add two numbers.
+
+        Args:
+            x: A number
+                that y: is added to.
+        """
+        if x < 0:
+            raise ValueError
+        return x + y
+
+    assert missing_sections(documented) == ["Raises", "Returns", "y"]
+
+
+@pytest.mark.parametrize("name", sorted(public_functions()))
+def test_public_functions_describe_arguments_results_and_errors(name):
+    assert missing_sections(public_functions()[name]) == []

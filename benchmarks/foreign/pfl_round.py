@@ -16,7 +16,7 @@ from pfl.data.federated_dataset import FederatedDataset
 from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
-from task import Task, mark
+from task import RaceTask, mark
 from torch.nn.functional import cross_entropy
 
 made = 0
@@ -45,7 +45,7 @@ def main(path):
     torch.set_num_threads(1)
     torch.manual_seed(0)
     np.random.seed(0)
-    task = Task(path)
+    task = RaceTask(path)
     network = task.network()
     network.loss = types.MethodType(loss, network)
     network.metrics = types.MethodType(metrics, network)

@@ -96,7 +96,7 @@ class RemoteError(Exception):
         return self.message
 
 
-def said_by(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """Return the message of an exception, even if its `__str__` raises an exception."""
     try:
         return str(error)
@@ -112,7 +112,7 @@ def in_words(error: BaseException) -> tuple[str, str]:
         return str(error), error.traceback
     if isinstance(error, (InputError, WriteFailed, KeyboardInterrupt)):
         return str(error), ""
-    return f"{kind_of(error)}: {said_by(error)}", "".join(traceback.format_exception(error))
+    return f"{kind_of(error)}: {message_of(error)}", "".join(traceback.format_exception(error))
 
 
 def kind_of(error: BaseException) -> str:

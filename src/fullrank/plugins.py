@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import safetensors
 
-from fullrank.errors import CallFailed, ClientFailed, InputError, nearest, said_by
+from fullrank.errors import CallFailed, ClientFailed, InputError, message_of, nearest
 
 GIVEN = "given"
 """The module name in the names of data, partitions and models that a program passed as objects."""
@@ -178,7 +178,7 @@ def hooked(part: Any, hook: str, /, *arguments: Any) -> Any:
 
 
 def _failed(start: str, error: Exception) -> CallFailed:
-    return CallFailed(f"{start} {type(error).__name__}: {said_by(error)}", traceback.format_exc())
+    return CallFailed(f"{start} {type(error).__name__}: {message_of(error)}", traceback.format_exc())
 
 
 def _nearest_module(missing: str) -> str:

@@ -27,9 +27,9 @@ def generator(seed: int, *purpose: str | int) -> np.random.Generator:
 _thread = threading.local()
 
 
-def leave_generators_alone() -> None:
+def disable_seeding() -> None:
     """Disable `seeded` in this thread, because threads that run at the same time share the global generators."""
-    _thread.beside_others = True
+    _thread.seeding_disabled = True
 
 
 @contextlib.contextmanager
@@ -38,7 +38,7 @@ def seeded(seed: int, *purpose: str | int, device: torch.device | None = None) -
 
     The library uses only torch's generators (dropout, initialisation); a user's model may use any.
     """
-    if getattr(_thread, "beside_others", False):
+    if getattr(_thread, "seeding_disabled", False):
         yield
         return
     chosen = key(seed, *purpose)

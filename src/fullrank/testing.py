@@ -24,7 +24,7 @@ from fullrank.config.experiment import Experiment, merged, nested
 from fullrank.engine import ENGINES, Engine, EngineOptions, open_engine
 from fullrank.engine.cuda.engine import Cuda
 from fullrank.engine.machine import threads
-from fullrank.engine.recording import Recording
+from fullrank.engine.recording import RecordingEngine
 from fullrank.engine.serial import Serial
 from fullrank.errors import ClientFailed, FullrankError, InputError, WroteInPlace
 from fullrank.local.loop import Eager, Samples
@@ -232,7 +232,7 @@ def _writes(trial: Trial) -> str:
 def _uploads(trial: Trial) -> str:
     """Check that all uploads besides the model are declared."""
     parts = trial.assembled()
-    engine = Recording(parts.site)
+    engine = RecordingEngine(parts.site)
     for _ in range(ROUNDS):
         parts.server.run_round(engine)
     parts.server.finished(engine)
@@ -366,12 +366,12 @@ def _trace(trial: Trial) -> str:
     parts.server.run_round(_serial(parts))  # from the second round on, all state exists
     problems: list[str] = []
 
-    def looked_at(step: Step, state: State, context: Context, samples: Samples, dtype: torch.dtype) -> Eager:
+    def checked_stepper(step: Step, state: State, context: Context, samples: Samples, dtype: torch.dtype) -> Eager:
         if not problems:
             problems.extend(_problem(step, state, context, samples, dtype))
         return Eager(step, state, context, samples, dtype)
 
-    parts.site.stepper_of = looked_at
+    parts.site.stepper_of = checked_stepper
     parts.server.run_round(_serial(parts))
     if problems:
         raise CheckFailed(

@@ -886,7 +886,7 @@ def test_a_round_of_a_real_network_with_a_file_of_scales(tmp_path):
     run = fullrank.run(values, tmp_path / "run")
     assert "cautions" not in run.metrics[0]
     net = run.model()
-    scales = [part.scales_beside_identity.kernel for _, part in operators(net)]
+    scales = [part.scales_with_identity.kernel for _, part in operators(net)]
     assert [set(scale.tolist()) for scale in scales] == [{0.5 + number / 32} for number in range(32)]
     assert all(torch.isfinite(value).all() for value in net.state_dict().values())
     assert sizes(to_deploy(net))[0] == 1_281_728 - 196 * 1281

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fullrank._version import __version__
-from fullrank.bench.standalone.task import Task, mark
+from fullrank.bench.standalone.task import RaceTask, mark
 from fullrank.config.experiment import Experiment
 from fullrank.data import DataSet, Pipeline, Split
 from fullrank.data.federation import Federation, given
@@ -25,7 +25,7 @@ PUBLISHED = 1500
 class _Marks(Display):
     """Marks the end of each round."""
 
-    def __init__(self, task: Task):
+    def __init__(self, task: RaceTask):
         self.task = task
 
     def round_done(self, row: Mapping[str, Any]) -> None:
@@ -36,7 +36,7 @@ class _Marks(Display):
         mark(round=number, steps=sum(client["steps"] for client in row["clients"]))
 
 
-def experiment(task: Task, engine: str, workers: int = 0, rounds: int = 0) -> Experiment:
+def experiment(task: RaceTask, engine: str, workers: int = 0, rounds: int = 0) -> Experiment:
     """Return the task as an experiment."""
     train = {
         "rounds": rounds or task.rounds,
@@ -57,7 +57,7 @@ def experiment(task: Task, engine: str, workers: int = 0, rounds: int = 0) -> Ex
     )
 
 
-def federation(task: Task) -> Federation:
+def federation(task: RaceTask) -> Federation:
     """Return the task's clients."""
     data = DataSet("synthetic", Split(task.x, task.y), None, tuple("0123456789"))
     return given(data, Pipeline(), [task.samples] * task.clients)
@@ -66,7 +66,7 @@ def federation(task: Task) -> Federation:
 def main(path: str, engine: str, workers: int = 0) -> None:
     """Run the task's rounds, with a mark after each."""
     torch.set_num_threads(1)
-    task = Task(path)
+    task = RaceTask(path)
     parts: dict[str, Any] = {"federation": federation(task), "module": task.network()}
     if engine == "auto":
         engine = assemble(experiment(task, engine, rounds=PUBLISHED), **parts).engine.name

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from fullrank.engine.base import Engine, EngineFactory, EngineOptions
-from fullrank.errors import CallFailed, FullrankError, InputError, said_by
+from fullrank.errors import CallFailed, FullrankError, InputError, message_of
 from fullrank.local import interrupt
 from fullrank.plugins import Registry, called
 
@@ -109,7 +109,7 @@ class _Foreign:
         except FullrankError:
             raise
         except Exception as error:
-            what = f"it raised {type(error).__name__}: {said_by(error)}"
+            what = f"it raised {type(error).__name__}: {message_of(error)}"
             raise CallFailed(f'{ENGINES.key} = "{self.name}": {what}', traceback.format_exc()) from error
         next(waiting, None)  # a job that the engine has not asked for lacks its result, too
         if expected:

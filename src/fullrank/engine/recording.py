@@ -12,7 +12,7 @@ from fullrank.federated.site import Job, Result, Site
 from fullrank.federated.uploads import described
 
 
-class Recording(Serial):
+class RecordingEngine(Serial):
     """The serial engine, which also records the form of everything that clients send."""
 
     def __init__(self, site: Site, options: EngineOptions | None = None):

@@ -62,7 +62,7 @@ class Vectorised(Engine):
         waiting = iter(jobs)
         while taken := list(itertools.islice(waiting, 1 if self.reasons else self.width)):
             if self.reasons or any(job.kind != "train" for job in taken):
-                yield from map(self._alone, taken)
+                yield from map(self._do_single, taken)
             else:
                 yield from self._together(taken)
 
@@ -70,7 +70,7 @@ class Vectorised(Engine):
         """Why clients trained one by one, where they did."""
         return {"one_by_one": list(self.reasons)} if self.reasons else {}
 
-    def _alone(self, job: Job) -> Result:
+    def _do_single(self, job: Job) -> Result:
         interrupt.check()
         return self.site.do(job)
 
@@ -104,7 +104,7 @@ class Vectorised(Engine):
     def _fitted(self, fits: Sequence[Fit]) -> list[tuple[State, Report]]:
         before = global_state(self.site.device)
         with self.site.network.mode(train=True):
-            found = Group(fits).run()
+            found = ClientGroup(fits).run()
         if global_state(self.site.device) != before:
             restore_global_state(self.site.device, before)
             raise RuntimeError("the model or the method draws random numbers in its local steps")
@@ -119,7 +119,7 @@ class Vectorised(Engine):
 
     def _one_by_one(self, jobs: dict[int, Job], error: BaseException) -> dict[int, Result]:
         """Do the jobs of a group that failed again, one by one, so that a failure is attributed to its client."""
-        results = {number: self._alone(job) for number, job in jobs.items()}
+        results = {number: self._do_single(job) for number, job in jobs.items()}
         if all(result.error is None for result in results.values()):  # so what failed is to do them at once
             self.reasons.append(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
         return results
@@ -159,14 +159,14 @@ def turns(plans: Sequence[Plan]) -> Iterator[tuple[int, ...]]:
                 ready.setdefault(plans[client].sizes[done[client]], []).append(client)
 
 
-class Group:
+class ClientGroup:
     """Fits of one kind, their states stacked along a new first axis."""
 
     def __init__(self, fits: Sequence[Fit]):
         self.fits = fits
         self.stack = _stacked(fits)
         self.step = fits[0].step
-        self._alone = replace(self.step, backend=Bound(self.step.backend.network, {}))
+        self._eager_step = replace(self.step, backend=Bound(self.step.backend.network, {}))
         self._names: list[str] = []
         """The names of what a step measures."""
         self._known: dict[tuple[int, ...], Members] = {}
@@ -201,7 +201,7 @@ class Group:
         for number, client in enumerate(who):
             state, context = self.stack.one(client)
             place = state.buffers
-            terms = self._alone.advance_(state, context, x[number], y[number])
+            terms = self._eager_step.advance_(state, context, x[number], y[number])
             copy_(place, state.buffers)
             self._names = list(terms)
             values.append(torch.stack(list(terms.values())))

@@ -28,7 +28,7 @@ from torch import Tensor
 from typing_extensions import NotRequired, TypedDict
 
 from fullrank.channels import Mean, Sum, Upload
-from fullrank.errors import InputError, RemoteError, kind_of, said_by
+from fullrank.errors import InputError, RemoteError, kind_of, message_of
 from fullrank.federated.site import Job, Kind, Result, Stage
 from fullrank.trees import Tree
 
@@ -312,7 +312,7 @@ def _error(error: BaseException | None) -> dict[str, str] | None:
     if error is None:
         return None
     left = error.traceback if isinstance(error, RemoteError) else "".join(traceback.format_exception(error))
-    return {"kind": kind_of(error), "message": said_by(error), "traceback": left}
+    return {"kind": kind_of(error), "message": message_of(error), "traceback": left}
 
 
 def _text(name: Any, where: str) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fullrank.channels import Traffic, Upload
-from fullrank.errors import ClientFailed, InputError, WroteInPlace, kind_of, said_by
+from fullrank.errors import ClientFailed, InputError, WroteInPlace, kind_of, message_of
 from fullrank.federated.aggregation import Aggregation, find_aggregator
 from fullrank.federated.checks import OtherForm, OtherSize, Unusable, UploadCheck, check_samples, too_large
 from fullrank.federated.client_states import ClientStates
@@ -391,7 +391,7 @@ class Server:
             try:
                 tree = part.receive(ServerView(self, part, read_only=True), tree)
             except Exception as error:
-                reason = f'the hook receive of "{part.name}" raised {kind_of(error)}: {said_by(error)}'
+                reason = f'the hook receive of "{part.name}" raised {kind_of(error)}: {message_of(error)}'
                 raise Unusable(reason) from error
         if versions(self._state.model, self.own) != writes:
             raise WroteInPlace(self._composition.method.name)
@@ -563,8 +563,8 @@ def _check_result(result: Result) -> None:
     if result.error is None:
         return
     if kind_of(result.error) in (WroteInPlace.__name__, BadGradient.__name__):
-        raise InputError(said_by(result.error))  # the method's fault and not the client's
-    raise ClientFailed(result.client, f"{kind_of(result.error)}: {said_by(result.error)}") from result.error
+        raise InputError(message_of(result.error))  # the method's fault and not the client's
+    raise ClientFailed(result.client, f"{kind_of(result.error)}: {message_of(result.error)}") from result.error
 
 
 def _other_kind(new: Tensors, known: Tensors) -> str | None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fullrank.channels import Mean, Upload, form_of
 from fullrank.data.hosted import HostedData
-from fullrank.errors import InputError, kind_of, said_by
+from fullrank.errors import InputError, kind_of, message_of
 from fullrank.federated.site import Job, Result, Site
 from fullrank.local.loop import Eager
 from fullrank.methods._compose import Composition
@@ -120,7 +120,7 @@ class ExpectedUploads:
         try:
             return _Form(form_of(self._rehearsed(job).upload), job.round)
         except Exception as error:
-            return _Form({}, job.round, f"{kind_of(error)}: {said_by(error)}")
+            return _Form({}, job.round, f"{kind_of(error)}: {message_of(error)}")
 
     def _rehearsed(self, job: Job) -> Result:
         if self._rehearsal is None:

@@ -66,7 +66,7 @@ class Method:
     """The state that a client keeps between rounds, in plain words."""
     personal: ClassVar[tuple[str, ...]] = ()
     """Selectors of entries that never leave a client."""
-    aside: ClassVar[tuple[str, ...]] = ()
+    client_only: ClassVar[tuple[str, ...]] = ()
     """Selectors of personal entries that the global model does not need in order to predict."""
     broadcast: ClassVar[tuple[str, ...]] = ()
     """Entries of the method's server state that are sent to clients in each round."""

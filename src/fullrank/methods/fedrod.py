@@ -45,7 +45,7 @@ class FedRoD(Method):
 
     paper = "Chen and Chao, ICLR 2022"
     keeps = "its personal classifier"
-    personal = aside = ("*.personal_head.*",)
+    personal = client_only = ("*.personal_head.*",)
 
     def head(self, net: "Network") -> nn.Module:
         """Return a head with both classifiers."""

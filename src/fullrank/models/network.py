@@ -19,7 +19,7 @@ from fullrank.models.entries import NORM_LAYERS
 from fullrank.models.findhead import Dropouts, find_head
 from fullrank.models.net import Net, Output, output_of
 from fullrank.models.structure import Structure
-from fullrank.trees import Flat, Layout, Tensors
+from fullrank.trees import Flat, FlatLayout, Tensors
 
 _CALLS_ITS_CHILDREN = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 T = TypeVar("T")
@@ -155,7 +155,7 @@ class Network:
         ordered = {name: parameters[name] for name in order}
         if ordered.keys() != parameters.keys():
             raise ValueError("order must name every parameter")
-        layout = Layout.of({name: _dense(p.detach()) for name, p in ordered.items()})
+        layout = FlatLayout.of({name: _dense(p.detach()) for name, p in ordered.items()})
         flat = Flat.copied({name: p.detach() for name, p in ordered.items()}, layout)
         for name, view in flat.items():
             ordered[name].data = view

@@ -47,7 +47,7 @@ def linear(num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
 NETWORKS = {"cnn": cnn, "linear": linear}
 
 
-class Task:
+class RaceTask:
     """A task in a directory: client k has `samples` samples from k × `samples` on."""
 
     def __init__(self, path: str | Path):

@@ -24,7 +24,7 @@ from fullrank.engine.cuda.capture_lock import CaptureLock
 from fullrank.engine.cuda.compiled import Compiled, Forward
 from fullrank.engine.cuda.mixed_precision import HalfWeights, order_of
 from fullrank.engine.cuda.odd_batches import Filled, can_be_filled, count_samples_
-from fullrank.engine.cuda.replay import Recorder
+from fullrank.engine.cuda.replay import StepRecorder
 from fullrank.engine.cuda.slots import Slots
 from fullrank.errors import InputError
 from fullrank.federated.site import Job, Result, Site
@@ -32,7 +32,7 @@ from fullrank.local.step import Bound, State, Step
 from fullrank.metrics.evaluate import at_once
 from fullrank.models.net import Net, Output
 from fullrank.models.network import Network
-from fullrank.randomness import leave_generators_alone, seeded
+from fullrank.randomness import disable_seeding, seeded
 from fullrank.trees import Tree, clone, copy_, moved, pointwise, vectors
 
 WARM_UP = 3
@@ -69,23 +69,23 @@ class Cuda(Engine):
         self._noted = 0.0
         self._flags = _Flags(exact=site.network.half is None)
         number = slots or (1 if draws_numbers(site) else SLOTS * len(devices))
-        self.places = [DeviceContext(site, device, record) for device in devices]
-        self.hands = [
-            StreamWorker(self.places[index % len(devices)], compile, beside_others=number > 1)
+        self.device_contexts = [DeviceContext(site, device, record) for device in devices]
+        self.workers = [
+            StreamWorker(self.device_contexts[index % len(devices)], compile, concurrent=number > 1)
             for index in range(min(number, clients))
         ]
-        self.slots = Slots([hand.do for hand in self.hands])
-        site.forward = RecordedForward(site.network, self.places[0].record_apart)
+        self.slots = Slots([worker.do for worker in self.workers])
+        site.forward = RecordedForward(site.network, self.device_contexts[0].record_on_default_stream)
 
     @property
     def reasons(self) -> list[str]:
         """Why something was not recorded and ran eagerly."""
-        return sorted({reason for hand in self.hands for reason in hand.recorder.reasons})
+        return sorted({reason for worker in self.workers for reason in worker.recorder.reasons})
 
     @property
     def setup_seconds(self) -> float:
         """Time spent so far in compiling and recording steps, instead of training."""
-        return sum(place.seconds for place in self.places)
+        return sum(context.seconds for context in self.device_contexts)
 
     def notes(self) -> dict[str, Any]:
         """Return the seconds of set-up in the round, and what could not be recorded."""
@@ -97,7 +97,7 @@ class Cuda(Engine):
         before = _generators()
         for result in self.slots.run(jobs):
             yield _handed_over(result, self.site.device)
-        if len(self.hands) > 1 and not all(map(torch.equal, before, _generators())):
+        if len(self.workers) > 1 and not all(map(torch.equal, before, _generators())):
             raise InputError(
                 "the model or the method draws random numbers in its local steps, which clients that train side by "
                 "side cannot do repeatably; set engine.slots = 1"
@@ -106,10 +106,10 @@ class Cuda(Engine):
     def close(self) -> None:
         """End the threads, and restore torch's settings."""
         self.slots.close()
-        for hand in self.hands:
-            hand.close()
-        for place in self.places:
-            place.close()
+        for worker in self.workers:
+            worker.close()
+        for context in self.device_contexts:
+            context.close()
         self.site.forward = self.site.network
         self._flags.restore()
 
@@ -158,7 +158,7 @@ class DeviceContext:
             self.seconds += time.monotonic() - start
         return replay
 
-    def record_apart(self, step: Callable[[], None]) -> Callable[[], None]:
+    def record_on_default_stream(self, step: Callable[[], None]) -> Callable[[], None]:
         """Return the replay of a step that changes nothing, for use on the device's default stream."""
         with self.lock.shared():
             if (stream := _stream(self.device)) is None:
@@ -212,14 +212,14 @@ class DeviceContext:
 class StreamWorker:
     """What one slot works with: a copy of the network, a stream, and the steps recorded on them."""
 
-    def __init__(self, place: DeviceContext, compile: bool, beside_others: bool):
-        self.place = place
-        self.site = place.site.twin(place.device)
-        self.stream = _stream(place.device)
-        self.recorder = Recorder(self, self._backend)
+    def __init__(self, device_context: DeviceContext, compile: bool, concurrent: bool):
+        self.device_context = device_context
+        self.site = device_context.site.twin(device_context.device)
+        self.stream = _stream(device_context.device)
+        self.recorder = StepRecorder(self, self._backend)
         self.site.stepper_of = self.recorder.stepper
         self.site.forward = RecordedForward(self.site.network, lambda step: self.record(step, []))
-        self._beside_others = beside_others
+        self._concurrent = concurrent
         self._pool: Any = None
         network, entries = self.site.network, self.site.entries
         self._compile = compile and isinstance(network.module, Net)
@@ -233,19 +233,21 @@ class StreamWorker:
 
     def do(self, job: Job) -> Result:
         """Do one job on this slot's stream, and return when it is complete."""
-        if self._beside_others:
-            leave_generators_alone()
-        with self.place.lock.shared():
+        if self._concurrent:
+            disable_seeding()
+        with self.device_context.lock.shared():
             if self.stream is None:
-                return self._kept_apart(self.site.do(job))
-            with torch.cuda.device(self.place.device), torch.cuda.stream(self.stream):
-                self.stream.wait_stream(torch.cuda.default_stream(self.place.device))
-                result = self._kept_apart(self.site.do(_sent_to(self.place.device, job) if self.place.away else job))
+                return self._with_uploads_copied(self.site.do(job))
+            with torch.cuda.device(self.device_context.device), torch.cuda.stream(self.stream):
+                self.stream.wait_stream(torch.cuda.default_stream(self.device_context.device))
+                result = self._with_uploads_copied(
+                    self.site.do(_sent_to(self.device_context.device, job) if self.device_context.away else job)
+                )
                 with self.released():
                     self.wait()
         return result
 
-    def _kept_apart(self, result: Result) -> Result:
+    def _with_uploads_copied(self, result: Result) -> Result:
         """Copy what a method uploads if it is the network's own: the next client overwrites it before it is read."""
         further = [parts for space, parts in result.upload.items() if space]
         own = {_storage(tensor) for tensor in self.site.network.tensors().values()} if further else set()
@@ -259,15 +261,15 @@ class StreamWorker:
         """Return a step's replay, which works in this slot's memory."""
         if self._pool is None and self.stream is not None:
             self._pool = torch.cuda.graph_pool_handle()
-        return self.place.record(step, changed, self._pool)
+        return self.device_context.record(step, changed, self._pool)
 
     def eagerly(self, work: Callable[[], Any]) -> Any:
         """Do something that calls the network outside a recorded step."""
-        return self.place.eagerly(work)
+        return self.device_context.eagerly(work)
 
     def released(self) -> AbstractContextManager[None]:
         """Let other slots record inside, where this one only replays."""
-        return self.place.lock.released()
+        return self.device_context.lock.released()
 
     def wait(self) -> None:
         """Wait until this slot's stream has done all its work."""
@@ -276,13 +278,13 @@ class StreamWorker:
 
     def close(self) -> None:
         """Free what was recorded, and its memory on the device."""
-        self.recorder.arenas.clear()
+        self.recorder.static_buffers.clear()
         self.site.forward = self.site.network
 
     def _backend(self, step: Step, state: State, size: int) -> Bound:
-        width = self.place.width
+        width = self.device_context.width
         if size == width and self._compile:
-            return Compiled(self.site.network, state.trained, self.place.forward(step.stats))
+            return Compiled(self.site.network, state.trained, self.device_context.forward(step.stats))
         if size < width and self._fillable:
             return Filled(self.site.network, state.trained, width)
         return HalfWeights(self.site.network, state.trained)

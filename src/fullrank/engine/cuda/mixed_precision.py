@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fullrank.local.step import Bound, Objective, depending
 from fullrank.models.net import Output
 from fullrank.models.network import Network
-from fullrank.trees import Flat, Layout, Tensors
+from fullrank.trees import Flat, FlatLayout, Tensors
 
 SHORTENED = (nn.modules.conv._ConvNd, nn.Linear)
 """Layers that compute in the shorter dtype under autocast."""
@@ -83,7 +83,7 @@ class HalfWeights(Bound):
 
 @torch.no_grad()
 def _gathered(
-    trained: Flat, passed: Mapping[str, Tensor | None], direct: Mapping[str, Tensor | None], block: Layout
+    trained: Flat, passed: Mapping[str, Tensor | None], direct: Mapping[str, Tensor | None], block: FlatLayout
 ) -> Flat:
     """Return the gradient as one vector: the block's by way of the shorter dtype, the rest's, the block's own."""
     layout, base = trained.layout, torch.empty_like(trained.base)
@@ -115,7 +115,7 @@ def _part(tree: Flat, names: Sequence[str]) -> Flat:
     return part
 
 
-def _runs(layout: Layout, block: Layout) -> list[tuple[tuple[str, ...], bool]]:
+def _runs(layout: FlatLayout, block: FlatLayout) -> list[tuple[tuple[str, ...], bool]]:
     """Return the names of a layout in order, divided where a block of them begins and ends."""
     start = layout.names.index(block.names[0])
     cut = layout.names[:start], block.names, layout.names[start + len(block.names) :]

@@ -1,8 +1,8 @@
 """Local steps that are recorded once for each kind of fit and replayed for every batch of every client.
 
-A recorded step reads and writes tensors that stay where they are: the network's own entries, and an arena's copies of
-optimiser and context. The rows of many batches are put into place at once, and the step itself counts which is next, so
-that a replay is all that the host has to ask for.
+A recorded step reads and writes tensors that stay where they are: the network's own entries, and copies of optimiser
+and context in `StaticBuffers`. The rows of many batches are copied at once, and the step itself counts which batch is
+next, so that the host only has to start the replays.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fullrank.local import interrupt
 from fullrank.local.loop import Eager, Samples, Stepper
 from fullrank.local.step import Bound, Context, State, Step
 from fullrank.methods._method import Method
-from fullrank.trees import Flat, Layout, Tensors, Tree, clone, copy_, outline, part_of, pointwise
+from fullrank.trees import Flat, FlatLayout, Tensors, Tree, clone, copy_, outline, part_of, pointwise
 
 AHEAD = 128
 """Batches whose rows are copied at once."""
@@ -47,13 +47,13 @@ class CaptureBackend(Protocol):
         """Wait until the device has done all that this thread asked for."""
 
 
-class Recorder:
+class StepRecorder:
     """The steps that one slot recorded, by kind of fit; steps that cannot be recorded run eagerly."""
 
     def __init__(self, backend: CaptureBackend, backend_of: BackendOf):
         self.backend = backend
         self.backend_of = backend_of
-        self.arenas: dict[Hashable, StaticBuffers] = {}
+        self.static_buffers: dict[Hashable, StaticBuffers] = {}
         self.reasons: list[str] = []
         """Why steps ran eagerly."""
 
@@ -66,11 +66,11 @@ class Recorder:
         # The learning rate and the length of a fit are no part of a step.
         settings = dataclasses.replace(step.settings, lr=0.0, moving=None, epochs=0, steps=0)
         key = (settings, step.side, step.stats, step.space, own, tuple(state.trained), _shape(context), dtype)
-        if key not in self.arenas:
-            self.arenas[key] = StaticBuffers(self, step, state, context, samples, dtype)
-        arena = self.arenas[key]
-        arena.take(state, context, samples, step.settings.lr)
-        return Replayed(arena, state)
+        if key not in self.static_buffers:
+            self.static_buffers[key] = StaticBuffers(self, step, state, context, samples, dtype)
+        buffers = self.static_buffers[key]
+        buffers.take(state, context, samples, step.settings.lr)
+        return Replayed(buffers, state)
 
     def recorded(self, step: Callable[[], None], changed: list[Tree]) -> Callable[[], None] | None:
         """Return the replay of a step, or None if it cannot be recorded."""
@@ -89,7 +89,7 @@ class StaticBuffers:
     """The tensors that the steps of one kind of fit work on, and the steps recorded on them by batch size."""
 
     def __init__(
-        self, recorder: Recorder, step: Step, state: State, context: Context, samples: Samples, dtype: torch.dtype
+        self, recorder: StepRecorder, step: Step, state: State, context: Context, samples: Samples, dtype: torch.dtype
     ):
         self.recorder = recorder
         self.step, self.samples, self.dtype = step, samples, dtype
@@ -97,7 +97,7 @@ class StaticBuffers:
         self.state = State(state.trained, state.rest, state.buffers, pointwise(state.memory, torch.clone))
         self.context = _static(context, state, step)
         self.seen: dict[int, int] = {}
-        self.recordings: dict[int, Recording | None] = {}
+        self.recordings: dict[int, RecordedStep | None] = {}
         self._eager: dict[int, Eager] = {}
 
     def take(self, state: State, context: Context, samples: Samples, lr: float) -> None:
@@ -116,11 +116,11 @@ class StaticBuffers:
         """Copy the optimiser's memory back to the client."""
         copy_(state.memory, self.state.memory)
 
-    def recording(self, size: int, steps: int) -> Recording | None:
+    def recording(self, size: int, steps: int) -> RecordedStep | None:
         """Return the recorded step for a batch size, or None if recording it does not pay."""
         self.seen[size] = self.seen.get(size, 0) + steps
         if size not in self.recordings and self.seen[size] >= WORTH_RECORDING:
-            made = Recording(self.eager(size), size, self.recorder.backend)
+            made = RecordedStep(self.eager(size), size, self.recorder.backend)
             self.recordings[size] = made if made.prepare(self.recorder) else None
         return self.recordings.get(size)
 
@@ -133,7 +133,7 @@ class StaticBuffers:
         return self._eager[size]
 
 
-class Recording:
+class RecordedStep:
     """One step on batches of one size, with the tensors for its rows and for what it measures."""
 
     def __init__(self, eager: Eager, size: int, backend: CaptureBackend):
@@ -147,7 +147,7 @@ class Recording:
         self.sums = torch.zeros(0, dtype=torch.float64, device=device)
         self.replay: Callable[[], None] | None = None
 
-    def prepare(self, recorder: Recorder) -> bool:
+    def prepare(self, recorder: StepRecorder) -> bool:
         """Record the step and return whether that succeeded."""
         state = self.eager.state
         changed: list[Tree] = [state.trained, state.buffers, state.memory, {"at": self.at}]
@@ -186,8 +186,8 @@ class Recording:
 class Replayed:
     """Makes the steps of one fit from recorded ones."""
 
-    def __init__(self, arena: StaticBuffers, state: State):
-        self.arena, self.state = arena, state
+    def __init__(self, buffers: StaticBuffers, state: State):
+        self.buffers, self.state = buffers, state
 
     def __call__(self, rows: Tensor, draws: Tensor | None, sizes: Sequence[int]) -> dict[str, Tensor]:
         """Replay runs of batches of one size, and return the mean of each term."""
@@ -201,24 +201,24 @@ class Replayed:
         return {name: torch.stack([part[name] for part in totals]).sum(0) / len(sizes) for name in totals[0]}
 
     def _span(self, rows: Tensor, draws: Tensor | None, size: int, steps: int) -> dict[str, Tensor]:
-        if (recording := self.arena.recording(size, steps)) is not None:
+        if (recording := self.buffers.recording(size, steps)) is not None:
             shaped = draws.view(steps, size, -1) if draws is not None else None
             return recording.run(rows.view(steps, size), shaped)
-        eager = self.arena.eager(size)
-        means: dict[str, Tensor] = self.arena.recorder.backend.eagerly(lambda: eager(rows, draws, [size] * steps))
+        eager = self.buffers.eager(size)
+        means: dict[str, Tensor] = self.buffers.recorder.backend.eagerly(lambda: eager(rows, draws, [size] * steps))
         return {name: mean * steps for name, mean in means.items()}
 
     def take_rate(self, lr: float) -> None:
         """Write another learning rate to where the recorded steps read it."""
-        assert self.arena.context.lr is not None
-        self.arena.context.lr.fill_(lr)
+        assert self.buffers.context.lr is not None
+        self.buffers.context.lr.fill_(lr)
 
     def finish(self) -> None:
         """Wait for the last step, and copy the optimiser's memory back to the client."""
-        backend = self.arena.recorder.backend
+        backend = self.buffers.recorder.backend
         with backend.released():
             backend.wait()
-        self.arena.give(self.state)
+        self.buffers.give(self.state)
 
 
 def _static(context: Context, state: State, step: Step) -> Context:
@@ -243,7 +243,7 @@ def _static(context: Context, state: State, step: Step) -> Context:
     )
 
 
-def _laid_out(tree: Mapping[str, Any], layout: Layout | None) -> Tree:
+def _laid_out(tree: Mapping[str, Any], layout: FlatLayout | None) -> Tree:
     """Return a copy of a tree in which every subtree with a layout's names and shapes is one vector."""
     if layout is None:
         return clone(tree)

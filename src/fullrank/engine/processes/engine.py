@@ -167,8 +167,8 @@ class _Worker:
                 'move it into a module that can be imported, or take engine.name = "serial"'
             )
 
-    def give(self, number: int, job: Job) -> None:
-        """Start a job; the broadcast of a round is sent once per worker."""
+    def start(self, number: int, job: Job) -> None:
+        """Send a job to the worker process; the broadcast of a round is sent once per worker."""
         self.number, self.job = number, job
         try:
             if job.broadcast is not self._broadcast:
@@ -176,7 +176,7 @@ class _Worker:
                 self._broadcast = job.broadcast
             self.wire.send(("job", replace(job, broadcast={})))
         except BrokenPipeError:
-            self.process.wait()  # its end is found, and told, where its result is awaited
+            self.process.wait()  # the dead process is found where its result is awaited
 
     def obituary(self) -> RemoteError:
         """Return an error that says how the worker ended."""

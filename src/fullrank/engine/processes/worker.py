@@ -16,7 +16,7 @@ import torch
 
 from fullrank.engine.allocator import keep_freed_memory
 from fullrank.engine.processes.wire import Wire, unpack
-from fullrank.errors import RemoteError, kind_of, said_by
+from fullrank.errors import RemoteError, kind_of, message_of
 from fullrank.federated.site import Result, Site
 from fullrank.local import interrupt
 
@@ -79,4 +79,4 @@ def _sendable(result: Result) -> Result:
 
 
 def _remote(error: BaseException) -> RemoteError:
-    return RemoteError(kind_of(error), said_by(error), "".join(traceback.format_exception(error)))
+    return RemoteError(kind_of(error), message_of(error), "".join(traceback.format_exception(error)))

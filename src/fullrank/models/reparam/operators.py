@@ -19,7 +19,7 @@ behind its branches ("csla"), with trained ones ("hs"), or plain with the consta
 
 TAILS: tuple[str, ...] = ("tr", "csla", "hs")
 """The modes that have branches."""
-SCALES = ("scales", "scales_beside_identity")
+SCALES = ("scales", "scales_with_identity")
 """The names of a plain convolution's scales: without, and with an identity branch among the branches it stands for. A
 gradient correction sees names and shapes only, and shapes do not distinguish the two (with a stride there is no
 identity)."""
