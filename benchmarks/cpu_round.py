@@ -106,7 +106,7 @@ def measure_checkouts(
                 "laps": [lap.as_dict() for lap in laps],
                 "checkpoints": saves,
                 "rows": [*(_engine_row(engine, laps) for engine in engines), _checkpoint_row(saves)],
-                "unlike": cpu.unlike(laps),
+                "unlike": cpu.differences(laps),
             }
     return result
 

@@ -50,8 +50,8 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """The objects of one kind that an experiment can name, for example all metrics.
 
-    A name is one of the library's own, `package.module:attribute`, or an entry point that an installed package
-    declares in the group `fullrank.<kind>`. Everything that lists or checks names of this kind reads the registry.
+    A name is one of the library's own, `package.module:attribute`, or an entry point that an installed package declares
+    in the group `fullrank.<kind>`. Listings and checks of names of this kind read the registry.
 
     Args:
         kind: The kind of the objects in the plural, such as "metrics", which is also part of the entry points' group.

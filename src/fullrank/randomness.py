@@ -28,7 +28,7 @@ _thread = threading.local()
 
 
 def disable_seeding() -> None:
-    """Disable `seeded` in this thread, because threads that run at the same time share the global generators."""
+    """Make `seeded` do nothing in this thread, because threads that run at the same time share global generators."""
     _thread.seeding_disabled = True
 
 
@@ -60,7 +60,10 @@ def seeded(seed: int, *purpose: str | int, device: torch.device | None = None) -
 
 
 def global_state(device: torch.device) -> tuple[Any, ...]:
-    """Return the state of the global generators, including those of `device`; equal if no number was drawn."""
+    """Return the state of the global generators, including those of `device`.
+
+    Two states are equal if no random number was drawn between them.
+    """
     numpy: tuple[Any, ...] = np.random.get_state()  # type: ignore[assignment]
     mode, numbers, *rest = numpy
     torch_states = tuple(generator.get_state().numpy().tobytes() for generator in _torch_generators(device))

@@ -157,7 +157,7 @@ IN_WORDS = {"cuda": "a recorded step", "vectorised": "a group of clients"}
 
 
 class Trial:
-    """A method on the small federation."""
+    """A trial run of a method on the small federation."""
 
     def __init__(self, method: Method, module: nn.Module | None, settings: Mapping[str, Any]):
         self.method = method
@@ -188,7 +188,7 @@ class Trial:
         method: Method | None = None,
         values: Mapping[str, Any] | None = None,
     ) -> Assembly:
-        """Run all rounds, and return the federation."""
+        """Run all rounds, and return the parts of the run."""
         parts = self.assembled(method, values)
         engine = engine_of(parts)
         try:

@@ -44,7 +44,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Tensors:
 
 
 def unflatten(flat: Mapping[str, Tensor]) -> Tree:
-    """Return the tree whose `flatten` is `flat`."""
+    """Return the tree that `flatten` converted."""
     tree: Tree = {}
     for path, tensor in flat.items():
         *above, name = path.split("/")
@@ -97,7 +97,7 @@ class FlatLayout:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The names, in order."""
+        """The names of the tensors, in order."""
         return tuple(name for name, _, _ in self.places)
 
     @cached_property
@@ -117,7 +117,7 @@ class FlatLayout:
         return {name: (shape, strides) for name, shape, strides in self.places}
 
     def view(self, base: Tensor, name: str) -> Tensor:
-        """Return a tensor as a view of a vector."""
+        """Return the part of a vector that holds one tensor, as a view with the tensor's shape."""
         return base.as_strided(*self._shapes[name], base.storage_offset() + self.offsets[name])
 
     def fits(self, tree: Mapping[str, Any]) -> bool:
@@ -193,7 +193,7 @@ class Flat(dict[str, Tensor]):
 
     @classmethod
     def copied(cls, tensors: Mapping[str, Tensor], layout: FlatLayout) -> Flat:
-        """Return copies of tensors in a new vector."""
+        """Return copies of tensors as views of a new vector."""
         first = next(iter(tensors.values()))
         flat = cls(torch.empty(layout.offsets[""], dtype=first.dtype, device=first.device), layout)
         copy_(flat, tensors)
@@ -305,7 +305,7 @@ def copy_(into: Mapping[str, Any], values: Mapping[str, Any]) -> None:
 
 
 def matching(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield pairs of tensors with the same name in two trees, or the two vectors if both are flat in one layout."""
+    """Yield the pairs of tensors with the same name in two trees, or the two vectors if both are flat in one layout."""
     if alike := flats(tree, other):
         yield alike[0].base, alike[1].base
         return

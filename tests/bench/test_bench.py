@@ -138,9 +138,9 @@ def test_the_table_of_a_race():
 
 
 def test_unlike_work_is_told():
-    assert cpu.unlike([a_lap(), a_lap("other", loss=2.1)]) == []
-    assert "steps differ" in cpu.unlike([a_lap(), a_lap("other", steps=11)])[0]
-    assert "nan" in cpu.unlike([a_lap(), a_lap(), a_lap("other", loss=float("nan"))])[0]
+    assert cpu.differences([a_lap(), a_lap("other", loss=2.1)]) == []
+    assert "steps differ" in cpu.differences([a_lap(), a_lap("other", steps=11)])[0]
+    assert "nan" in cpu.differences([a_lap(), a_lap(), a_lap("other", loss=float("nan"))])[0]
 
 
 # The tasks

@@ -1,4 +1,4 @@
-"""fullrank on a task, as an experiment with an engine: `python -m fullrank.bench.ours TASK ENGINE`."""
+"""The contestant that runs a task with fullrank: `python -m fullrank.bench.ours TASK ENGINE`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from fullrank.runs.display import Display
 from fullrank.runs.run import execute
 
 PUBLISHED = 1500
-"""Rounds of the published benchmark, for which `auto` chooses, although fewer are run here."""
+"""The number of rounds of the published benchmark. `auto` chooses for as many, although fewer are run here."""
 
 
 class _Marks(Display):
-    """Marks the end of each round."""
+    """A callback that marks the end of each round."""
 
     def __init__(self, task: RaceTask):
         self.task = task
@@ -37,7 +37,7 @@ class _Marks(Display):
 
 
 def experiment(task: RaceTask, engine: str, workers: int = 0, rounds: int = 0) -> Experiment:
-    """Return the task as an experiment."""
+    """Return the experiment that runs the task with an engine."""
     train = {
         "rounds": rounds or task.rounds,
         "participation": len(task.cohorts[0]),
@@ -58,13 +58,13 @@ def experiment(task: RaceTask, engine: str, workers: int = 0, rounds: int = 0) -
 
 
 def federation(task: RaceTask) -> Federation:
-    """Return the task's clients."""
+    """Return the task's data, divided among its clients."""
     data = DataSet("synthetic", Split(task.x, task.y), None, tuple("0123456789"))
     return given(data, Pipeline(), [task.samples] * task.clients)
 
 
 def main(path: str, engine: str, workers: int = 0) -> None:
-    """Run the task's rounds, with a mark after each."""
+    """Run the task, and mark the end of each round."""
     torch.set_num_threads(1)
     task = RaceTask(path)
     parts: dict[str, Any] = {"federation": federation(task), "module": task.network()}

@@ -1,4 +1,4 @@
-"""The cost of each method compared with FedAvg: rounds of all methods take turns in one process.
+"""The cost of each method compared with FedAvg. All methods run their rounds in turns, in one process.
 
 A round is compared with FedAvg's round of the same turn, so that a machine that slows down meanwhile slows both.
 """
@@ -113,7 +113,7 @@ def overheads(rounds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]
 
 
 def report(result: Mapping[str, Any]) -> str:
-    """Return the result as text."""
+    """Format the result as text."""
     n = statistics.mode(len(rounds["later"]) for rounds in result["rounds"].values())
     rows = []
     for name, found in result["overheads"].items():

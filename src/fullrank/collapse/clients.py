@@ -16,7 +16,7 @@ from fullrank.collapse.arrays import Array, Numbers, matrix, no_samples, plain, 
 from fullrank.errors import InputError
 
 EQUAL_NORMS = 1e-6
-"""Spread of norms, relative to their mean, below which they differ by rounding only."""
+"""The range of norms, relative to their mean, below which they differ by rounding only."""
 
 
 def prototype_consistency(prototypes: Array, held: Array | None = None) -> dict[str, Any]:

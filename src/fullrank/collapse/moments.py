@@ -108,19 +108,19 @@ class Moments:
 
     @property
     def mean(self) -> Tensor:
-        """z̄ (d,)."""
+        """The mean z̄ of the features (d,)."""
         self._need_samples()
         return self._origin + self._mean
 
     @property
     def covariance(self) -> Tensor:
-        """Σ = (1/N)Σ(z − z̄)(z − z̄)ᵀ (d, d), the biased one."""
+        """The biased covariance Σ = (1/N)Σ(z − z̄)(z − z̄)ᵀ of the features (d, d)."""
         self._need_samples()
         return self._scatter / self.samples
 
     @property
     def classes(self) -> Tensor:
-        """The classes that have samples, ascending (K,)."""
+        """The classes that have samples, in ascending order (K,)."""
         self._need_labels()
         return self._counts.nonzero().flatten()
 
@@ -136,13 +136,13 @@ class Moments:
 
     @property
     def deviations(self) -> Tensor:
-        """D (K, d): deviations of the class means from their unweighted mean h_G."""
+        """The deviations D of the class means from their unweighted mean h_G (K, d)."""
         means = self._means[self.classes]
         return means - means.mean(0)
 
     @property
     def within(self) -> Tensor:
-        """Σ_W (d, d): the mean over classes of each class's biased covariance."""
+        """The covariance Σ_W within classes, the mean of the classes' biased covariances (d, d)."""
         classes = self.classes
         if self.announced is None:
             return sum((self._scatters[int(c)] / self._counts[c] for c in classes), self._within) / len(classes)

@@ -18,9 +18,9 @@ from fullrank.collapse.moments import Moments, moments_of
 from fullrank.errors import InputError
 
 RELATIVE_ZERO = 1e-10
-"""Eigenvalues of Σ_B up to this share of the largest count as 0."""
+"""The share of the largest eigenvalue of Σ_B up to which others count as 0."""
 ROUNDING = 1e-14
-"""Class means nearer to their mean than this share of the features' spread count as equal to it."""
+"""The share of the features' spread up to which a distance of class means from their mean counts as 0."""
 
 
 def neural_collapse(
@@ -135,8 +135,8 @@ def _nc2(D: Tensor) -> dict[str, float]:
     }
     if float(norms.min()) > ROUNDING * float(norms.max()):  # a mean at the centre of all means has no direction
         cosine = gram / torch.outer(norms, norms)
-        apart = ~torch.eye(K, dtype=torch.bool, device=D.device)
-        found["nc2_angle"] = float((cosine[apart] + 1 / (K - 1)).abs().mean())
+        different = ~torch.eye(K, dtype=torch.bool, device=D.device)
+        found["nc2_angle"] = float((cosine[different] + 1 / (K - 1)).abs().mean())
     return found
 
 

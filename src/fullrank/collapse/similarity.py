@@ -169,7 +169,7 @@ def _from_rows(x: Tensor, y: Tensor) -> float:
 
 
 def _share(product: float, a: float, b: float) -> float:
-    # divided before it is squared: the product of three squares would overflow first
+    # divided before squaring, because the product of three squares could overflow
     if not (math.isfinite(product) and math.isfinite(a) and math.isfinite(b)) or a <= 0 or b <= 0:
         return math.nan
     return min(1.0, (product / a) * (product / b))

@@ -19,9 +19,9 @@ from fullrank.errors import InputError
 from fullrank.objectives import singular_variance as _singular_variance
 
 THRESHOLD = math.exp(-2)
-"""Singular values above it are significant; it is TPAMI's example log τ = −2."""
+"""The threshold above which singular values are significant, TPAMI's example log τ = −2."""
 RELATIVE_ZERO = 1e-12
-"""Singular values up to this share of the largest count as rounding errors."""
+"""The share of the largest singular value up to which others count as rounding errors."""
 
 
 def spectrum(features: Features | Moments) -> Numbers:

@@ -18,7 +18,7 @@ from fullrank.errors import InputError
 TOP = 50
 BATCH = 128
 EPS = 1e-8
-"""Added to each standard deviation: a dead feature stays 0."""
+"""A constant that is added to each standard deviation, so that a dead feature stays 0."""
 
 
 def class_eigenvalue_variance(

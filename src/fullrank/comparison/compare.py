@@ -1,4 +1,4 @@
-"""Compare several methods on the same splits over several seeds: plan the runs and complete those that are missing."""
+"""Comparisons of several methods on the same splits over several seeds, which complete the runs that are missing."""
 
 from __future__ import annotations
 

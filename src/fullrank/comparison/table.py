@@ -32,7 +32,7 @@ OTHER_MEASURES = (
 )
 """Measures of a run that are not metrics of predictions."""
 OF_CLIENTS = ("personal", "unseen")
-"""Measures of the clients' own models."""
+"""The measures of the clients' own models."""
 VALUES = ("last5", "last", "best", "validated", "final")
 CONFIDENCE = 0.95
 ENOUGH_SEEDS = 3
@@ -60,7 +60,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class Row:
-    """The row of a method: its measure by seed (or the reason of its absence), and mean and standard deviation.
+    """A row of the table: a method's measure by seed (or the reason of its absence), its mean, and its standard
+    deviation.
 
     `stage` is the stage of the clients' models to which the measures "personal" and "unseen" belong.
     """
@@ -109,12 +110,12 @@ class Comparison:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The methods in their order; differences are to the first."""
+        """The methods in their order. Differences are to the first one."""
         return self.names or tuple(dict.fromkeys(method for method, _ in self.runs))
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """All seeds that any method has."""
+        """The seeds with which any method was run."""
         return tuple(sorted({seed for _, seed in (*self.runs, *self.failed)}))
 
     @property
@@ -144,13 +145,18 @@ class Comparison:
         return any(isinstance(numbers, Mapping) and "last" in numbers for numbers in found)
 
     def by(self, measure: str, value: str = "last5") -> Comparison:
-        """Return the comparison of the same runs by another measure."""
+        """Return the comparison of the same runs by another measure.
+
+        Args:
+            measure: The measure, as in `Comparison`.
+            value: The value of the measure, as in `Comparison`.
+        """
         return dataclasses.replace(self, measure=measure, value=value)
 
     def rows(self) -> list[Row]:
         """Return one row per method, with differences to the first."""
         found = [self._row(method) for method in self.methods]
-        return [found[0], *(self._beside(row, found[0]) for row in found[1:])]
+        return [found[0], *(self._with_difference(row, found[0]) for row in found[1:])]
 
     def _row(self, method: str) -> Row:
         values: dict[int, float] = {}
@@ -170,7 +176,7 @@ class Comparison:
         mean = statistics.fmean(values.values()) if values else None
         return Row(method, values, absent, mean, std(list(values.values())), None, stage)
 
-    def _beside(self, row: Row, first: Row) -> Row:
+    def _with_difference(self, row: Row, first: Row) -> Row:
         values = {seed: value - first.values[seed] for seed, value in row.values.items() if seed in first.values}
         if not values:
             return row

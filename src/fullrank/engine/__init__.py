@@ -1,4 +1,4 @@
-"""Engines run clients' jobs. `serial` defines what is correct, and every other engine must reproduce it."""
+"""The engines, which run clients' jobs. `serial` defines what is correct, and every other engine must reproduce it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["ENGINES", "Engine", "EngineFactory", "EngineOptions", "open_engine"]
 
 
 class _WhenNamed(Mapping[str, EngineFactory]):
-    """The library's engines by name. The module of an engine is imported when the engine is asked for."""
+    """The library's engines by name. The module of an engine is imported when the engine is first looked up."""
 
     def __init__(self, paths: Mapping[str, str]):
         self._paths = paths
@@ -78,7 +78,7 @@ def open_engine(name: str, site: Site, options: EngineOptions | None = None) -> 
 
 
 class _Foreign:
-    """An engine outside the library: what it raises names it, and its results are those of the jobs, in order."""
+    """An engine outside the library. Its exceptions become errors that name it, and its results are checked."""
 
     def __init__(self, name: str, site: Site, options: EngineOptions):
         self.name = name
@@ -116,11 +116,11 @@ class _Foreign:
             raise self._wrong(f"it yielded no result for client {expected[0]}")
 
     def notes(self) -> dict[str, Any]:
-        """Return what the metrics of a round should say about how it was run."""
+        """Return the engine's notes on a round."""
         return dict(called(self._engine.notes, self.name, ENGINES.key) or {})
 
     def close(self) -> None:
-        """Free what the engine holds."""
+        """Free the resources of the engine."""
         called(self._engine.close, self.name, ENGINES.key)
 
     def _check(self, result: Any, expected: deque[int]) -> None:

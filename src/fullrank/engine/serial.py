@@ -10,7 +10,7 @@ from fullrank.local import interrupt
 
 
 class Serial(Engine):
-    """Runs each job when its result is asked for. It has no use for options."""
+    """An engine that runs each job when its result is asked for. It ignores the options."""
 
     def __init__(self, site: Site, options: EngineOptions | None = None):
         self.site = site

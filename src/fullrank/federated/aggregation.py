@@ -179,7 +179,7 @@ class Aggregation:
         self._aggregator: Aggregator = self._call(kind, received)
 
     def add(self, client: int, upload: Upload) -> None:
-        """Give one client's upload, which has been checked, to the aggregator."""
+        """Pass one client's upload, which has been checked, on to the aggregator."""
         self._form = self._form or form_of(upload)
         if type(self._aggregator) is not RunningMean:
             # It may keep the upload, and a method may have sent tensors that the next client overwrites.

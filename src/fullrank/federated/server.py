@@ -132,7 +132,7 @@ class Server:
                     raise InputError(f'"{part.name}" broadcasts "{name}", which its server_state does not have')
 
     def over(self, state: ServerState) -> Server:
-        """Return a server of the same federation that has another state."""
+        """Return a server of the same federation with another state."""
         return Server(
             self.net,
             self._composition,
@@ -164,7 +164,7 @@ class Server:
 
     @property
     def frozen_version(self) -> int:
-        """How often the frozen entries have changed."""
+        """The number of times that the frozen entries have changed."""
         return self._state.frozen_version
 
     @property
@@ -183,7 +183,7 @@ class Server:
         return self._state.own
 
     def update_model(self, new: Tensors) -> None:
-        """Give shared, frozen or buffer entries of the global model new values.
+        """Change shared, frozen or buffer entries of the global model.
 
         Raises:
             InputError: If the values do not fit the model.
@@ -563,7 +563,7 @@ def _check_result(result: Result) -> None:
     if result.error is None:
         return
     if kind_of(result.error) in (WroteInPlace.__name__, BadGradient.__name__):
-        raise InputError(message_of(result.error))  # the method's fault and not the client's
+        raise InputError(message_of(result.error))  # the method is at fault, and not the client
     raise ClientFailed(result.client, f"{kind_of(result.error)}: {message_of(result.error)}") from result.error
 
 

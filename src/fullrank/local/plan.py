@@ -14,7 +14,7 @@ import numpy as np
 from fullrank.local.settings import Settings
 
 ENOUGH_SAMPLES = 16
-"""Samples over which the statistics of BatchNorm are good enough for a step."""
+"""The number of samples over which the statistics of BatchNorm are good enough for a step."""
 
 
 @dataclass(frozen=True)

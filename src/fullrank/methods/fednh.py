@@ -1,4 +1,4 @@
-"""FedNH."""
+"""FedNH: Dai et al., *Tackling Data Heterogeneity in Federated Learning with Class Prototypes* (AAAI 2023)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -51,7 +51,10 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
 
 
 def available() -> dict[str, Callable[..., nn.Module]]:
-    """Return the networks that need no import path, by name: the library's own and those of installed packages.
+    """Return the networks that need no import path: the library's own and those of installed packages.
+
+    Returns:
+        The functions that build the networks, by name.
 
     >>> sorted(available())[:2]
     ['alexnet-bn', 'cnn']

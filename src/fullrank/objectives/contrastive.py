@@ -1,4 +1,4 @@
-"""MOON's term: Li, He and Song, *Model-Contrastive Federated Learning* (CVPR 2021)."""
+"""MOON's contrastive loss: Li, He and Song, *Model-Contrastive Federated Learning* (CVPR 2021)."""
 
 from __future__ import annotations
 

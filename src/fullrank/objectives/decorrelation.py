@@ -20,7 +20,7 @@ from fullrank.errors import InputError, nearest
 Scale = Literal["code", "paper", "algorithm"]
 
 EPS = 1e-8
-"""Added to each variance, as in the authors' code, so that a dead feature has correlation 0 rather than NaN."""
+"""A constant added to each variance, as in the authors' code, so that a dead feature has correlation 0, not NaN."""
 
 
 def decorrelation(z: Tensor, scale: Scale = "code") -> Tensor:

@@ -45,6 +45,6 @@ def simplex_etf(num_classes: int, dim: int | None = None, seed: int = 0) -> Tens
     if dim >= num_classes:
         frame = np.linalg.qr(rng.random((dim, num_classes)))[0] @ centring
     else:
-        inside = np.linalg.eigh(centring)[1][:, 1:]  # ascending: the first belongs to the eigenvalue 0
+        inside = np.linalg.eigh(centring)[1][:, 1:]  # in ascending order, so that the first belongs to the eigenvalue 0
         frame = np.linalg.qr(rng.random((dim, dim)))[0] @ inside.T
     return torch.from_numpy(np.sqrt(num_classes / (num_classes - 1)) * frame)

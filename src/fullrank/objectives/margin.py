@@ -12,7 +12,7 @@ from torch import Tensor
 from fullrank.errors import InputError
 
 _EXACT = "donot_use_mm_for_euclid_dist"
-"""Small distances would be lost if squares were expanded."""
+"""The mode of `torch.cdist` that does not expand squares, in which small distances would be lost."""
 
 
 def prototype_margin(z: Tensor, y: Tensor, prototypes: Tensor, available: Tensor, margin: float = 0.0) -> Tensor:

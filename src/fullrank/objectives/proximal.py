@@ -1,4 +1,4 @@
-"""FedProx's term: Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, *Federated Optimization in Heterogeneous
+"""FedProx's proximal term: Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, *Federated Optimization in Heterogeneous
 Networks* (MLSys 2020).
 """
 

@@ -15,7 +15,7 @@ FRAME, IN_FRAME = "frame", "mu"
 
 @dataclass(frozen=True)
 class Classifier:
-    """A linear classifier: rows W (C, d) and a bias."""
+    """A linear classifier with rows W (C, d) and a bias."""
 
     rows: Tensor
     bias: Tensor | None

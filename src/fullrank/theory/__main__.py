@@ -224,7 +224,7 @@ def _written(path: str) -> None:
 
 
 def main() -> None:
-    """Run the command."""
+    """Run the command line of `python -m fullrank.theory`."""
     answer(lambda: app(prog_name="python -m fullrank.theory"))
 
 

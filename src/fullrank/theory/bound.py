@@ -7,7 +7,7 @@ import math
 from fullrank.errors import InputError
 
 CASES = ((0.0, 0.0), (0.25, 0.0), (0.5, 0.0), (0.5, 0.1), (0.75, 0.0), (0.75, 0.1))
-"""Values of p̂ and δ that are drawn and printed."""
+"""The values of p̂ and δ that are drawn and printed."""
 
 
 def bound_cases(p: float) -> list[tuple[float, float]]:

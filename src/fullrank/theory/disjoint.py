@@ -17,9 +17,9 @@ RADIUS = 0.5
 CENTRES = np.array([[1.0, 0], [0, ROOT3], [0, -ROOT3]])
 """Centres of the three discs on which the classes are uniform."""
 OPTIMAL = np.array([[1.0, 0], [-0.5, ROOT3 / 2], [-0.5, -ROOT3 / 2]])
-"""w* of a client with all classes, one row per class, with the right components."""
+"""The optimal weights w* of a client with all classes, one row per class, with the right components."""
 PRINTED = np.array([[1.0, 0], [-ROOT3 / 2, 0.5], [-ROOT3 / 2, -0.5]])
-"""w* as the paper prints it."""
+"""The optimal weights w* as the paper prints them."""
 
 
 @dataclass(frozen=True)

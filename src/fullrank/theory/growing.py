@@ -19,11 +19,11 @@ class Growth:
     """The singular values and the effective rank of a linear network over time."""
 
     times: NDArray[np.float64]
-    """Times in units of the flow of the mean loss."""
+    """The times of the measurements, in units of the flow of the mean loss."""
     singular: NDArray[np.float64]
-    """Singular values of Π, (times, d)."""
+    """The singular values of Π, of shape (times, d)."""
     effective_rank: NDArray[np.float64]
-    """Effective rank of z over samples of all classes in equal shares, (times,)."""
+    """The effective rank of z over samples of all classes in equal shares, of shape (times,)."""
 
 
 WIDTH = 16

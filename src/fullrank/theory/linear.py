@@ -52,7 +52,7 @@ def probabilities(weights: Sequence[Matrix], X: Matrix) -> Matrix:
 
 
 def one_hot(y: Sequence[int] | NDArray[np.integer], classes: int) -> Matrix:
-    """Return labels as columns e_c.
+    """Return the one-hot columns e_c of labels.
 
     >>> one_hot([1, 0], 3).tolist()
     [[0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]

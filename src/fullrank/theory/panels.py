@@ -20,11 +20,11 @@ PROJECTIONS = ("neck", "pca")
 
 @dataclass(frozen=True)
 class Sphere:
-    """One panel: directions of a representation in three dimensions, and the numbers of its title."""
+    """A panel: the directions of a representation in three dimensions, and the numbers of its title."""
 
     name: str
     points: NDArray[np.float64]
-    """Unit vectors (samples, 3)."""
+    """The unit vectors, of shape (samples, 3)."""
     classes: NDArray[np.int64]
     effective_rank: float
     smallest_angle: float
@@ -33,8 +33,9 @@ class Sphere:
 
 
 def sphere(name: str, z: Tensor, y: Tensor, accuracy: float, project: str = "neck") -> Sphere:
-    """Make a panel that shows a representation on the unit sphere. Its effective rank is that of z before the
-    projection.
+    """Return a panel that shows a representation on the unit sphere.
+
+    Its effective rank is that of z before the projection.
 
     Args:
         name: The title of the panel.
@@ -100,7 +101,7 @@ def smallest_angle(points: NDArray[np.float64], classes: NDArray[np.int64]) -> f
 
 @torch.no_grad()
 def represented(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return z and the predicted classes of prepared inputs."""
+    """Return the representation z and the predicted classes of prepared inputs."""
     model.eval()
     features: Any = model.features
     return features(x), model(x).argmax(1)

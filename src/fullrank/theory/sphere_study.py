@@ -49,7 +49,7 @@ PANELS = {
     "with FedDecorr": ({"data": {"partition": "dirichlet"}}, "fedavg+feddecorr"),
 }
 SHOWN = 200
-"""Test images of each class."""
+"""The number of test images of each class that are shown."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ else:
 
 
 def main(path: str) -> None:
-    """Run the task's rounds, with a mark after each."""
+    """Run the task, and mark the end of each round."""
     torch.set_num_threads(1)
     task = RaceTask(path)
     network = task.network().train()

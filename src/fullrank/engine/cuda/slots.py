@@ -46,7 +46,7 @@ class Slot:
             number, job = given
             try:
                 self._done.put((self, number, self._do(job)))
-            except BaseException as error:  # raised in the thread that waits for the result
+            except BaseException as error:  # raised again in the thread that waits for the result
                 self._done.put((self, number, error))
 
 

@@ -1,6 +1,6 @@
-"""A worker process does clients' jobs at its own site, and ends with the process that started it.
+"""The program of a worker process, which runs clients' jobs at its own site and ends with the process that started it.
 
-It starts here and never imports the user's main module, so a script needs no `__main__` guard.
+A worker starts here and never imports the user's main module, so a script needs no `__main__` guard.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fullrank.local import interrupt
 
 
 def main() -> None:
-    """Serve jobs until the other end of the pipe is gone."""
+    """Run jobs until the parent closes the pipe."""
     interrupt.leave_to_parent()
     keep_freed_memory()
     wire = _pipes()
@@ -48,7 +48,7 @@ def _pipes() -> Wire:
     reader, writer = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    os.dup2(2, 1)  # what user code prints goes where the parent's errors go
+    os.dup2(2, 1)  # what the user's code prints goes to the parent's standard error
     return Wire(reader, writer)
 
 

@@ -58,7 +58,11 @@ class GhostModule(nn.Module):
 
 
 class HardSqueezeExcite(nn.Module):
-    """Multiply each channel by a number in [0, 1] that two dense layers compute from the means of all channels."""
+    """Squeeze-and-excitation with a hard sigmoid, which multiplies each channel by a number that depends on all
+    channels.
+
+    Two dense layers compute the numbers, between 0 and 1, from the means of the channels.
+    """
 
     def __init__(self, width: int):
         super().__init__()

@@ -34,8 +34,8 @@ def draw_disjoint(path: str | Path) -> None:
         axes = figure.subplots()
         for c, (x, y) in enumerate(CENTRES):
             axes.add_patch(Circle((x, y), RADIUS, facecolor="#E4E4E4", edgecolor=GREY, linewidth=0.8))
-            beside: dict[str, Any] = {"ha": "right" if c else "left", "va": "center", "fontsize": 7}
-            axes.text(x + (-1 if c else 1) * (RADIUS + 0.1), y, f"class {c + 1}", **beside)
+            text_style: dict[str, Any] = {"ha": "right" if c else "left", "va": "center", "fontsize": 7}
+            axes.text(x + (-1 if c else 1) * (RADIUS + 0.1), y, f"class {c + 1}", **text_style)
         for label, (W, colour, style) in arrows.items():
             for c, (x, y) in enumerate(W / np.linalg.norm(W, axis=1, keepdims=True)):
                 axes.plot([0, x], [0, y], color=colour, linestyle=style, label=label if c == 0 else None)
