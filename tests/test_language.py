@@ -3,8 +3,10 @@
 import ast
 import importlib
 import inspect
+import io
 import re
 import textwrap
+import tokenize
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from fullrank.cli.methods import facts
 from help_pages import commands, help_of
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")))
 
 DIALECT = re.compile(
     r"""\b(
@@ -115,36 +117,22 @@ def parsed(module: str) -> ast.Module:
     return ast.parse((PACKAGE / module).read_text(encoding="utf-8"))
 
 
-def docstrings(tree: ast.AST) -> Iterator[str]:
-    """The docstrings of a module, its classes, functions and attributes, also of private ones."""
+def literals(tree: ast.AST) -> Iterator[str]:
+    """The texts in the code: messages, warnings, helps and docstrings; a value that a message inserts is a blank."""
+    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        for index, statement in enumerate(body if isinstance(body, list) else []):
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                after_name = index and isinstance(body[index - 1], ast.Assign | ast.AnnAssign)
-                if isinstance(statement.value.value, str) and (not index or after_name):
-                    yield statement.value.value
+        parts = node.values if isinstance(node, ast.JoinedStr) else [] if id(node) in inside else [node]
+        found = [getattr(part, "value", None) if isinstance(part, ast.Constant) else " " for part in parts]
+        if text := "".join(part for part in found if isinstance(part, str)).strip():
+            yield text
 
 
-def texts(node: ast.AST) -> str:
-    """The literal text in an expression; a value that a message inserts is a blank."""
-    if isinstance(node, ast.Constant):
-        return node.value if isinstance(node.value, str) else " "
-    return "".join(map(texts, ast.iter_child_nodes(node)))
-
-
-def messages(tree: ast.AST) -> Iterator[str]:
-    """The text of exceptions, raised or returned, and of warnings."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Raise) and node.exc is not None:
-            yield texts(node.exc)
-        elif isinstance(node, ast.Return) and isinstance(node.value, ast.Call):
-            if ast.unparse(node.value.func).endswith("Error"):
-                yield texts(node.value)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith((".warn", ".cautioned")):
-            yield texts(node)
-        elif isinstance(node, ast.FunctionDef) and "caution" in node.name:
-            yield from (texts(inner.value) for inner in ast.walk(node) if isinstance(inner, ast.Return) and inner.value)
+def comments(text: str, python: bool = True) -> str:
+    """The comments of a Python, TOML or make file."""
+    if python:
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        return "\n".join(token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT)
+    return "\n".join(line.partition("#")[2] for line in text.splitlines())
 
 
 def functions(tree: ast.AST) -> Iterator[tuple[str, str]]:
@@ -158,7 +146,7 @@ def functions(tree: ast.AST) -> Iterator[tuple[str, str]]:
                 yield node.name, text
 
 
-def test_the_search_reads_docstrings_messages_and_functions():
+def test_the_search_reads_docstrings_texts_and_functions():
     tree = ast.parse(
         '''
 class Public:
@@ -183,25 +171,41 @@ def _private():
     """Who knows."""
 '''
     )
-    assert sorted(docstrings(tree)) == [
+    assert sorted(text for text in literals(tree) if " " in text) == [
         "A class.",
         "Of the class.",
         "Of the class.",
         "Whether it is wide.",
         "Who knows.",
+        "it is   and plays",
+        "looked at",
     ]
-    assert sorted(messages(tree)) == ["it is  and plays", "looked at"]
     assert list(functions(tree)) == [("grow", "Of the class.")]
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_docstrings(module):
-    assert [found for text in docstrings(parsed(module)) for found in dialect(text, IN_SOURCE)] == []
+def test_texts_and_comments(module):
+    source = (PACKAGE / module).read_text(encoding="utf-8")
+    texts = [text for text in literals(ast.parse(source)) if " " in text]
+    assert [found for text in (*texts, comments(source)) for found in dialect(text, IN_SOURCE)] == []
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_messages(module):
-    assert [found for text in messages(parsed(module)) for found in dialect(text, IN_SOURCE)] == []
+def test_the_search_reads_comments():
+    assert comments("x = 1  # plays\n# on\ny = '# text'\n") == "plays\non"
+    assert comments("# plays\nkey = 1  # looked\n", python=False).split() == ["plays", "looked"]
+
+
+FOLDERS = ("benchmarks", "examples", "experiments", "results")
+FILES = [path for folder in FOLDERS for end in ("py", "toml") for path in sorted((ROOT / folder).rglob(f"*.{end}"))]
+FILES += [ROOT / "Makefile", ROOT / "pyproject.toml"]
+
+
+@pytest.mark.parametrize("file", [path.relative_to(ROOT).as_posix() for path in FILES])
+def test_files_outside_the_package(file):
+    source = (ROOT / file).read_text(encoding="utf-8")
+    python = file.endswith(".py")
+    texts = [text for text in literals(ast.parse(source)) if " " in text] if python else []
+    assert [found for text in (*texts, comments(source, python)) for found in dialect(text, IN_SOURCE)] == []
 
 
 @pytest.mark.parametrize("module", MODULES)

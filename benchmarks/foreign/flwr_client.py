@@ -1,4 +1,4 @@
-"""The client half of the Flower contestant: a module of its own, because Ray's actors import it."""
+"""The client half of the Flower contestant, in a separate module because Ray's actors import it."""
 
 import os
 from functools import cache

@@ -1,4 +1,4 @@
-"""A task played by Flower's simulation on Ray, two actors: `python flwr_round.py TASK`, inside Flower's environment.
+"""A task run by Flower's simulation on Ray, two actors: `python flwr_round.py TASK`, inside Flower's environment.
 
 As many nodes are registered as there are clients. Flower's own sampling could not follow the plan, so the server takes
 any nodes and tells each which client it is this time.

@@ -1,4 +1,4 @@
-"""A task played by pfl-research's simulator, in one process: `python pfl_round.py TASK`, inside pfl's environment."""
+"""A task run by pfl-research's simulator, in one process: `python pfl_round.py TASK`, inside pfl's environment."""
 
 import sys
 import types
@@ -60,7 +60,7 @@ def main(path):
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=task.rounds,
-            evaluation_frequency=task.rounds + 1,  # the first round alone, where `metrics` has nothing to do
+            evaluation_frequency=task.rounds + 1,  # only the first round, where `metrics` has nothing to do
             train_cohort_size=len(task.cohorts[0]),
             val_cohort_size=0,
         ),

@@ -24,7 +24,7 @@ class Ditto(Method):
     """
 
     paper = "Li et al., ICML 2021"
-    keeps = "a whole model of its own"
+    keeps = "a whole personal model"
 
     lam: NotNegative = 0.1
     epochs: Annotated[int, Field(ge=0)] = 0
@@ -38,7 +38,7 @@ class Ditto(Method):
         return self.lam * proximal(b.w, b.w0)
 
     def train(self, client: "ClientView") -> None:
-        """Train the global model as in FedAvg, then v on batches of its own."""
+        """Train the global model as in FedAvg, then v on separate batches."""
         client.fit()
         client.own = {"v": client.fit(model=client.own["v"], loss=self.near, epochs=self.epochs or None)}
 

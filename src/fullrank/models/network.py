@@ -145,8 +145,8 @@ class Network:
     def flatten_(self, order: Iterable[str]) -> None:
         """Move the parameters into one vector, in this order of names. Their values do not change.
 
-        Nothing is done if parameters have several dtypes, or if the model has recurrent layers, which need a layout of
-        their own.
+        Nothing is done if parameters have several dtypes, or if the model has recurrent layers, which need another
+        layout.
         """
         parameters = self.parameters()
         if len({p.dtype for p in parameters.values()}) != 1 or any(

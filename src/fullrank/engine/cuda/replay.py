@@ -63,7 +63,9 @@ class StepRecorder:
         """Return the stepper of a fit, which replays recorded steps where there are any."""
         own = _key_of(step.criterion), _key_of(step.loss)
         if None in own:
-            self._say("a term that a method gives for one fit holds values of its own; keep them in the client's state")
+            self._say(
+                "a term that a method passes to one fit closes over an object; keep its values in the client's state"
+            )
             return Eager(step, state, context, samples, dtype)
         # The learning rate and the length of a fit are no part of a step.
         settings = dataclasses.replace(step.settings, lr=0.0, moving=None, epochs=0, steps=0)
