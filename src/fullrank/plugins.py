@@ -135,7 +135,13 @@ def reject_untrusted(source: object, names: Mapping[str, str]) -> None:
 
 
 def import_object(name: str, where: str, kind: str) -> Any:
-    """Import the callable `package.module:object`. Errors mention `where`, the key, and `kind`, what it must be."""
+    """Import the callable with an import path.
+
+    Args:
+        name: The path, `package.module:object`.
+        where: The key that has the path, which errors mention.
+        kind: What the path must name, which errors mention, such as "function" or "Class".
+    """
     module_name, _, attribute = name.partition(":")
     if not module_name or module_name.startswith(".") or not attribute:
         raise InputError(f'{where} = "{name}" is not of the form "package.module:{kind}"')

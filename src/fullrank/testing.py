@@ -36,7 +36,7 @@ from fullrank.runs.run import execute
 from fullrank.trees import Tensors, Tree, clone, flatten, misfit
 
 TOLERANCE = 1e-8
-"""Tolerance for engines that compute in another order in float64: the difference relative to the update's size."""
+"""The largest accepted difference, relative to the update, of engines that compute in another order in float64."""
 ROUNDS = 2
 EXPERIMENT: dict[str, Any] = {
     "data": {"clients": 4, "alpha": 0.5, "holdout": 0.2},
@@ -45,13 +45,14 @@ EXPERIMENT: dict[str, Any] = {
     "engine": {"name": "serial", "precision": "float64"},
     "evaluate": {"personal": "never"},
 }
-"""Three of four clients take part, so that one joins late; the last batch of an epoch has another size."""
+"""The experiment of the checks. Three of four clients take part, so that one of them joins late, and the last batch of
+an epoch is smaller than the others."""
 IN_GROUPS: dict[str, Any] = {
     "data": {"clients": 9},
     "train": {"participation": 0.7},
     "engine": {"name": "vectorised"},
 }
-"""With this number, clients train as a group; in the second round some take part for the first time."""
+"""Changes of the experiment with which clients train as a group. In round 2 some take part for the first time."""
 
 
 class CheckFailed(AssertionError):
@@ -65,7 +66,7 @@ class Checked:
     method: str
     results: dict[str, str] = dataclasses.field(default_factory=dict)
     exchange: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Numbers exchanged with one client: down at its first contact, down later, and up; and with all at the end."""
+    """The numbers exchanged with one client (down at first contact, down later, and up), and with all at the end."""
 
     def __str__(self) -> str:
         lines = [f"{name:<12} {result}" for name, result in self.results.items()]
@@ -153,7 +154,7 @@ def check(
 
 
 IN_WORDS = {"cuda": "a recorded step", "vectorised": "a group of clients"}
-"""What it means for a method that an engine trains its clients."""
+"""The ways in which engines train clients, in words."""
 
 
 class Trial:

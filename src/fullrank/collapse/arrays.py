@@ -19,7 +19,7 @@ Features: TypeAlias = Array | Iterable[Any]
 Numbers: TypeAlias = NDArray[np.float64]
 
 ROWS_AT_ONCE = 8192
-"""Rows of an array that are converted to float64 at a time, so that a large array is never copied."""
+"""The number of rows that are converted to float64 at a time, so that a large array is never copied as a whole."""
 
 
 def wide(x: Array) -> Tensor:

@@ -18,7 +18,7 @@ def confusion(predicted: Array, labels: Array, num_classes: int | None = None) -
 
     Args:
         predicted: Scores of shape (N, C), whose largest value is the prediction (the first of equal ones), or predicted
-        +classes of shape (N,).
+            classes of shape (N,).
         labels: Labels of shape (N,).
         num_classes: The number of classes; by default as many as scores and labels show.
 

@@ -47,8 +47,8 @@ def neural_collapse(
     once, and for `Moments`, unless `again` is given.
 
     Args:
-        features: Features of shape (N, d), a stream of batches in the order of the labels, a stream of pairs
-        +(features, labels), or `Moments` by class.
+        features: Features of shape (N, d), a stream of batches in the order of the labels, a stream of pairs (features,
+            labels), or `Moments` by class.
         labels: Labels of shape (N,), unless the features come with theirs.
         classifier: Weights of shape (C, d); without them `nc3` is nan, and `nc4` needs `logits`.
         bias: The classifier's bias, of shape (C,).

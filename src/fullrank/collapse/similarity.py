@@ -24,7 +24,7 @@ def cka(a: Features, b: Features) -> float:
 
     Args:
         a: Features of shape (N, d), or a convolution's maps (N, channels, height, width), which are averaged over
-        +positions; in one piece or as a stream of batches.
+            positions; in one piece or as a stream of batches.
         b: Features of the same samples in the same order, of any width; as a stream, in batches of the same sizes.
 
     Returns:

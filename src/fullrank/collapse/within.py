@@ -63,8 +63,7 @@ def mean_class_eigenvalue_variance(features: Array, labels: Array, *, top: int =
 
     Args:
         features: Features of shape (N, d), which are cut into mini-batches in their order. A last, shorter one is left
-            out
-        +unless it is the only one.
+            out unless it is the only one.
         labels: Labels of shape (N,).
         top: The number of eigenvalues; with fewer features, all of them count.
         batch_size: The size of the mini-batches.

@@ -476,7 +476,10 @@ def _measured(summary: Mapping[str, Any], measure: str, value: str) -> tuple[flo
 
 
 def _stage(summary: Mapping[str, Any], measure: str) -> str | None:
-    """Return the stage of the clients' models for a measure that names none: the last that the method has."""
+    """Return the stage of the clients' models to which a measure belongs: the last one that the method has.
+
+    It is None for measures that name a stage, and for measures of the global model.
+    """
     found = summary.get(measure) if measure in ("personal", "unseen") else None
     return next((stage for stage in ("personalised", "local") if stage in (found or {})), None)
 

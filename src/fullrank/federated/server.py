@@ -559,7 +559,7 @@ class _Intake:
 
 
 def _check_result(result: Result) -> None:
-    """Raise an error if the job of a client has failed."""
+    """Raise an error if a client's job has failed."""
     if result.error is None:
         return
     if kind_of(result.error) in (WroteInPlace.__name__, BadGradient.__name__):

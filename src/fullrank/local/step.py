@@ -50,7 +50,7 @@ class Context:
     """The tensors that each method computed before the fit."""
 
     def of(self, space: str) -> dict[str, Tree]:
-        """Return the trees that only one method sees in its batch."""
+        """Return the trees that the batch shows to one method only."""
         return {name: getattr(self, name).get(space, {}) for name in ("own", "sent", "fixed")}
 
 
@@ -160,11 +160,11 @@ class Step:
     backend: Functional
     settings: Settings
     shared: frozenset[str]
-    """Names of the shared entries: drift corrections act on these only."""
+    """The names of the shared entries, the only ones on which drift corrections act."""
     decayed: frozenset[str]
-    """Names of the entries to which weight decay applies."""
+    """The names of the entries to which weight decay applies."""
     side: bool = False
-    """Whether it belongs to a side fit, which has no drift corrections."""
+    """Whether the step belongs to a side fit, which has no drift corrections."""
     stats: str = "move"
     """Whether norm layers train ("move") or stay in evaluation mode ("freeze")."""
     criterion: Callable[[Batch], Tensor] | None = None

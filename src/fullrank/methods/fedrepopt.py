@@ -56,7 +56,7 @@ class FedRepOpt(Method):
         return {"multiplier": multiplier(weights, scales)}
 
     def grad(self, g: Tree, b: Batch) -> Tree:
-        """Return M⊙g."""
+        """Return the gradient multiplied by M."""
         m = b.fixed["multiplier"]
         if flats(g, m):
             return pointwise(g, torch.mul, m)

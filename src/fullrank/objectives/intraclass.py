@@ -38,7 +38,7 @@ def intra_class_decorrelation(z: Tensor, y: Tensor, num_classes: int, scale: Sca
 
     Returns:
         The loss, a scalar; in float32 for half-precision features. If no class has two samples, it is 0, with a zero
-        +gradient.
+        gradient.
 
     Raises:
         InputError: If the shapes do not match, or there is no such scale.

@@ -19,8 +19,7 @@ def proximal(w: Mapping[str, Tensor], w0: Mapping[str, Tensor]) -> Tensor:
     Args:
         w: The weights that are trained, by name.
         w0: The weights as received, by name. They must be copies: with the tensors that are being trained the term
-            would
-        +stay zero. No gradient flows to them.
+            would stay zero. No gradient flows to them.
 
     Returns:
         The term, a scalar.
