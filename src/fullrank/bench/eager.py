@@ -98,7 +98,9 @@ def time_round(
     recipe: Recipe,
     fraction: float = 1.0,
 ) -> Timed:
-    """Time one round: train each client from the same start, then average by samples, buffers too."""
+    """Time one round: clients train from the same start, and their weights and buffers are averaged by numbers of
+    samples.
+    """
     device = images.x.device
     plans = [batches(len(part), recipe) for part in parts]
     start = {name: value.clone() for name, value in network.state_dict().items()}

@@ -171,7 +171,7 @@ class _Rows(Display):
         self.say(f"{self.name}: round {row['round']}, {row['training_seconds']:.2f} s of training{score}")
 
     def as_dict(self, eager: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return a summary of the rows so far."""
+        """Return a summary of the rows so far as a dict that JSON can represent."""
         found: dict[str, Any] = {
             "training_seconds": [row["training_seconds"] for row in self.rows],
             "accuracy": [row.get("accuracy") for row in self.rows],

@@ -95,7 +95,8 @@ def measure(
 
 
 def overheads(rounds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
-    """Return by method the seconds of a round, and the excess over FedAvg's in the same turn, in percent and seconds.
+    """Return the seconds of a round and the excess over FedAvg's round of the same turn, in percent and seconds, by
+    method.
 
     >>> overheads({"fedavg": [1.0, 2.0], "other": [1.5, 3.0]})["other"]["percent"]["median"]
     50.0
@@ -127,7 +128,7 @@ def report(result: Mapping[str, Any]) -> str:
 
 
 class _Contestant:
-    """One method with everything that it needs to run rounds."""
+    """A method with everything that it needs to run rounds."""
 
     def __init__(self, experiment: Experiment, federation: Any, device: torch.device):
         self.device = device

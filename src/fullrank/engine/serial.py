@@ -1,4 +1,4 @@
-"""The reference engine: one client after the other, in this process."""
+"""The reference engine, which runs one client's job after the other in this process."""
 
 from __future__ import annotations
 

@@ -354,7 +354,7 @@ class Site:
 
 
 def _writes(job: Job) -> int:
-    """Return how often the received tensors were written in place; the server and other clients share them."""
+    """Return the number of in-place writes into the received tensors, which the server and other clients share."""
     return versions(job.broadcast, job.frozen, job.personal, job.state or {})
 
 

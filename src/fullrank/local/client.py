@@ -273,7 +273,7 @@ class Client:
 
     @torch.no_grad()
     def features(self, batch_size: int = 0) -> tuple[Tensor, Tensor]:
-        """Return z and y of all training samples under the current model: evaluation mode, no augmentation."""
+        """Return z and y of all training samples under the current model, in eval mode and without augmentation."""
         z, y = [], []
         with self.network.mode(train=False):
             device = self.samples.index.device

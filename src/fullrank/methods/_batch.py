@@ -27,7 +27,7 @@ class Batch:
     logits: Tensor
     """Scores (N, C)."""
     base: Tensor
-    """The criterion's value, a scalar; for `loss` and `grad`."""
+    """The value of the criterion, a scalar. It is available in `loss` and `grad`."""
     w: Tensors
     """The current values of the shared entries by name."""
     model: Tensors

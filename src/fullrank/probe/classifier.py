@@ -20,7 +20,7 @@ class Classifier:
     rows: Tensor
     bias: Tensor | None
     on: str = ""
-    """The name under which the head returns the features that the rows multiply; empty for z itself."""
+    """The name under which the head returns the features that the rows multiply; empty if they multiply z."""
 
     def features(self, out: Output) -> Tensor:
         """Return the features that the rows multiply, from the output of a forward pass."""

@@ -31,9 +31,9 @@ KEPT_BYTES = 2**26
 
 @contextmanager
 def unrounded(network: Network, device: torch.device) -> Iterator[None]:
-    """Compute all forward passes in the block in the dtype of the model, also if the run trains in a shorter one.
+    """Compute all forward passes in the block in the dtype of the model, even if the run trains in a shorter one.
 
-    Rounding to 8 bits adds noise of one size to all directions, under which the tail of a spectrum would vanish.
+    Rounding to 8 bits adds noise of the same size in all directions, which would hide the tail of a spectrum.
     """
     half, network.half = network.half, None
     try:

@@ -26,7 +26,9 @@ FEDMR = {"method.fedmr.mu1": 0.003, "method.fedmr.mu2": 1.0}
 
 
 class _SteepLinear(nn.Linear):
-    """A layer with logits 10·zWᵀ + b: on unit vectors usual weights give no confident predictions."""
+    """A linear layer that multiplies its input by 10, because usual weights give no confident predictions on unit
+    vectors.
+    """
 
     def forward(self, z: Tensor) -> Tensor:
         return F.linear(10 * z, self.weight, self.bias)
