@@ -404,7 +404,7 @@ def _problem(step: Step, state: State, context: Context, samples: Samples, dtype
 
 
 def _exchange(trial: Trial) -> str:
-    """Check that the same is exchanged in every round and with every client, and nothing personal; count the numbers."""
+    """Check that the same is exchanged in every round and with every client, and nothing personal; count numbers."""
     parts = trial.assembled()
     seen: dict[str, Tree] = {}
     name = trial.method.name
