@@ -136,9 +136,21 @@ class Network:
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy values into the module's own tensors."""
+        """Copy values into the module's own tensors.
+
+        Args:
+            tensors: Values for some or all entries, by name.
+
+        Raises:
+            InputError: If the module has no entry of a name.
+        """
         if tensors:
             own = self.tensors()
+            if missing := next((name for name in tensors if name not in own), None):
+                raise InputError(
+                    f'the model has no entry "{missing}": the weights are those of another model, or were saved by an '
+                    "earlier version of fullrank; run the experiment again in a new directory"
+                )
             torch._foreach_copy_([own[name] for name in tensors], list(tensors.values()))
 
     @torch.no_grad()
