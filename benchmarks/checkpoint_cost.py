@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from fullrank.bench.ours import experiment, federation
-from fullrank.bench.standalone.task import Task
+from fullrank.bench.standalone.task import RaceTask
 
 try:
     from fullrank.runs.directory import RunDirectory
@@ -31,7 +31,7 @@ CLIENTS, ROUNDS = 4, 6
 
 def main(path: str) -> None:
     torch.set_num_threads(1)
-    task, costs = Task(path), []
+    task, costs = RaceTask(path), []
     save = RunDirectory.save
 
     def timed(*arguments: Any) -> None:

@@ -1,7 +1,7 @@
-"""CPU-seconds of a round beside a bare PyTorch loop, pfl-research and Flower, on pfl-research's CIFAR-10 workload.
+"""CPU-seconds of a round compared with a bare PyTorch loop, pfl-research and Flower, on pfl-research's CIFAR-10 task.
 
-Run `python benchmarks/cpu_round.py --with pfl,flwr --json cpu.json`. The other frameworks come from PyPI into virtual
-environments of their own under build/, made when they are first asked for. Needs Linux (/proc).
+Run `python benchmarks/cpu_round.py --with pfl,flwr --json cpu.json`. The other frameworks come from PyPI into separate
+virtual environments under build/, which are created when they are first needed. Linux is required (/proc).
 
 `python benchmarks/cpu_round.py --with PATH` races this checkout of the repository against the one in PATH: every
 engine, and what a checkpoint costs. With this checkout's own path it measures the checkout's spread against itself.
@@ -106,7 +106,7 @@ def measure_checkouts(
                 "laps": [lap.as_dict() for lap in laps],
                 "checkpoints": saves,
                 "rows": [*(_engine_row(engine, laps) for engine in engines), _checkpoint_row(saves)],
-                "unlike": cpu.unlike(laps),
+                "unlike": cpu.differences(laps),
             }
     return result
 

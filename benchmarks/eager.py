@@ -1,4 +1,4 @@
-"""The eager loop by itself: FedDecorr's CIFAR-10 round as a careful researcher writes it, timed over one round.
+"""The eager loop without fullrank: FedDecorr's CIFAR-10 round as a careful researcher writes it, timed over one round.
 
 Run `python benchmarks/eager.py --root DATA [--feddecorr]`. The loop is fullrank.bench.eager.
 """
@@ -21,7 +21,9 @@ def main() -> None:
     parser.add_argument("--root", default="", help="where CIFAR-10 lies")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--feddecorr", action="store_true", help="with FedDecorr's term")
-    parser.add_argument("--fraction", type=float, default=1.0, help="of the steps, for a quick look")
+    parser.add_argument(
+        "--fraction", type=float, default=1.0, help="run this fraction of the steps, for a quick estimate"
+    )
     parser.add_argument("--tiny", action="store_true", help="a few steps on random images, to see that it works")
     arguments = parser.parse_args()
     try:

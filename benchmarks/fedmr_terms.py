@@ -1,4 +1,4 @@
-"""What FedMR's two terms cost: beside a training step of ResNet18, and beside a loop over classes.
+"""The cost of FedMR's two terms, compared with a training step of ResNet18 and with a loop over classes.
 
 Run `python benchmarks/fedmr_terms.py`. Forward and backward of each, in turns, medians of n = 5 repeats.
 """

@@ -1,7 +1,7 @@
-"""A round of FedDecorr's CIFAR-10 experiment under the cuda engine, beside an eager loop in the same process.
+"""A round of FedDecorr's CIFAR-10 experiment under the cuda engine, compared with an eager loop in one process.
 
 Run `python benchmarks/gpu_round.py --root DATA --rounds 3 --json gpu.json`. The JSON is written after every stage, and
-a stage that fails does not keep the next from running. `--device cpu --tiny` goes the whole way without a GPU.
+a stage that fails does not stop the next one. `--device cpu --tiny` runs all stages without a GPU.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a client costs the host beside its steps in the `cuda` engine: its clients train by replays that do nothing.
+"""The cost of a client for the host in the `cuda` engine, without its steps: clients train by replays that do nothing.
 
 Run `python benchmarks/host.py`: milliseconds of CPU time for each client of a round, one slot, one thread, on a CPU.
-What is copied counts too, and a GPU copies faster; what Python asks for is the same. Where clients take few steps, or
-a device is fast, this is what a round takes.
+Copies count too, although a GPU copies faster; the work of Python is the same. If clients make few steps, or if the
+device is fast, a round takes this time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def recorded(step: Callable[[], None], pool: Any) -> Callable[[], None]:
 
 
 def milliseconds(values: dict[str, Any], repeats: int) -> tuple[int, int, list[float]]:
-    """The network's entries and numbers, and the time of each client in so many rounds, after two to warm up."""
+    """Return the network's entries and numbers, and the time of each client by round, after two rounds to warm up."""
     keys = {"data": {"name": GIVEN, "partition": GIVEN, "clients": SIZE.clients}, "engine.name": "serial"}
     experiment = Experiment.of({**keys, "train.batch_size": SIZE.batch_size, **values})
     parts = assemble(experiment, federation=repopt.federation(SIZE))

@@ -1,7 +1,7 @@
-"""Time and memory of a round with ever more registered clients, of which always as many take part.
+"""Time and memory of a round with growing numbers of registered clients, of which the same number always takes part.
 
-Of the clients nobody, or everybody, has taken part before. Rounds of the sizes are interleaved, so that whatever else
-the machine does meets all of them; the last column is a size's median time in units of the smallest size's.
+Either none of the clients has taken part before, or all have. Rounds of the sizes are interleaved, so that other work
+of the machine affects all sizes alike; the last column is a size's median time in units of the smallest size's.
 """
 
 import argparse

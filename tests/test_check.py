@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fullrank import Mean, Method, Sum, methods
-from fullrank.engine.vectorised import Group
+from fullrank.engine.vectorised import ClientGroup
 from fullrank.errors import InputError
 from fullrank.testing import CheckFailed, check
 
@@ -117,8 +117,10 @@ def test_processes_and_a_module_of_ones_own():
 def test_clients_really_train_as_a_group(monkeypatch):
     """A group of fewer clients than are worth mapping would train one by one, and the check could not fail."""
     groups = []
-    mapped = Group._at_once
-    monkeypatch.setattr(Group, "_at_once", lambda self, who, *rest: groups.append(len(who)) or mapped(self, who, *rest))
+    mapped = ClientGroup._at_once
+    monkeypatch.setattr(
+        ClientGroup, "_at_once", lambda self, who, *rest: groups.append(len(who)) or mapped(self, who, *rest)
+    )
     check("fedavg", only=["engines"])
     assert max(groups) >= 4
 

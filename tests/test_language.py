@@ -1,9 +1,15 @@
 """Text that users read is plain English: no words of the project's old dialect, and sentences in docstrings."""
 
 import ast
+import importlib
+import inspect
+import io
 import re
-from collections.abc import Iterator
+import textwrap
+import tokenize
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +19,7 @@ from fullrank.cli.methods import facts
 from help_pages import commands, help_of
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")))
 
 DIALECT = re.compile(
     r"""\b(
@@ -111,36 +117,22 @@ def parsed(module: str) -> ast.Module:
     return ast.parse((PACKAGE / module).read_text(encoding="utf-8"))
 
 
-def docstrings(tree: ast.AST) -> Iterator[str]:
-    """The docstrings of a module, its classes, functions and attributes, also of private ones."""
+def literals(tree: ast.AST) -> Iterator[str]:
+    """The texts in the code: messages, warnings, helps and docstrings; a value that a message inserts is a blank."""
+    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
     for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        for index, statement in enumerate(body if isinstance(body, list) else []):
-            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
-                after_name = index and isinstance(body[index - 1], ast.Assign | ast.AnnAssign)
-                if isinstance(statement.value.value, str) and (not index or after_name):
-                    yield statement.value.value
+        parts = node.values if isinstance(node, ast.JoinedStr) else [] if id(node) in inside else [node]
+        found = [getattr(part, "value", None) if isinstance(part, ast.Constant) else " " for part in parts]
+        if text := "".join(part for part in found if isinstance(part, str)).strip():
+            yield text
 
 
-def texts(node: ast.AST) -> str:
-    """The literal text in an expression; a value that a message inserts is a blank."""
-    if isinstance(node, ast.Constant):
-        return node.value if isinstance(node.value, str) else " "
-    return "".join(map(texts, ast.iter_child_nodes(node)))
-
-
-def messages(tree: ast.AST) -> Iterator[str]:
-    """The text of exceptions, raised or returned, and of warnings."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Raise) and node.exc is not None:
-            yield texts(node.exc)
-        elif isinstance(node, ast.Return) and isinstance(node.value, ast.Call):
-            if ast.unparse(node.value.func).endswith("Error"):
-                yield texts(node.value)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith((".warn", ".cautioned")):
-            yield texts(node)
-        elif isinstance(node, ast.FunctionDef) and "caution" in node.name:
-            yield from (texts(inner.value) for inner in ast.walk(node) if isinstance(inner, ast.Return) and inner.value)
+def comments(text: str, python: bool = True) -> str:
+    """The comments of a Python, TOML or make file."""
+    if python:
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        return "\n".join(token.string.lstrip("# ") for token in tokens if token.type == tokenize.COMMENT)
+    return "\n".join(line.partition("#")[2] for line in text.splitlines())
 
 
 def functions(tree: ast.AST) -> Iterator[tuple[str, str]]:
@@ -154,7 +146,7 @@ def functions(tree: ast.AST) -> Iterator[tuple[str, str]]:
                 yield node.name, text
 
 
-def test_the_search_reads_docstrings_messages_and_functions():
+def test_the_search_reads_docstrings_texts_and_functions():
     tree = ast.parse(
         '''
 class Public:
@@ -179,25 +171,41 @@ def _private():
     """Who knows."""
 '''
     )
-    assert sorted(docstrings(tree)) == [
+    assert sorted(text for text in literals(tree) if " " in text) == [
         "A class.",
         "Of the class.",
         "Of the class.",
         "Whether it is wide.",
         "Who knows.",
+        "it is   and plays",
+        "looked at",
     ]
-    assert sorted(messages(tree)) == ["it is  and plays", "looked at"]
     assert list(functions(tree)) == [("grow", "Of the class.")]
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_docstrings(module):
-    assert [found for text in docstrings(parsed(module)) for found in dialect(text, IN_SOURCE)] == []
+def test_texts_and_comments(module):
+    source = (PACKAGE / module).read_text(encoding="utf-8")
+    texts = [text for text in literals(ast.parse(source)) if " " in text]
+    assert [found for text in (*texts, comments(source)) for found in dialect(text, IN_SOURCE)] == []
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_messages(module):
-    assert [found for text in messages(parsed(module)) for found in dialect(text, IN_SOURCE)] == []
+def test_the_search_reads_comments():
+    assert comments("x = 1  # plays\n# on\ny = '# text'\n") == "plays\non"
+    assert comments("# plays\nkey = 1  # looked\n", python=False).split() == ["plays", "looked"]
+
+
+FOLDERS = ("benchmarks", "examples", "experiments", "results")
+FILES = [path for folder in FOLDERS for end in ("py", "toml") for path in sorted((ROOT / folder).rglob(f"*.{end}"))]
+FILES += [ROOT / "Makefile", ROOT / "pyproject.toml"]
+
+
+@pytest.mark.parametrize("file", [path.relative_to(ROOT).as_posix() for path in FILES])
+def test_files_outside_the_package(file):
+    source = (ROOT / file).read_text(encoding="utf-8")
+    python = file.endswith(".py")
+    texts = [text for text in literals(ast.parse(source)) if " " in text] if python else []
+    assert [found for text in (*texts, comments(source, python)) for found in dialect(text, IN_SOURCE)] == []
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -213,3 +221,60 @@ def test_docstrings_of_functions_begin_with_verbs(module):
     )
     found = [name for name, text in functions(parsed(module)) if NOUN.match(text) and name not in builders]
     assert found == []
+
+
+# Public functions
+
+
+EXCEPTED = ("fullrank.data", "fullrank.runs", "fullrank.deploy", "fullrank.papers")
+"""Packages whose public functions do not have all sections yet."""
+
+
+def public_functions() -> dict[str, Callable[..., Any]]:
+    """The functions in the `__all__` of a package, by where they are defined."""
+    found = {}
+    for module in ("", *MODULES):
+        if module.endswith("__init__.py") or not module:
+            package = importlib.import_module(".".join(("fullrank", *Path(module).parts[:-1])))
+            for name in getattr(package, "__all__", ()):
+                value = getattr(package, name)
+                if inspect.isfunction(value) and not value.__module__.startswith(EXCEPTED):
+                    found[f"{value.__module__}.{value.__name__}"] = value
+    return found
+
+
+def sections(doc: str) -> dict[str, str]:
+    """The sections of a Google-style docstring."""
+    parts = re.split(r"^(Args|Returns|Raises):\n", doc.partition(">>>")[0], flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def missing_sections(function: Callable[..., Any]) -> list[str]:
+    """What the docstring of a function lacks: sections, and parameters."""
+    found, parameters = sections(inspect.getdoc(function) or ""), list(inspect.signature(function).parameters)
+    body = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    needed = ["Args"] * bool(parameters) + ["Raises"] * any(isinstance(node, ast.Raise) for node in ast.walk(body))
+    if inspect.signature(function).return_annotation not in ("None", None):
+        needed.append("Returns")
+    described = re.findall(r"^    (\w+): \S", found.get("Args", ""), re.MULTILINE)
+    return [name for name in needed if name not in found] + [name for name in parameters if name not in described]
+
+
+def test_a_missing_section_is_found():
+    def documented(x: int, y: int = 0) -> int:
+        """Add two numbers.
+
+        Args:
+            x: A number
+                that y: is added to.
+        """
+        if x < 0:
+            raise ValueError
+        return x + y
+
+    assert missing_sections(documented) == ["Raises", "Returns", "y"]
+
+
+@pytest.mark.parametrize("name", sorted(public_functions()))
+def test_public_functions_describe_arguments_results_and_errors(name):
+    assert missing_sections(public_functions()[name]) == []

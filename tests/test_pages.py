@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fullrank.config.experiment import read_toml
 from fullrank.data.augment.pipeline import AUGMENTATIONS
 from fullrank.data.partition import PARTITIONS
 from fullrank.data.sources.registry import DATA_SETS
@@ -72,11 +73,27 @@ def test_links_lead_somewhere(page):
         assert "://" in target or ((ROOT / page).parent / target).exists(), target
 
 
-def test_the_picture_shows_every_package():
-    picture = (ROOT / "docs/architecture.md").read_text().split("```")[1]
-    for part in PACKAGE.iterdir():
-        if part.is_dir() and (part / "__init__.py").exists():
-            assert re.search(rf"\b{part.name}\b", picture), part.name
+def contract() -> list[set[str]]:
+    """The layers from the highest to the lowest, as import-linter checks them."""
+    (table,) = read_toml(ROOT / "pyproject.toml")["tool"]["importlinter"]["contracts"]
+    return [set(re.findall(r"fullrank\.(\w+)", layer)) for layer in table["layers"]]
+
+
+def picture(page: str, column: int) -> list[set[str]]:
+    """The layers in the first block of a page, whose names begin in this column."""
+    lines = (ROOT / page).read_text().split("```")[1].splitlines()
+    cells = [re.split(r"  +", line[column:])[0] for line in lines]
+    return [set(re.findall(r"\w+", cell)) for cell in cells if re.match(r"\w", cell)]
+
+
+def test_the_contract_has_every_package_and_module():
+    parts = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert set().union(*contract()) == parts - {"__init__", "__main__"}
+
+
+@pytest.mark.parametrize(("page", "column"), [("CONTRIBUTING.md", 0), ("docs/architecture.md", 23)])
+def test_the_pictures_show_the_layers_of_the_contract(page, column):
+    assert picture(page, column) == [layer - {"_version"} for layer in contract()]
 
 
 def comment_of(key: str, value: str) -> list[str]:

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fullrank import trees
 from fullrank.trees import (
     Flat,
-    Layout,
+    FlatLayout,
     clone,
     combine,
     copy_,
@@ -130,7 +130,7 @@ def test_a_flat_tree_is_a_dict_like_any_other_and_makes_its_views_when_asked():
     entries = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2)}
 
     def made():
-        return Flat(torch.cat([entries["a"].flatten(), entries["b"]]), Layout.of(entries))
+        return Flat(torch.cat([entries["a"].flatten(), entries["b"]]), FlatLayout.of(entries))
 
     looks = [dict, lambda f: {**f}, lambda f: f | {}, lambda f: {} | f, lambda f: f.copy()]
     for look in [*looks, lambda f: dict(f.items()), lambda f: {n: f[n] for n in f}]:
@@ -174,7 +174,7 @@ def test_a_flat_tree_is_a_dict_like_any_other_and_makes_its_views_when_asked():
 )
 def test_an_entry_of_a_flat_tree_cannot_be_replaced(write):
     entries = {"a": torch.ones(2, 3)}
-    flat = Flat(torch.ones(6), Layout.of(entries))
+    flat = Flat(torch.ones(6), FlatLayout.of(entries))
     with pytest.raises(TypeError, match="never written in place: make a new one"):
         write(flat)
     assert flat["a"].tolist() == entries["a"].tolist()
@@ -182,7 +182,7 @@ def test_an_entry_of_a_flat_tree_cannot_be_replaced(write):
 
 def test_copies_between_flat_trees_of_one_layout_are_one_operation():
     entries = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2)}
-    layout = Layout.of(entries)
+    layout = FlatLayout.of(entries)
     into, given = Flat(torch.zeros(8), layout), Flat.copied(entries, layout)
     with Operations() as counted:
         copy_({"deep": into}, {"deep": given, "more": {}})

@@ -1,4 +1,4 @@
-"""The client half of the Flower contestant: a module of its own, because Ray's actors import it."""
+"""The client half of the Flower contestant, in a separate module because Ray's actors import it."""
 
 import os
 from functools import cache
@@ -6,7 +6,7 @@ from functools import cache
 import torch
 from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from task import Task
+from task import RaceTask
 from torch.nn.functional import cross_entropy
 
 app = ClientApp()
@@ -16,7 +16,7 @@ app = ClientApp()
 def parts():
     """Loaded once an actor, as a careful user would."""
     torch.set_num_threads(1)
-    task = Task(os.environ["FULLRANK_BENCH_TASK"])
+    task = RaceTask(os.environ["FULLRANK_BENCH_TASK"])
     return task, task.network()
 
 

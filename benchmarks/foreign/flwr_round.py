@@ -1,4 +1,4 @@
-"""A task played by Flower's simulation on Ray, two actors: `python flwr_round.py TASK`, inside Flower's environment.
+"""A task run by Flower's simulation on Ray, two actors: `python flwr_round.py TASK`, inside Flower's environment.
 
 As many nodes are registered as there are clients. Flower's own sampling could not follow the plan, so the server takes
 any nodes and tells each which client it is this time.
@@ -14,7 +14,7 @@ from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from flwr_client import app as client_app
-from task import Task, mark
+from task import RaceTask, mark
 
 server_app = ServerApp()
 
@@ -60,7 +60,7 @@ def play(grid, context):
 if __name__ == "__main__":
     torch.set_num_threads(1)
     os.environ["FULLRANK_BENCH_TASK"] = sys.argv[1]  # for the actors
-    task = Task(sys.argv[1])
+    task = RaceTask(sys.argv[1])
     run_simulation(
         server_app,
         client_app,

@@ -1,4 +1,4 @@
-"""A task played by pfl-research's simulator, in one process: `python pfl_round.py TASK`, inside pfl's environment."""
+"""A task run by pfl-research's simulator, in one process: `python pfl_round.py TASK`, inside pfl's environment."""
 
 import sys
 import types
@@ -16,7 +16,7 @@ from pfl.data.federated_dataset import FederatedDataset
 from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Metrics
 from pfl.model.pytorch import PyTorchModel
-from task import Task, mark
+from task import RaceTask, mark
 from torch.nn.functional import cross_entropy
 
 made = 0
@@ -45,7 +45,7 @@ def main(path):
     torch.set_num_threads(1)
     torch.manual_seed(0)
     np.random.seed(0)
-    task = Task(path)
+    task = RaceTask(path)
     network = task.network()
     network.loss = types.MethodType(loss, network)
     network.metrics = types.MethodType(metrics, network)
@@ -60,7 +60,7 @@ def main(path):
     FederatedAveraging().run(
         algorithm_params=NNAlgorithmParams(
             central_num_iterations=task.rounds,
-            evaluation_frequency=task.rounds + 1,  # the first round alone, where `metrics` has nothing to do
+            evaluation_frequency=task.rounds + 1,  # only the first round, where `metrics` has nothing to do
             train_cohort_size=len(task.cohorts[0]),
             val_cohort_size=0,
         ),

@@ -52,7 +52,7 @@ LARGER: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet20 feddecorr": ("resnet20", WITH),
     "resnet20 feddecorr paper": ("resnet20", PAPER),
 }
-"""The same for a larger network, which needs a GPU and has a record of its own."""
+"""The same for a larger network, which needs a GPU and has a separate record."""
 LARGER_SHOWN = {
     "resnet20 feddecorr": "ResNet20, β = 0.1",
     "resnet20 feddecorr paper": 'ResNet20, β = 0.1, "paper"',
@@ -77,7 +77,7 @@ MOMENTS = {"rounds 6 to 10": slice(5, 10), "last five rounds": slice(-5, None)}
 
 
 def make_runs(directory: Path, study: dict[str, tuple[str, dict[str, Any]]], file_of_rows: Path) -> None:
-    """Make the runs that a record lacks, each in a directory of its own."""
+    """Make the runs that a record lacks, each in a separate directory."""
     done = read("accuracy", file_of_rows)
     for setting, (file, changes) in study.items():
         for seed in SEEDS:
@@ -140,7 +140,7 @@ def told(values: list[float]) -> str:
 
 
 LEFTMOST = -34
-"""Where the axis of differences ends; an arrow marks an interval that goes on."""
+"""Where the axis of differences ends; an arrow marks an interval that continues."""
 
 
 def draw(path: str) -> None:

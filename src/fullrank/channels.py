@@ -63,7 +63,7 @@ def is_whole(tensor: torch.Tensor) -> bool:
 
 @dataclass
 class Traffic:
-    """The numbers of elements and bytes sent from the server (down) and to it (up)."""
+    """The numbers of elements and bytes that the server has sent (down) and received (up)."""
 
     elements_down: int = 0
     elements_up: int = 0
@@ -71,7 +71,7 @@ class Traffic:
     bytes_up: int = 0
 
     def count_down(self, tree: Mapping[str, Any]) -> None:
-        """Count a tree that travels from the server to one client."""
+        """Count a tree that the server sends to one client."""
         self.elements_down += elements(tree)
         self.bytes_down += nbytes(tree)
 

@@ -23,15 +23,18 @@ class FullrankError(Exception):
 
 
 class InputError(FullrankError, ValueError):
-    """Bad input or an impossible request. The command line prints the sentence without a traceback."""
+    """Raised for invalid input and impossible requests. The command line prints the sentence without a traceback."""
 
 
 class Conflict(InputError):
-    """Methods that cannot be composed, or a method and a criterion that cannot be combined."""
+    """Raised if methods cannot be composed, or a method and a criterion cannot be combined."""
 
 
 class ClientFailed(FullrankError, RuntimeError):
-    """A client raised or sent something unusable; carries the client's id and, chained, its own exception."""
+    """Raised if a client raised an exception or sent something unusable.
+
+    The error has the client's id and, chained, the client's own exception.
+    """
 
     def __init__(self, client: int, reason: str):
         super().__init__(f"client {client}: {reason}")
@@ -47,7 +50,7 @@ class ClientFailed(FullrankError, RuntimeError):
 
 
 class WroteInPlace(InputError):
-    """A method that wrote into a tensor that it received, which other clients and the server may hold too."""
+    """Raised if a method has written into a tensor that it received, which other clients and the server may share."""
 
     def __init__(self, method: str):
         super().__init__(
@@ -57,7 +60,9 @@ class WroteInPlace(InputError):
 
 
 class RunFailed(FullrankError, RuntimeError):
-    """A run failed, or one of several; the message names it and the cause, and `traceback` is its traceback, if any."""
+    """Raised if a run fails. The message names the run and the cause; `traceback` is the traceback of the cause, if
+    any.
+    """
 
     def __init__(self, message: str, traceback: str = ""):
         super().__init__(message)
@@ -65,15 +70,18 @@ class RunFailed(FullrankError, RuntimeError):
 
 
 class CallFailed(RunFailed):
-    """A user's function raised an exception; the message names the function's key, `traceback` is the exception's."""
+    """Raised if a user's function raised an exception.
+
+    The message names the key of the function; `traceback` is the traceback of the exception.
+    """
 
 
 class CallbackFailed(CallFailed):
-    """A callback raised an exception; the message names the callback and its member."""
+    """Raised if a callback raised an exception. The message names the callback and its member."""
 
 
 class WriteFailed(FullrankError, OSError):
-    """A file could not be written although its path is valid, for example on a full disk."""
+    """Raised if a file could not be written although its path is valid, for example on a full disk."""
 
     def __str__(self) -> str:
         return f'"{self.filename}" cannot be written: {self.strerror}'
@@ -85,7 +93,7 @@ class _RemoteTraceback(Exception):
 
 
 class RemoteError(Exception):
-    """A client's exception in another process: its class name, its message, and its traceback as text."""
+    """An exception of a client in another process: its class name, its message, and its traceback as text."""
 
     def __init__(self, kind: str, message: str, traceback: str):
         super().__init__(kind, message, traceback)
@@ -96,8 +104,8 @@ class RemoteError(Exception):
         return self.message
 
 
-def said_by(error: BaseException) -> str:
-    """Return the message of an exception, even if its `__str__` raises an exception."""
+def message_of(error: BaseException) -> str:
+    """Return the message of an exception. It is found even if the exception's `__str__` fails."""
     try:
         return str(error)
     except Exception:
@@ -112,7 +120,7 @@ def in_words(error: BaseException) -> tuple[str, str]:
         return str(error), error.traceback
     if isinstance(error, (InputError, WriteFailed, KeyboardInterrupt)):
         return str(error), ""
-    return f"{kind_of(error)}: {said_by(error)}", "".join(traceback.format_exception(error))
+    return f"{kind_of(error)}: {message_of(error)}", "".join(traceback.format_exception(error))
 
 
 def kind_of(error: BaseException) -> str:
@@ -121,16 +129,16 @@ def kind_of(error: BaseException) -> str:
 
 
 class Interrupted(KeyboardInterrupt):
-    """SIGTERM or Ctrl-C was received, and the state has been saved."""
+    """Raised after SIGTERM or Ctrl-C was received and the state has been saved."""
 
 
 class StoppedNow(Interrupted):
-    """A second SIGTERM or Ctrl-C was received, and the run ended immediately with the state saved before."""
+    """Raised if a second SIGTERM or Ctrl-C ends the run immediately, with the state that was saved before."""
 
 
 @contextmanager
 def writing(target: Path, kind: str = "", instead: str = "") -> Iterator[None]:
-    """Convert errors of the system when writing a file or a folder into a sentence."""
+    """Convert operating-system errors in the block, which writes a file or a folder, into errors of one sentence."""
     try:
         yield
     except OSError as error:
@@ -139,7 +147,7 @@ def writing(target: Path, kind: str = "", instead: str = "") -> Iterator[None]:
 
 @contextmanager
 def naming_file(file: Path) -> Iterator[None]:
-    """Add the file's name to errors of the system when writing, which a full disk's error does not have."""
+    """Add the name of a file to operating-system errors in the block, because that of a full disk has none."""
     try:
         yield
     except OSError as error:
@@ -189,7 +197,7 @@ def checked(kind: Any, value: Any, where: str) -> Any:
 
 
 def sentence(where: str, detail: ErrorDetails) -> str:
-    """Return a sentence for one of pydantic's errors."""
+    """Convert one of pydantic's errors to a sentence."""
     kind, context, value = detail["type"], detail.get("ctx", {}), detail["input"]
     start = f"{where} = {shown(value)}: must be"
     if kind in _COMPARISONS:

@@ -103,7 +103,8 @@ def read_lines(path: Path, shape: Any = dict[str, Any]) -> Iterator[Any]:
     """Yield the objects of a file of JSON lines, without their checksums and without a truncated last line.
 
     Args:
-        path: The file; a file that does not exist has no lines. shape: The type that every object must have.
+        path: The file; a file that does not exist has no lines.
+        shape: The type that every object must have.
 
     Raises:
         Damaged: If a line is damaged. Lines are read one by one, so the lines before it can be used.
@@ -121,7 +122,7 @@ def read_lines(path: Path, shape: Any = dict[str, Any]) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Convert errors of the system when reading a file into a sentence."""
+    """Convert an error of the operating system in the block, which reads a file, into an `InputError`."""
     try:
         yield
     except FileNotFoundError:

@@ -20,7 +20,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import safetensors
 
-from fullrank.errors import CallFailed, ClientFailed, InputError, nearest, said_by
+from fullrank.errors import CallFailed, ClientFailed, InputError, message_of, nearest
 
 GIVEN = "given"
 """The module name in the names of data, partitions and models that a program passed as objects."""
@@ -50,8 +50,8 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """The objects of one kind that an experiment can name, for example all metrics.
 
-    A name is one of the library's own, `package.module:attribute`, or an entry point that an installed package
-    declares in the group `fullrank.<kind>`. Everything that lists or checks names of this kind reads the registry.
+    A name is one of the library's own, `package.module:attribute`, or an entry point that an installed package declares
+    in the group `fullrank.<kind>`. Listings and checks of names of this kind read the registry.
 
     Args:
         kind: The kind of the objects in the plural, such as "metrics", which is also part of the entry points' group.
@@ -135,7 +135,13 @@ def reject_untrusted(source: object, names: Mapping[str, str]) -> None:
 
 
 def import_object(name: str, where: str, kind: str) -> Any:
-    """Import the callable `package.module:object`. Errors mention `where`, the key, and `kind`, what it must be."""
+    """Import the callable with an import path.
+
+    Args:
+        name: The path, `package.module:object`.
+        where: The key that has the path, which errors mention.
+        kind: What the path must name, which errors mention, such as "function" or "Class".
+    """
     module_name, _, attribute = name.partition(":")
     if not module_name or module_name.startswith(".") or not attribute:
         raise InputError(f'{where} = "{name}" is not of the form "package.module:{kind}"')
@@ -178,7 +184,7 @@ def hooked(part: Any, hook: str, /, *arguments: Any) -> Any:
 
 
 def _failed(start: str, error: Exception) -> CallFailed:
-    return CallFailed(f"{start} {type(error).__name__}: {said_by(error)}", traceback.format_exc())
+    return CallFailed(f"{start} {type(error).__name__}: {message_of(error)}", traceback.format_exc())
 
 
 def _nearest_module(missing: str) -> str:

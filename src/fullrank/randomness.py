@@ -27,9 +27,9 @@ def generator(seed: int, *purpose: str | int) -> np.random.Generator:
 _thread = threading.local()
 
 
-def leave_generators_alone() -> None:
-    """Disable `seeded` in this thread, because threads that run at the same time share the global generators."""
-    _thread.beside_others = True
+def disable_seeding() -> None:
+    """Make `seeded` do nothing in this thread, because threads that run at the same time share global generators."""
+    _thread.seeding_disabled = True
 
 
 @contextlib.contextmanager
@@ -38,7 +38,7 @@ def seeded(seed: int, *purpose: str | int, device: torch.device | None = None) -
 
     The library uses only torch's generators (dropout, initialisation); a user's model may use any.
     """
-    if getattr(_thread, "beside_others", False):
+    if getattr(_thread, "seeding_disabled", False):
         yield
         return
     chosen = key(seed, *purpose)
@@ -60,7 +60,10 @@ def seeded(seed: int, *purpose: str | int, device: torch.device | None = None) -
 
 
 def global_state(device: torch.device) -> tuple[Any, ...]:
-    """Return the state of the global generators, including those of `device`; equal if no number was drawn."""
+    """Return the state of the global generators, including those of `device`.
+
+    Two states are equal if no random number was drawn between them.
+    """
     numpy: tuple[Any, ...] = np.random.get_state()  # type: ignore[assignment]
     mode, numbers, *rest = numpy
     torch_states = tuple(generator.get_state().numpy().tobytes() for generator in _torch_generators(device))

@@ -24,7 +24,7 @@ from fullrank.config.experiment import Experiment, merged, nested
 from fullrank.engine import ENGINES, Engine, EngineOptions, open_engine
 from fullrank.engine.cuda.engine import Cuda
 from fullrank.engine.machine import threads
-from fullrank.engine.recording import Recording
+from fullrank.engine.recording import RecordingEngine
 from fullrank.engine.serial import Serial
 from fullrank.errors import ClientFailed, FullrankError, InputError, WroteInPlace
 from fullrank.local.loop import Eager, Samples
@@ -36,7 +36,7 @@ from fullrank.runs.run import execute
 from fullrank.trees import Tensors, Tree, clone, flatten, misfit
 
 TOLERANCE = 1e-8
-"""Tolerance for engines that compute in another order in float64: the difference relative to the update's size."""
+"""The largest accepted difference, relative to the update, of engines that compute in another order in float64."""
 ROUNDS = 2
 EXPERIMENT: dict[str, Any] = {
     "data": {"clients": 4, "alpha": 0.5, "holdout": 0.2},
@@ -45,13 +45,14 @@ EXPERIMENT: dict[str, Any] = {
     "engine": {"name": "serial", "precision": "float64"},
     "evaluate": {"personal": "never"},
 }
-"""Three of four clients take part, so that one joins late; the last batch of an epoch has another size."""
+"""The experiment of the checks. Three of four clients take part, so that one of them joins late, and the last batch of
+an epoch is smaller than the others."""
 IN_GROUPS: dict[str, Any] = {
     "data": {"clients": 9},
     "train": {"participation": 0.7},
     "engine": {"name": "vectorised"},
 }
-"""With this number, clients train as a group; in the second round some take part for the first time."""
+"""Changes of the experiment with which clients train as a group. In round 2 some take part for the first time."""
 
 
 class CheckFailed(AssertionError):
@@ -60,12 +61,12 @@ class CheckFailed(AssertionError):
 
 @dataclasses.dataclass
 class Checked:
-    """The results of checks by name, "holds" or why a check does not apply, and what the method exchanges."""
+    """The results of the checks of a method."""
 
     method: str
     results: dict[str, str] = dataclasses.field(default_factory=dict)
     exchange: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Numbers exchanged with one client: down at its first contact, down later, and up; and with all at the end."""
+    """The numbers exchanged with one client (down at first contact, down later, and up), and with all at the end."""
 
     def __str__(self) -> str:
         lines = [f"{name:<12} {result}" for name, result in self.results.items()]
@@ -90,18 +91,34 @@ def check(
     module: nn.Module | None = None,
     settings: Mapping[str, Any] | None = None,
 ) -> Checked:
-    """Run a method through all checks; raise `CheckFailed` for the first that fails.
+    """Run a method through all checks.
 
-    `writes`: it does not write into tensors that it receives. `degenerate`: at its `neutral` values it is FedAvg, to
-    the bit. `trace`: its step can be traced and mapped over clients. `engines`: recorded steps, and steps of a group of
-    clients, give the result of `serial`. `processes`: worker processes give it to the bit. `resume`: a run that was
-    stopped and resumed ends like one that was not, with clients that train one by one and as a group (`vectorised`).
-    `checksums`: damage to any tensor that the method left on disk is noticed. `exchange`: uploads have the same names
-    and shapes in every round, and nothing personal is exchanged. `uploads`: the method declares everything that its
-    clients send besides the model. `head`: it works with a module whose classifier has another name than that of the
-    library's networks, unless the method asks for a network (`tried_on`).
+    - `writes`: it does not write into tensors that it receives.
+    - `degenerate`: at its `neutral` values it is FedAvg, to the bit.
+    - `trace`: its step can be traced and mapped over clients.
+    - `engines`: recorded steps, and steps of a group of clients, give the result of `serial`.
+    - `processes`: worker processes give it to the bit.
+    - `resume`: a run that was stopped and resumed ends like one that was not, with clients that train one by one and as
+      a group (`vectorised`).
+    - `checksums`: damage to any tensor that the method left on disk is noticed.
+    - `exchange`: uploads have the same names and shapes in every round, and nothing personal is exchanged.
+    - `uploads`: the method declares everything that its clients send besides the model.
+    - `head`: it works with a module whose classifier has another name than that of the library's networks, unless the
+      method asks for a network (`tried_on`).
 
-    `settings` are further keys of the experiment, `module` another model.
+    Args:
+        method: An instance of the method, or a name as for `fullrank.methods.build`.
+        only: The names of the checks to run; by default all.
+        module: A model to train in place of a small convolutional network.
+        settings: Further keys of the experiment, nested or dotted.
+
+    Returns:
+        The result of each check, and what the method exchanges.
+
+    Raises:
+        CheckFailed: If a check fails; the first that fails ends the call.
+        InputError: If the method is rejected.
+        ValueError: If there is no such check.
 
     >>> from fullrank.testing import check
     >>> print(check("fedprox", only=["degenerate"]).results)
@@ -137,11 +154,11 @@ def check(
 
 
 IN_WORDS = {"cuda": "a recorded step", "vectorised": "a group of clients"}
-"""What it means for a method that an engine trains its clients."""
+"""The ways in which engines train clients, in words."""
 
 
 class Trial:
-    """A method on the small federation."""
+    """A trial run of a method on the small federation."""
 
     def __init__(self, method: Method, module: nn.Module | None, settings: Mapping[str, Any]):
         self.method = method
@@ -172,7 +189,7 @@ class Trial:
         method: Method | None = None,
         values: Mapping[str, Any] | None = None,
     ) -> Assembly:
-        """Run all rounds, and return the federation."""
+        """Run all rounds, and return the parts of the run."""
         parts = self.assembled(method, values)
         engine = engine_of(parts)
         try:
@@ -216,7 +233,7 @@ def _writes(trial: Trial) -> str:
 def _uploads(trial: Trial) -> str:
     """Check that all uploads besides the model are declared."""
     parts = trial.assembled()
-    engine = Recording(parts.site)
+    engine = RecordingEngine(parts.site)
     for _ in range(ROUNDS):
         parts.server.run_round(engine)
     parts.server.finished(engine)
@@ -350,12 +367,12 @@ def _trace(trial: Trial) -> str:
     parts.server.run_round(_serial(parts))  # from the second round on, all state exists
     problems: list[str] = []
 
-    def looked_at(step: Step, state: State, context: Context, samples: Samples, dtype: torch.dtype) -> Eager:
+    def checked_stepper(step: Step, state: State, context: Context, samples: Samples, dtype: torch.dtype) -> Eager:
         if not problems:
             problems.extend(_problem(step, state, context, samples, dtype))
         return Eager(step, state, context, samples, dtype)
 
-    parts.site.stepper_of = looked_at
+    parts.site.stepper_of = checked_stepper
     parts.server.run_round(_serial(parts))
     if problems:
         raise CheckFailed(
@@ -387,7 +404,7 @@ def _problem(step: Step, state: State, context: Context, samples: Samples, dtype
 
 
 def _exchange(trial: Trial) -> str:
-    """Check that the exchange is equal in every round and for every client, and not personal; count its numbers."""
+    """Check that the same is exchanged in every round and with every client, and nothing personal; count numbers."""
     parts = trial.assembled()
     seen: dict[str, Tree] = {}
     name = trial.method.name

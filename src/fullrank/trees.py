@@ -44,7 +44,7 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Tensors:
 
 
 def unflatten(flat: Mapping[str, Tensor]) -> Tree:
-    """Return the tree whose `flatten` is `flat`."""
+    """Return the tree that `flatten` converted."""
     tree: Tree = {}
     for path, tensor in flat.items():
         *above, name = path.split("/")
@@ -85,19 +85,19 @@ def combine(tree: Mapping[str, Any], function: Callable[..., Tensor], *others: M
 
 
 @dataclass(frozen=True)
-class Layout:
+class FlatLayout:
     """The layout of a flat tree in its vector: the names, shapes and strides of its tensors, in order."""
 
     places: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...]
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> Layout:
+    def of(cls, tensors: Mapping[str, Tensor]) -> FlatLayout:
         """Return the layout of dense tensors, in their order; a tensor in channels-last form keeps that form."""
         return cls(tuple((name, tuple(t.shape), t.stride()) for name, t in tensors.items()))
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """The names, in order."""
+        """The names of the tensors, in order."""
         return tuple(name for name, _, _ in self.places)
 
     @cached_property
@@ -117,7 +117,7 @@ class Layout:
         return {name: (shape, strides) for name, shape, strides in self.places}
 
     def view(self, base: Tensor, name: str) -> Tensor:
-        """Return a tensor as a view of a vector."""
+        """Return the part of a vector that holds one tensor, as a view with the tensor's shape."""
         return base.as_strided(*self._shapes[name], base.storage_offset() + self.offsets[name])
 
     def fits(self, tree: Mapping[str, Any]) -> bool:
@@ -133,7 +133,7 @@ class Flat(dict[str, Tensor]):
     The views are made when they are first asked for: hundreds of them cost more than an operation on the vector.
     """
 
-    def __init__(self, base: Tensor, layout: Layout, tensors: Mapping[str, Tensor] | None = None):
+    def __init__(self, base: Tensor, layout: FlatLayout, tensors: Mapping[str, Tensor] | None = None):
         self.base = base
         self.layout = layout
         self._known = dict(tensors) if tensors is not None else {}
@@ -192,15 +192,15 @@ class Flat(dict[str, Tensor]):
         return ItemsView(self)
 
     @classmethod
-    def copied(cls, tensors: Mapping[str, Tensor], layout: Layout) -> Flat:
-        """Return copies of tensors in a new vector."""
+    def copied(cls, tensors: Mapping[str, Tensor], layout: FlatLayout) -> Flat:
+        """Return copies of tensors as views of a new vector."""
         first = next(iter(tensors.values()))
         flat = cls(torch.empty(layout.offsets[""], dtype=first.dtype, device=first.device), layout)
         copy_(flat, tensors)
         return flat
 
     @classmethod
-    def joined(cls, tensors: Mapping[str, Tensor], layout: Layout) -> Flat:
+    def joined(cls, tensors: Mapping[str, Tensor], layout: FlatLayout) -> Flat:
         """Concatenate tensors with the names and shapes of a layout into a new vector."""
         vectors = [_vector(tensors[name], strides) for name, _, strides in layout.places]
         return cls(torch.cat(vectors), layout)
@@ -221,7 +221,7 @@ class Flat(dict[str, Tensor]):
         places = self.layout.places[chosen[0] : chosen[-1] + 1]
         start = self.layout.offsets[places[0][0]]
         size = sum(math.prod(shape) for _, shape, _ in places)
-        return Flat(self.base[start : start + size], Layout(places), {name: self[name] for name, _, _ in places})
+        return Flat(self.base[start : start + size], FlatLayout(places), {name: self[name] for name, _, _ in places})
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Flat, (self.base, self.layout)
@@ -299,19 +299,19 @@ def merged(tree: Tensors, changed: Mapping[str, Tensor]) -> Tensors:
 @torch.no_grad()
 def copy_(into: Mapping[str, Any], values: Mapping[str, Any]) -> None:
     """Copy the values of a tree into the tensors of `into` with the same names; the tree may have further entries."""
-    pairs = [(place, value) for place, value in beside(into, values) if place.numel()]
+    pairs = [(place, value) for place, value in matching(into, values) if place.numel()]
     if pairs:
         torch._foreach_copy_([place for place, _ in pairs], [value for _, value in pairs])
 
 
-def beside(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield pairs of tensors with the same name in two trees, or the two vectors if both are flat in one layout."""
+def matching(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the pairs of tensors with the same name in two trees, or the two vectors if both are flat in one layout."""
     if alike := flats(tree, other):
         yield alike[0].base, alike[1].base
         return
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            yield from beside(value, other[name] if value else {})
+            yield from matching(value, other[name] if value else {})
         else:
             yield value, other[name]
 

@@ -16,7 +16,7 @@ from commands import fullrank
 from fullrank import __version__
 from fullrank.bench import cpu, eager, figures, gpu, overheads, proctree
 from fullrank.bench.race import Contestant, Lap, lap
-from fullrank.bench.standalone.task import NETWORKS, Task
+from fullrank.bench.standalone.task import NETWORKS, RaceTask
 from fullrank.bench.workload import TINY, Workload
 from fullrank.errors import InputError, RunFailed
 from fullrank.federated.sampling import participants
@@ -138,9 +138,9 @@ def test_the_table_of_a_race():
 
 
 def test_unlike_work_is_told():
-    assert cpu.unlike([a_lap(), a_lap("other", loss=2.1)]) == []
-    assert "steps differ" in cpu.unlike([a_lap(), a_lap("other", steps=11)])[0]
-    assert "nan" in cpu.unlike([a_lap(), a_lap(), a_lap("other", loss=float("nan"))])[0]
+    assert cpu.differences([a_lap(), a_lap("other", loss=2.1)]) == []
+    assert "steps differ" in cpu.differences([a_lap(), a_lap("other", steps=11)])[0]
+    assert "nan" in cpu.differences([a_lap(), a_lap(), a_lap("other", loss=float("nan"))])[0]
 
 
 # The tasks
@@ -156,13 +156,13 @@ def test_the_plan_is_the_servers_own(tmp_path):
     from fullrank.runs.assemble import assemble
 
     TINY.write(tmp_path)
-    task = Task(tmp_path)
+    task = RaceTask(tmp_path)
     parts = {"federation": ours.federation(task), "module": task.network()}
     server = assemble(ours.experiment(task, "serial"), **parts).server
     assert [list(server.sample(number)) for number in range(task.rounds)] == task.cohorts
     assert task.steps == 2 * 2
     assert participants(50, 1000) == Workload().cohort
-    assert Task(tmp_path).network()[0].weight.equal(task.network()[0].weight)
+    assert RaceTask(tmp_path).network()[0].weight.equal(task.network()[0].weight)
 
 
 def test_eager_batches_keep_odd_ones_but_for_a_single_sample():

@@ -13,7 +13,7 @@ import repopt
 from fullrank.errors import InputError
 from fullrank.methods.fedrepopt import FedRepOpt, mapped_kernels, multiplier
 from fullrank.models import build
-from fullrank.trees import Flat, Layout
+from fullrank.trees import Flat, FlatLayout
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "repopt_round.py"
 
@@ -78,7 +78,7 @@ def test_a_flat_gradient_is_multiplied_to_the_bit_like_any_other_and_stays_as_it
     model = dict(net.named_parameters())
     kernels = {kernel.name for kernel in mapped_kernels(tuple(model))}
     g = {key: torch.randn_like(value) for key, value in model.items() if value.requires_grad}
-    flat = Flat.copied(g, Layout.of(g))
+    flat = Flat.copied(g, FlatLayout.of(g))
     plain, made = (
         FedRepOpt().grad(tree, SimpleNamespace(model=model, fixed={"multiplier": multiplier(tree, model)}))
         for tree in (g, flat)

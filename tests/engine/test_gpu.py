@@ -136,8 +136,8 @@ def played(values):
     parts = assemble(Experiment.of(values))
     engine = open_engine("cuda", parts.site, parts.engine.options(2))
     parts.server.run_round(engine)
-    arenas = [arena for hand in engine.hands for arena in hand.recorder.arenas.values()]
-    found = [recording for arena in arenas for recording in arena.recordings.values()]
+    static = [buffers for worker in engine.workers for buffers in worker.recorder.static_buffers.values()]
+    found = [recording for buffers in static for recording in buffers.recordings.values()]
     engine.close()
     return engine.reasons, found
 

@@ -97,8 +97,8 @@ def test_a_compiled_forward_changes_nothing(method, monkeypatch):
     )
     engine = check_same({**BASE, "method.name": method}, cuda(2, compile=True))
     assert not engine.reasons
-    assert engine.places[0].forwards.keys() == {"move"}
-    assert len(engine.places[0].forwards["move"].counters) > 0
+    assert engine.device_contexts[0].forwards.keys() == {"move"}
+    assert len(engine.device_contexts[0].forwards["move"].counters) > 0
 
 
 class Opaque(Net):
@@ -156,8 +156,8 @@ def test_a_learning_rate_for_every_step():
 
 def test_slots_on_several_devices():
     engine = check_same(BASE, cuda(4, devices=(CPU, CPU)))
-    assert len(engine.places) == 2
-    assert {hand.place for hand in engine.hands} == set(engine.places)
+    assert len(engine.device_contexts) == 2
+    assert {worker.device_context for worker in engine.workers} == set(engine.device_contexts)
 
 
 def test_client_failure_stops_the_others_and_leaves_the_engine_usable():
@@ -177,7 +177,7 @@ def test_a_model_that_draws_numbers_is_rejected_side_by_side():
     with pytest.raises(fullrank.errors.InputError, match=r"engine\.slots = 1"):
         parts.server.run_round(engine)
     engine.close()
-    assert len(Cuda(parts.site, EngineOptions(slots=0, clients=6), record=rerun, devices=(CPU,)).hands) == 1
+    assert len(Cuda(parts.site, EngineOptions(slots=0, clients=6), record=rerun, devices=(CPU,)).workers) == 1
 
 
 def test_what_cannot_be_recorded_runs_eagerly_and_says_why():
@@ -251,7 +251,7 @@ def test_a_users_model_that_draws_numbers_trains_alone(noise):
     engine = Cuda(parts.site, EngineOptions(clients=6), record=rerun, devices=(CPU,))
     parts.server.run_round(engine)
     engine.close()
-    assert (len(engine.hands) == 1) == noise
+    assert (len(engine.workers) == 1) == noise
     assert engine.notes()["setup_seconds"] > 0
 
 
@@ -270,7 +270,7 @@ def test_trees_that_leave_the_engine_are_plain():
         parts = assemble(Experiment.of({**values, "method.name": method}))
         engine = Cuda(parts.site, EngineOptions(slots=1, clients=6), record=rerun, devices=(CPU,))
         (result,) = engine.run([parts.server.job("train", 0)])
-        assert isinstance(engine.hands[0].site.network.some(parts.entries.shared), Flat) or method != "scaffold"
+        assert isinstance(engine.workers[0].site.network.some(parts.entries.shared), Flat) or method != "scaffold"
         engine.close()
         trees = [result.state, *(part.tree for space in result.upload.values() for part in space.values())]
         assert not any(isinstance(tree, Flat) for tree in all_trees(trees))
@@ -288,8 +288,8 @@ def test_corrections_are_one_operation_on_vectors():
     parts = assemble(Experiment.of({**BASE, "method.name": "scaffold"}))
     engine = Cuda(parts.site, EngineOptions(slots=1, clients=6), record=rerun, devices=(CPU,))
     list(engine.run([parts.server.job("train", 0)]))
-    ((arena,),) = (hand.recorder.arenas.values() for hand in engine.hands)
-    context = arena.context
+    ((buffers,),) = (worker.recorder.static_buffers.values() for worker in engine.workers)
+    context = buffers.context
     assert flats(context.w0, context.own["scaffold"]["c"], context.sent["scaffold"]["c"])
     engine.close()
 
@@ -307,7 +307,7 @@ def test_a_correction_that_extends_another_is_obeyed():
 def test_a_copy_of_a_flat_network_is_loaded_by_itself():
     parts = assemble(Experiment.of(BASE))
     engine = Cuda(parts.site, EngineOptions(slots=1, clients=6), record=rerun, devices=(CPU,))
-    network = engine.hands[0].site.network
+    network = engine.workers[0].site.network
     w = network.some(parts.entries.shared)
     assert isinstance(w, Flat)
     other = copy.deepcopy(network)

@@ -15,7 +15,7 @@ from fullrank import Method
 from fullrank.config.experiment import Experiment
 from fullrank.engine import EngineOptions
 from fullrank.engine.serial import Serial
-from fullrank.engine.vectorised import Group, Vectorised, turns, width_of
+from fullrank.engine.vectorised import ClientGroup, Vectorised, turns, width_of
 from fullrank.errors import ClientFailed, Interrupted
 from fullrank.local import interrupt
 from fullrank.local.plan import make_plan
@@ -327,7 +327,7 @@ def test_no_more_jobs_are_taken_than_a_group_has():
 
 def test_an_interruption_stops_between_steps(monkeypatch):
     parts = put_together(plain(), blobs((8,) * 6), FedAvg(), {"train.batch_size": 2})
-    made, real = [], Group._gradient
+    made, real = [], ClientGroup._gradient
 
     def counted(self, *arguments):
         made.append(1)
@@ -337,7 +337,7 @@ def test_an_interruption_stops_between_steps(monkeypatch):
         if len(made) == 2:
             raise Interrupted
 
-    monkeypatch.setattr(Group, "_gradient", counted)
+    monkeypatch.setattr(ClientGroup, "_gradient", counted)
     monkeypatch.setattr(interrupt, "check", check)
     with pytest.raises(Interrupted):
         parts.server.run_round(Vectorised(parts.site, EngineOptions(clients=6)))

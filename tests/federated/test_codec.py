@@ -17,7 +17,7 @@ from fullrank.channels import Mean, Sum
 from fullrank.errors import InputError, RemoteError
 from fullrank.federated.codec import BadMessage, decode, encode
 from fullrank.federated.site import Job, Result
-from fullrank.trees import Flat, Layout
+from fullrank.trees import Flat, FlatLayout
 
 DTYPES = [
     torch.bool,
@@ -128,7 +128,7 @@ def test_names_of_empty_trees_and_the_order_of_names_stay():
 
 def test_tensors_that_share_memory_come_apart():
     base = torch.arange(6.0)
-    layout = Layout.of({"a": base[:2], "b": base[2:].view(2, 2)})
+    layout = FlatLayout.of({"a": base[:2], "b": base[2:].view(2, 2)})
     frozen = {"one": base, "two": base, "part": base[2:], "row": base.expand(2, 6)}
     given = a_job(frozen=frozen, state=Flat(base, layout))
     got = decode(encode(given))

@@ -318,10 +318,10 @@ def test_a_step_of_numbers_that_lie_in_another_order_is_the_same_step():
 def test_the_memory_of_two_fits_is_one_and_each_fit_has_its_part_in_one_piece():
     """A head first and the rest after it: neither loses its velocity, and neither is stepped entry by entry."""
     from fullrank.local.optimiser import memory
-    from fullrank.trees import Flat, Layout
+    from fullrank.trees import Flat, FlatLayout
 
     settings, entries = Settings(momentum=0.9), {name: torch.ones(2) for name in "abcd"}
-    whole = Flat.copied(entries, Layout.of(entries))
+    whole = Flat.copied(entries, FlatLayout.of(entries))
     known: dict = {}
     first = memory(whole.part("cd"), settings, known)["velocity"]
     first.base.fill_(5)

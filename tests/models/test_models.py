@@ -795,3 +795,9 @@ def test_the_same_seed_builds_the_same_network_and_method_parts():
     for name in ("neck.weight", "head.weight", "backbone.1.weight"):
         assert torch.equal(one.server.model[name], two.server.model[name]), name
     assert not torch.equal(build(1).server.model["neck.weight"], one.server.model["neck.weight"])
+
+
+def test_weights_under_a_name_that_the_model_lacks_are_rejected_in_a_sentence():
+    network = Network.of(plain(), torch.zeros(2, WIDTH, dtype=torch.float64), CLASSES)
+    with pytest.raises(InputError, match=r'no entry "other\.weight": .* earlier version of fullrank'):
+        network.load({"other.weight": torch.zeros(1)})

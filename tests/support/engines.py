@@ -23,8 +23,8 @@ def play(values, engine_of, rounds=2):
 
 
 def recordings(engine):
-    arenas = [arena for hand in engine.hands for arena in hand.recorder.arenas.values()]
-    return [recording for arena in arenas for recording in arena.recordings.values()]
+    static = [buffers for worker in engine.workers for buffers in worker.recorder.static_buffers.values()]
+    return [recording for buffers in static for recording in buffers.recordings.values()]
 
 
 def distance(one, other):

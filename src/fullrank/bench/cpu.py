@@ -20,11 +20,11 @@ BASE = "bare loop"
 LATER_ROUNDS = {"cnn": 2, "linear": 20}
 """Rounds measured after the first: enough for CPU time, which /proc counts in hundredths, to be exact to a percent."""
 LOSSES_DIFFER = 0.1
-"""Largest relative difference of final losses, which are not equal because the order of batches differs."""
+"""The largest accepted relative difference of final losses, which differ because the order of batches differs."""
 
 
 def own_contestants(workers: int = 2) -> list[Contestant]:
-    """Return the bare loop, and fullrank under its engines."""
+    """Return the contestants that need no other framework: a bare loop, and fullrank with each engine."""
     ours = (sys.executable, "-m", "fullrank.bench.ours", "{task}")
     return [
         Contestant(BASE, (sys.executable, str(bare.__file__), "{task}")),
@@ -62,7 +62,7 @@ def measure(
 
 
 def check(networks: Sequence[str], repeats: int) -> None:
-    """Check the options of the benchmark.
+    """Reject options of the benchmark that are impossible.
 
     Raises:
         InputError: If a network is not known, or if there are no laps.
@@ -86,11 +86,11 @@ def summary(laps: Sequence[Lap]) -> dict[str, Any]:
             "steps": own[0].steps,
             "facts": own[0].facts,
         }
-    return {"systems": systems, "unlike": unlike(laps)}
+    return {"systems": systems, "unlike": differences(laps)}
 
 
-def unlike(laps: Sequence[Lap]) -> list[str]:
-    """Return signs that contestants did not do the same work; none if they did."""
+def differences(laps: Sequence[Lap]) -> list[str]:
+    """Return the differences which show that contestants did not do the same work; nothing if all did."""
     found = []
     if len({lap.steps for lap in laps}) > 1:
         counts = sorted({f"{lap.contestant} {lap.steps}" for lap in laps})
@@ -103,7 +103,7 @@ def unlike(laps: Sequence[Lap]) -> list[str]:
 
 
 def report(result: dict[str, Any]) -> str:
-    """Return the result as text."""
+    """Format the result as text."""
     lines = [machine.sentence(result["machine"])]
     for network, found in result["networks"].items():
         lines += [

@@ -1,4 +1,4 @@
-"""A round on a GPU as one writes it with care without a library: eager PyTorch, everything on the device.
+"""A round on a GPU in plain PyTorch, as one writes it with care without a library.
 
 The images are on the device as bytes; batches are gathered, cropped and flipped there; TF32 is on; the optimiser is the
 fused one. There are no graphs and no compilation, and weights are float32.
@@ -20,12 +20,12 @@ from torch.nn.functional import cross_entropy, pad
 from fullrank.objectives import decorrelation
 
 WARM_UP = 3
-"""Steps before the measurement starts, in which libraries load and allocate."""
+"""The number of steps before the measurement, in which libraries are loaded and memory is allocated."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings of local training."""
+    """The settings of local training."""
 
     epochs: int = 10
     batch_size: int = 64
@@ -35,18 +35,18 @@ class Recipe:
     border: int = 4
     """Width of the border of zeros around the image, for the random crop."""
     beta: float = 0.0
-    """Weight of FedDecorr's term; 0 leaves it out."""
+    """The weight of FedDecorr's term; 0 leaves it out."""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Measured time of a round, or of a share of one."""
+    """The measured time of a round, or of a fraction of its steps."""
 
     seconds: float
     steps: int
-    """Steps that were run."""
+    """The number of steps that were run."""
     round_steps: int
-    """Steps of a whole round."""
+    """The number of steps of a whole round."""
     loss: float
 
     @property
@@ -55,7 +55,7 @@ class Timed:
         return self.seconds * self.round_steps / self.steps
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the values for JSON."""
+        """Return the values as a dict that JSON can represent."""
         return {
             "seconds": self.seconds,
             "steps": self.steps,
@@ -98,7 +98,9 @@ def time_round(
     recipe: Recipe,
     fraction: float = 1.0,
 ) -> Timed:
-    """Time one round: train each client from the same start, then average by samples, buffers too."""
+    """Time one round: clients train from the same start, and their weights and buffers are averaged by numbers of
+    samples.
+    """
     device = images.x.device
     plans = [batches(len(part), recipe) for part in parts]
     start = {name: value.clone() for name, value in network.state_dict().items()}
@@ -137,7 +139,7 @@ def synchronise(device: torch.device) -> None:
 
 @contextlib.contextmanager
 def tf32() -> Iterator[None]:
-    """Allow TF32 in matrix products and convolutions inside, and restore the setting afterwards."""
+    """Allow TF32 in matrix products and convolutions inside the block, and restore the setting afterwards."""
     matmul, cudnn = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     try:

@@ -1,4 +1,4 @@
-"""Numbers over repeats: median and range, ratios of medians, and a table of text."""
+"""Statistics over repeated measurements, and their tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fullrank.errors import InputError
 
 @dataclass(frozen=True)
 class Figure:
-    """Median and range of several measurements.
+    """The median and the range of several measurements.
 
     >>> Figure.of([3.0, 1.0, 2.0]).text()
     '2.00 [1.00, 3.00]'
@@ -36,7 +36,7 @@ class Figure:
         return middle if self.n == 1 else f"{middle} [{self.low:.{digits}f}, {self.high:.{digits}f}]"
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the values for JSON."""
+        """Return the values as a dict that JSON can represent."""
         return {"median": self.median, "min": self.low, "max": self.high, "n": self.n}
 
 

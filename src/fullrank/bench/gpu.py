@@ -51,7 +51,7 @@ def feddecorr_round(device: str, root: str = "", tiny: bool = False) -> dict[str
 
 
 def tiny_images(root: str = "", seed: int = 0) -> DataSet:
-    """Return a few random images of CIFAR's shape."""
+    """Return a few random images of the shape of CIFAR's."""
     noise = torch.Generator().manual_seed(seed)
     x = torch.randint(256, (90, 3, 32, 32), generator=noise, dtype=torch.uint8)
     y = torch.arange(90) % 10
@@ -130,7 +130,7 @@ def eager_round(
 
 
 def report(result: Mapping[str, Any]) -> str:
-    """Return the result as text."""
+    """Format the result as text."""
     lines = [machine.sentence(result["machine"])]
     for name in ("eager", "eager+feddecorr"):
         if name in result:
@@ -157,7 +157,7 @@ def _outcome(found: Mapping[str, Any]) -> str:
 
 
 class _Rows(Display):
-    """Collects and prints the rows of a run."""
+    """A callback that collects and prints the rows of a run."""
 
     def __init__(self, name: str, say: Say):
         self.name, self.say = name, say
@@ -171,7 +171,7 @@ class _Rows(Display):
         self.say(f"{self.name}: round {row['round']}, {row['training_seconds']:.2f} s of training{score}")
 
     def as_dict(self, eager: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Return a summary of the rows so far."""
+        """Return a summary of the rows so far as a dict that JSON can represent."""
         found: dict[str, Any] = {
             "training_seconds": [row["training_seconds"] for row in self.rows],
             "accuracy": [row.get("accuracy") for row in self.rows],

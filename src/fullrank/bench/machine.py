@@ -1,4 +1,4 @@
-"""Hardware and versions on which numbers were measured."""
+"""A description of the hardware and the versions on which numbers were measured."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fullrank.runs.environment import cpu_name
 
 
 def describe(device: str = "cpu") -> dict[str, Any]:
-    """Return hardware and versions."""
+    """Return the hardware and the versions of libraries."""
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError(
             f'--device {device}: this machine has no CUDA device that torch can use; try "--device cpu --tiny"'
@@ -38,7 +38,7 @@ def describe(device: str = "cpu") -> dict[str, Any]:
 
 
 def sentence(facts: dict[str, Any]) -> str:
-    """Return the facts in one line of text."""
+    """Return a description of the machine in one line of text."""
     where = f"{facts['gpu']}, CUDA {facts['cuda']}; " if "gpu" in facts else ""
     load = f"; load average before {facts['load_before']}" if "load_before" in facts else ""
     return (

@@ -1,4 +1,4 @@
-"""fullrank on a task, as an experiment with an engine: `python -m fullrank.bench.ours TASK ENGINE`."""
+"""The contestant that runs a task with fullrank: `python -m fullrank.bench.ours TASK ENGINE`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fullrank._version import __version__
-from fullrank.bench.standalone.task import Task, mark
+from fullrank.bench.standalone.task import RaceTask, mark
 from fullrank.config.experiment import Experiment
 from fullrank.data import DataSet, Pipeline, Split
 from fullrank.data.federation import Federation, given
@@ -19,13 +19,13 @@ from fullrank.runs.display import Display
 from fullrank.runs.run import execute
 
 PUBLISHED = 1500
-"""Rounds of the published benchmark, for which `auto` chooses, although fewer are run here."""
+"""The number of rounds of the published benchmark. `auto` chooses for as many, although fewer are run here."""
 
 
 class _Marks(Display):
-    """Marks the end of each round."""
+    """A callback that marks the end of each round."""
 
-    def __init__(self, task: Task):
+    def __init__(self, task: RaceTask):
         self.task = task
 
     def round_done(self, row: Mapping[str, Any]) -> None:
@@ -36,8 +36,8 @@ class _Marks(Display):
         mark(round=number, steps=sum(client["steps"] for client in row["clients"]))
 
 
-def experiment(task: Task, engine: str, workers: int = 0, rounds: int = 0) -> Experiment:
-    """Return the task as an experiment."""
+def experiment(task: RaceTask, engine: str, workers: int = 0, rounds: int = 0) -> Experiment:
+    """Return the experiment that runs the task with an engine."""
     train = {
         "rounds": rounds or task.rounds,
         "participation": len(task.cohorts[0]),
@@ -57,16 +57,16 @@ def experiment(task: Task, engine: str, workers: int = 0, rounds: int = 0) -> Ex
     )
 
 
-def federation(task: Task) -> Federation:
-    """Return the task's clients."""
+def federation(task: RaceTask) -> Federation:
+    """Return the task's data, divided among its clients."""
     data = DataSet("synthetic", Split(task.x, task.y), None, tuple("0123456789"))
     return given(data, Pipeline(), [task.samples] * task.clients)
 
 
 def main(path: str, engine: str, workers: int = 0) -> None:
-    """Run the task's rounds, with a mark after each."""
+    """Run the task, and mark the end of each round."""
     torch.set_num_threads(1)
-    task = Task(path)
+    task = RaceTask(path)
     parts: dict[str, Any] = {"federation": federation(task), "module": task.network()}
     if engine == "auto":
         engine = assemble(experiment(task, engine, rounds=PUBLISHED), **parts).engine.name

@@ -1,4 +1,4 @@
-"""The cost of each method compared with FedAvg: rounds of all methods take turns in one process.
+"""The cost of each method compared with FedAvg. All methods run their rounds in turns, in one process.
 
 A round is compared with FedAvg's round of the same turn, so that a machine that slows down meanwhile slows both.
 """
@@ -95,7 +95,8 @@ def measure(
 
 
 def overheads(rounds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
-    """Return by method the seconds of a round, and the excess over FedAvg's in the same turn, in percent and seconds.
+    """Return the seconds of a round and the excess over FedAvg's round of the same turn, in percent and seconds, by
+    method.
 
     >>> overheads({"fedavg": [1.0, 2.0], "other": [1.5, 3.0]})["other"]["percent"]["median"]
     50.0
@@ -113,7 +114,7 @@ def overheads(rounds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]
 
 
 def report(result: Mapping[str, Any]) -> str:
-    """Return the result as text."""
+    """Format the result as text."""
     n = statistics.mode(len(rounds["later"]) for rounds in result["rounds"].values())
     rows = []
     for name, found in result["overheads"].items():
@@ -127,7 +128,7 @@ def report(result: Mapping[str, Any]) -> str:
 
 
 class _Contestant:
-    """One method with everything that it needs to run rounds."""
+    """A method with everything that it needs to run rounds."""
 
     def __init__(self, experiment: Experiment, federation: Any, device: torch.device):
         self.device = device

@@ -1,4 +1,4 @@
-"""A race: contestants take turns, each in a fresh process, and are measured from outside."""
+"""A race of programs that run the same task in turns, each in a fresh process, and are measured from outside."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fullrank.bench.standalone.task import SOCKET
 from fullrank.errors import InputError, RunFailed
 
 MEMORY_INTERVAL = 1.0
-"""Seconds between two measurements of the tree's memory."""
+"""The number of seconds between two measurements of memory."""
 PATIENCE_SECONDS = 1800.0
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
@@ -39,27 +39,27 @@ class Lap:
 
     contestant: str
     cpu: float
-    """CPU-seconds per round of the whole process tree."""
+    """The CPU-seconds per round of the whole process tree."""
     wall: float
     first_cpu: float
     first_wall: float
     memory: int
-    """Peak memory of the tree in bytes."""
+    """The peak memory of the process tree in bytes."""
     rounds: int
-    """Later rounds, over which `cpu` and `wall` are means."""
+    """The number of later rounds, over which `cpu` and `wall` are means."""
     steps: int
-    """Optimiser steps in all rounds."""
+    """The number of optimiser steps in all rounds."""
     loss: float
     facts: dict[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the values for JSON."""
+        """Return the values as a dict that JSON can represent."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class _Usage:
-    """Resources used up to a moment."""
+    """The resources that a process tree has used since its start."""
 
     cpu: float
     wall: float
@@ -120,7 +120,7 @@ def lap(contestant: Contestant, task: Path) -> Lap:
 
 
 class _Gone(Exception):
-    """The process ended or was silent for too long."""
+    """Raised if a contestant's process has ended or was silent for too long."""
 
 
 def _follow(
@@ -191,6 +191,6 @@ class _Memory:
             self.most = max(self.most, proctree.memory(self._pid))
 
     def stop(self) -> None:
-        """Stop measuring."""
+        """Stop the measurement."""
         self._end.set()
         self._thread.join()

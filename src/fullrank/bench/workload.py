@@ -13,7 +13,7 @@ from fullrank.randomness import generator
 
 @dataclass(frozen=True)
 class Workload:
-    """Settings of a task, by default those of pfl-research's published CIFAR-10 benchmark."""
+    """The settings of a task, by default those of pfl-research's published CIFAR-10 benchmark."""
 
     network: str = "cnn"
     clients: int = 1000
@@ -39,7 +39,7 @@ class Workload:
         self.describe(path)
 
     def describe(self, path: Path) -> None:
-        """Write only the plan and the settings into a directory that has the data."""
+        """Write only the plan and the settings, into a directory that has the data."""
         facts = {**asdict(self), "cohorts": [self.taking_part(number) for number in range(self.rounds)]}
         (path / "task.json").write_text(json.dumps(facts), encoding="utf-8")
 

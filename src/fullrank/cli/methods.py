@@ -17,8 +17,8 @@ from fullrank.cli.options import AsJson, Command, command_group
 from fullrank.config.experiment import Experiment
 from fullrank.data import DataSet, Pipeline, Split
 from fullrank.data.federation import given
-from fullrank.engine.recording import Recording
-from fullrank.errors import kind_of, said_by
+from fullrank.engine.recording import RecordingEngine
+from fullrank.errors import kind_of, message_of
 from fullrank.methods import Method
 from fullrank.randomness import generator
 from fullrank.runs.assemble import Assembly, assemble
@@ -140,14 +140,18 @@ def leaving(method: Method) -> dict[str, Any]:
     found: dict[str, dict[str, str]] = {"round": {}, "end": {}}
     try:
         parts = small_federation(method)
-        engine = Recording(parts.site)
+        engine = RecordingEngine(parts.site)
         parts.server.run_round(engine)
         found["round"] = _worded(engine.seen, parts)
         engine.seen.clear()
         parts.server.finished(engine)
         found["end"] = _worded(engine.seen, parts)
     except Exception as error:
-        return {**found, "problem": f"{kind_of(error)}: {said_by(error)}", "measurements": [*MEASUREMENTS, SIMULATION]}
+        return {
+            **found,
+            "problem": f"{kind_of(error)}: {message_of(error)}",
+            "measurements": [*MEASUREMENTS, SIMULATION],
+        }
     return {**found, "problem": "", "measurements": [*MEASUREMENTS, SIMULATION]}
 
 

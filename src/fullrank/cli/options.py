@@ -59,7 +59,7 @@ PANELS = ("Run", "Compare", "Inspect", "Data", "Models and methods", "Reproduce"
 
 
 class _Readable:
-    """Help pages that fit the terminal: paragraphs are re-flowed, and flags are shown without a type."""
+    """Help pages that fit the terminal: paragraphs are re-flowed, and arguments and flags are shown without a type."""
 
     def __init__(self, *args: Any, help: str | None = None, **options: Any):
         super().__init__(*args, help=reflowed(help) if help else None, **options)  # type: ignore[call-arg]
@@ -70,14 +70,20 @@ class _Readable:
         for parameter in found:
             if getattr(parameter, "is_flag", False):
                 parameter.metavar = ""
+            elif parameter.param_type_name == "argument":
+                parameter.display_type_rich = _no_type
         return found
+
+
+def _no_type(ctx: Any) -> None:
+    """Return the type that a help page shows for an argument, whose name says what it is."""
 
 
 class Command(_Readable, TyperCommand):
     """A command with a readable help page."""
 
 
-class Group(_Readable, TyperGroup):
+class CommandGroup(_Readable, TyperGroup):
     """A group of commands with a readable help page."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -91,7 +97,7 @@ class Group(_Readable, TyperGroup):
 
 def command_group(help: str, **options: Any) -> typer.Typer:
     """Return an empty group of commands."""
-    return typer.Typer(help=help, cls=Group, context_settings={"help_option_names": ["-h", "--help"]}, **options)
+    return typer.Typer(help=help, cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]}, **options)
 
 
 def reflowed(text: str) -> str:

@@ -214,7 +214,7 @@ def _describe(panels: Sequence[Sphere]) -> None:
     for panel in panels:
         print(
             f"{panel.name}: effective rank {panel.effective_rank:.2f}, "
-            f"nearest class means {panel.smallest_angle:.0f}° apart, accuracy {panel.accuracy:.2f}"
+            f"angle between the nearest class means {panel.smallest_angle:.0f}°, accuracy {panel.accuracy:.2f}"
         )
 
 

@@ -19,21 +19,25 @@ Features: TypeAlias = Array | Iterable[Any]
 Numbers: TypeAlias = NDArray[np.float64]
 
 ROWS_AT_ONCE = 8192
-"""Rows of an array that are converted to float64 at a time, so that a large array is never copied."""
+"""The number of rows that are converted to float64 at a time, so that a large array is never copied as a whole."""
 
 
 def wide(x: Array) -> Tensor:
-    """Return the numbers in float64, on their device and detached."""
+    """Convert numbers to float64, on their device and without a gradient."""
     return raw(x).to(torch.float64)
 
 
 def raw(x: Array) -> Tensor:
-    """Return the numbers as a detached tensor in their own dtype."""
+    """Return numbers as a tensor in their own dtype, without a gradient."""
     return x.detach() if isinstance(x, Tensor) else torch.from_numpy(np.array(x))
 
 
 def matrix(x: Array, what: str = "features") -> Tensor:
-    """Return numbers in their own dtype, and reject those that are not (samples, width)."""
+    """Return a matrix (samples, width) in its own dtype.
+
+    Raises:
+        InputError: If the numbers have another shape.
+    """
     found = raw(x)
     if found.dim() != 2 or found.shape[1] == 0:
         raise InputError(f"{what} must have the shape (samples, width), not {tuple(found.shape)}")
@@ -41,7 +45,11 @@ def matrix(x: Array, what: str = "features") -> Tensor:
 
 
 def pooled(x: Array) -> Tensor:
-    """Return a layer's features (N, channels): a convolution's maps (N, channels, …) are averaged over positions."""
+    """Return a layer's features (N, channels). Maps of a convolution (N, channels, …) are averaged over positions.
+
+    Raises:
+        InputError: If the features have fewer than two dimensions.
+    """
     found = raw(x)
     if found.dim() < 2:
         raise InputError(f"features of a layer must have the shape (samples, channels, …), not {tuple(found.shape)}")
@@ -49,7 +57,7 @@ def pooled(x: Array) -> Tensor:
 
 
 def is_whole(features: Any) -> bool:
-    """Return whether features are in one piece; otherwise they are an iterable of batches."""
+    """Return whether features are in one piece. If not, they are an iterable of batches."""
     if isinstance(features, Tensor | np.ndarray):
         return True
     if not isinstance(features, Sequence):
@@ -58,13 +66,13 @@ def is_whole(features: Any) -> bool:
 
 
 def in_one_piece(features: Any) -> Tensor | NDArray[Any]:
-    """Return features given in one piece, without converting them."""
+    """Return features that are given in one piece as a tensor or an array, without a copy where possible."""
     found = features if isinstance(features, Tensor | np.ndarray) else np.array(features)
     return found if found.ndim == 2 and found.shape[1] else matrix(found)
 
 
 def pieces(features: Features) -> Iterator[Tensor]:
-    """Yield features in batches, in order, without any labels that the batches have."""
+    """Yield features in batches and in order. Labels that come with the batches are left out."""
     if is_whole(features):
         x = in_one_piece(features)
         for start in range(0, len(x), ROWS_AT_ONCE):
@@ -75,7 +83,15 @@ def pieces(features: Features) -> Iterator[Tensor]:
 
 
 def labelled(features: Features, labels: Array | None) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield batches with their labels, which are given in one piece or with the batches, as pairs."""
+    """Yield batches of features with their labels.
+
+    Args:
+        features: Features in one piece or in batches; without `labels`, batches are pairs (features, labels).
+        labels: The labels of all samples, or None.
+
+    Raises:
+        InputError: If labels are missing, or their number is not that of the samples.
+    """
     if labels is None:
         if is_whole(features):
             raise InputError("features in one piece need labels, one per sample")
@@ -103,7 +119,11 @@ def _is_pair(x: Any) -> bool:
 
 
 def whole_numbers(labels: Array) -> Tensor:
-    """Return labels (N,) as int64, and reject negative ones."""
+    """Return labels (N,) as int64.
+
+    Raises:
+        InputError: If the labels are not whole numbers, or are negative.
+    """
     y = raw(labels)
     if y.dim() != 1 or y.is_floating_point() or y.is_complex():
         if y.numel():
@@ -116,7 +136,7 @@ def whole_numbers(labels: Array) -> Tensor:
 
 
 def plain(x: Tensor) -> Numbers:
-    """Return a tensor as a NumPy array in float64."""
+    """Convert a tensor to a NumPy array of float64."""
     found: Numbers = x.detach().to("cpu", torch.float64).numpy()
     return found
 

@@ -1,4 +1,4 @@
-"""Per-class accuracy and confusion of a model's predictions."""
+"""Accuracy of each class, and the confusion of classes, from a model's predictions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,19 @@ from fullrank.metrics.measures import counted_pairs
 def confusion(predicted: Array, labels: Array, num_classes: int | None = None) -> NDArray[np.int64]:
     """Count the samples of each class (rows) by predicted class (columns).
 
-    `predicted` are scores (N, C), of which the first largest counts, or classes (N,). Tables of parts of the data add
-    up to that of the whole.
+    Tables of parts of the data add up to that of the whole.
+
+    Args:
+        predicted: Scores of shape (N, C), whose largest value is the prediction (the first of equal ones), or predicted
+            classes of shape (N,).
+        labels: Labels of shape (N,).
+        num_classes: The number of classes; by default as many as scores and labels show.
+
+    Returns:
+        The counts, of shape (C, C).
+
+    Raises:
+        InputError: If there are no samples, the lengths differ, or a class is not below `num_classes`.
 
     >>> confusion([[2.0, 1], [0, 1], [3, 0]], [0, 1, 1]).tolist()
     [[1, 0], [1, 1]]
@@ -35,7 +46,18 @@ def confusion(predicted: Array, labels: Array, num_classes: int | None = None) -
 
 
 def class_accuracy(predicted: Array, labels: Array, num_classes: int | None = None) -> Numbers:
-    """Return the share of each class's samples that is classified correctly (C,); nan for a class without samples.
+    """Compute the share of each class's samples that is classified correctly.
+
+    Args:
+        predicted: Scores of shape (N, C) or predicted classes of shape (N,).
+        labels: Labels of shape (N,).
+        num_classes: The number of classes; by default as many as scores and labels show.
+
+    Returns:
+        The accuracies, of shape (C,); nan for a class without samples.
+
+    Raises:
+        InputError: As `confusion`.
 
     >>> class_accuracy([0, 0, 1, 2], [0, 0, 0, 2]).round(4).tolist()
     [0.6667, nan, 1.0]
@@ -44,7 +66,13 @@ def class_accuracy(predicted: Array, labels: Array, num_classes: int | None = No
 
 
 def recall(table: Array) -> Numbers:
-    """Return the accuracy of each class from a confusion table, which may be a sum over parts of the data.
+    """Compute the accuracy of each class from a confusion table.
+
+    Args:
+        table: Counts of shape (C, C) as `confusion` returns them, or their sum over parts of the data.
+
+    Returns:
+        The accuracies, of shape (C,); nan for a class without samples.
 
     >>> recall([[3, 1], [0, 2]]).tolist()
     [0.75, 1.0]

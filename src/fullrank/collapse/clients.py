@@ -16,16 +16,25 @@ from fullrank.collapse.arrays import Array, Numbers, matrix, no_samples, plain, 
 from fullrank.errors import InputError
 
 EQUAL_NORMS = 1e-6
-"""Spread of norms, relative to their mean, below which they differ by rounding only."""
+"""The range of norms, relative to their mean, below which they differ by rounding only."""
 
 
 def prototype_consistency(prototypes: Array, held: Array | None = None) -> dict[str, Any]:
-    """Compute the mean cosine of clients' prototypes (clients, C, d) over pairs of clients, by class.
+    """Compute the mean cosine of clients' class prototypes over pairs of clients, by class.
 
-    A client without samples of a class has zeros (or nan) there, or False in `held` (clients, C). In the result, `mean`
-    is over the classes that two clients or more hold, `classes` is their number, and `by_class` (C,) has each class's
-    value, nan where no two hold it. Prototypes are class means of a client's own samples under its own model; they are
-    not centred.
+    Prototypes are class means of a client's own samples under its own model; they are not centred.
+
+    Args:
+        prototypes: Prototypes of shape (clients, C, d), with zeros or nan where a client has no samples of a class.
+        held: A boolean mask of shape (clients, C), which is False where a client has no samples of a class.
+
+    Returns:
+        `mean` over the classes that at least two clients hold, `classes`, the number of those classes, and `by_class`,
+        the
+        mean cosine of each class, of shape (C,), which is nan where no two clients hold it.
+
+    Raises:
+        InputError: If a shape is wrong, or there is nothing to compare.
 
     >>> found = prototype_consistency([[[1.0, 0], [0, 1]], [[1, 1], [0, 2]], [[0, 1], [0, 0]]])
     >>> round(found["mean"], 6), found["classes"]
@@ -47,11 +56,18 @@ def prototype_consistency(prototypes: Array, held: Array | None = None) -> dict[
 
 
 def classifier_cosine(classifiers: Array) -> dict[str, Any]:
-    """Compute the mean cosine of classifiers' rows W_k[c] over pairs of clients, by class.
+    """Compute the mean cosine of the classifiers' rows W_k[c] over pairs of clients, by class.
 
-    `classifiers` are weights (clients, C, d), without biases. The result has `mean`, `classes` and `by_class` as in
-    `prototype_consistency`, and `matrix` (clients, clients), each pair's mean over classes. A row of zeros has no
-    direction and is left out.
+    Args:
+        classifiers: Weights of shape (clients, C, d), without biases. A row of zeros has no direction and is left out.
+
+    Returns:
+        `mean`, `classes` and `by_class` as in `prototype_consistency`, and `matrix`, the mean over classes for each
+        pair
+        of clients, of shape (clients, clients).
+
+    Raises:
+        InputError: If the weights have another shape, or there are none.
 
     >>> found = classifier_cosine([[[1.0, 0], [0, 1]], [[1, 1], [0, 2]]])
     >>> round(found["mean"], 6), found["matrix"].round(4).tolist()
@@ -66,11 +82,21 @@ def classifier_cosine(classifiers: Array) -> dict[str, Any]:
 
 
 def classifier_norms(classifier: Array, counts: Array | None = None) -> dict[str, Any]:
-    """Compute how unequal the norms of a classifier's rows (C, d) are, and their correlation with class counts.
+    """Compute how unequal the norms of a classifier's rows are, and their correlation with class counts.
 
-    The result has `norms` ‖W_c‖, their `ratio` to the mean, `cv` = std/mean (biased), and `bias`, the Pearson
-    correlation with the class counts (C,), which is nan without counts, or if either is constant. Norms that differ by
-    less than a millionth of their mean count as constant: the difference is rounding, as in FedETF's fixed frame.
+    Norms that differ by less than a millionth of their mean count as constant: the difference is rounding, as in
+    FedETF's fixed frame.
+
+    Args:
+        classifier: Weights of shape (C, d).
+        counts: The number of training samples of each class, of shape (C,).
+
+    Returns:
+        `norms` ‖W_c‖, their `ratio` to the mean, `cv` = std/mean (with the biased standard deviation), and `bias`, the
+        Pearson correlation of norms and counts, which is nan without counts, or if either is constant.
+
+    Raises:
+        InputError: If the weights are not a matrix, or `counts` has another length.
 
     >>> found = classifier_norms([[3.0, 4], [0, 1], [2, 0]], counts=[50, 20, 10])
     >>> found["norms"].tolist(), round(found["cv"], 6), round(found["bias"], 6)
@@ -91,12 +117,20 @@ def classifier_norms(classifier: Array, counts: Array | None = None) -> dict[str
 
 
 def classifier_map(classifiers: Array, seed: int = 0) -> tuple[Numbers, Numbers]:
-    """Compute the t-SNE map of all clients' classifier rows: points (clients·C, 2), client by client, and their
-    classes.
+    """Compute a t-SNE map of the rows of all clients' classifiers, as in FedETF's talk (Fig. 1, fourth column).
 
-    As in FedETF's talk (Fig. 1, fourth column), each row is divided by its norm; the perplexity is min(30, (points −
-    1)/3), and the map starts at the principal components with a fixed seed, so that the same rows give the same points.
-    Rows of zeros stay zero. scikit-learn is required.
+    Each row is divided by its norm; rows of zeros stay zero. The perplexity is min(30, (points − 1)/3), and the map
+    starts at the principal components, so that the same rows give the same points. scikit-learn is required.
+
+    Args:
+        classifiers: Weights of shape (clients, C, d), without biases.
+        seed: The seed of t-SNE.
+
+    Returns:
+        The points of shape (clients·C, 2), client by client, and their classes.
+
+    Raises:
+        InputError: If scikit-learn is missing, the weights have another shape, or there are fewer than four rows.
 
     >>> points, classes = classifier_map(np.random.default_rng(0).normal(size=(3, 4, 8)))
     >>> points.shape, classes.tolist()[:5]

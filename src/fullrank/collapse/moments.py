@@ -10,15 +10,18 @@ from fullrank.errors import InputError
 
 
 class Moments:
-    """Running moments of features, also by class if labels are given, merged batch by batch.
+    """Running moments of features, merged batch by batch; with labels also the moments of each class.
 
     After n_a samples, a batch of n_b turns S = Σ(z − z̄)(z − z̄)ᵀ into S_a + S_b + δδᵀ·n_a n_b/(n_a + n_b), where δ is
     the difference of the two means (Chan, Golub and LeVeque 1979). No large numbers are subtracted; the order and size
     of the batches do not matter. Sums are in float64, on the device of the first batch.
 
     The covariance within classes gives all classes equal weight, so the weight of a sample depends on the size of its
-    class: giving the class sizes `counts` (C,) beforehand keeps memory at O(d² + C·d). Without them every class has its
-    own d×d matrix.
+    class. With the class sizes given beforehand, memory is O(d² + C·d); without them every class has its own d×d
+    matrix.
+
+    Args:
+        counts: The number of samples of each class, of shape (C,).
 
     >>> moments = Moments()
     >>> for z in ([[2.0, 1], [2, -1]], [[-2.0, 1]], [[-2.0, -1]]):
@@ -34,7 +37,15 @@ class Moments:
         self._labelled: bool | None = None
 
     def add(self, z: Array, y: Array | None = None) -> None:
-        """Add a batch of features (n, d) and, for moments by class, its labels (n,)."""
+        """Add a batch.
+
+        Args:
+            z: Features of shape (n, d).
+            y: Labels of shape (n,). Either all batches have labels or none.
+
+        Raises:
+            InputError: If the width differs from that of earlier batches, or labels are missing or of another number.
+        """
         z = wide(matrix(z))
         if not self.samples:
             if len(z) == 0:
@@ -57,7 +68,14 @@ class Moments:
             self._add_to_classes(z, labels)
 
     def merge(self, other: Moments) -> None:
-        """Merge another object's moments, as if its batches had been added here."""
+        """Add the samples of another object, as if its batches had been added here.
+
+        Args:
+            other: Moments of other samples of the same features.
+
+        Raises:
+            InputError: If only one of the two has labels, or their widths or class counts differ.
+        """
         if not other.samples:
             return
         if not self.samples:
@@ -90,19 +108,19 @@ class Moments:
 
     @property
     def mean(self) -> Tensor:
-        """z̄ (d,)."""
+        """The mean z̄ of the features (d,)."""
         self._need_samples()
         return self._origin + self._mean
 
     @property
     def covariance(self) -> Tensor:
-        """Σ = (1/N)Σ(z − z̄)(z − z̄)ᵀ (d, d), the biased one."""
+        """The biased covariance Σ = (1/N)Σ(z − z̄)(z − z̄)ᵀ of the features (d, d)."""
         self._need_samples()
         return self._scatter / self.samples
 
     @property
     def classes(self) -> Tensor:
-        """The classes that have samples, ascending (K,)."""
+        """The classes that have samples, in ascending order (K,)."""
         self._need_labels()
         return self._counts.nonzero().flatten()
 
@@ -118,13 +136,13 @@ class Moments:
 
     @property
     def deviations(self) -> Tensor:
-        """D (K, d): deviations of the class means from their unweighted mean h_G."""
+        """The deviations D of the class means from their unweighted mean h_G (K, d)."""
         means = self._means[self.classes]
         return means - means.mean(0)
 
     @property
     def within(self) -> Tensor:
-        """Σ_W (d, d): the mean over classes of each class's biased covariance."""
+        """The covariance Σ_W within classes, the mean of the classes' biased covariances (d, d)."""
         classes = self.classes
         if self.announced is None:
             return sum((self._scatters[int(c)] / self._counts[c] for c in classes), self._within) / len(classes)
@@ -211,7 +229,16 @@ def _same(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 def moments_of(features: Features | Moments, labels: Array | None = None, by_class: bool = False) -> Moments:
-    """Return the moments of features in any form, with `by_class` also those of classes."""
+    """Return the moments of features in any form.
+
+    Args:
+        features: Features in one piece, a stream of batches, or moments, which are returned as they are.
+        labels: The labels of all samples; without them, batches are pairs (features, labels) if `by_class` is true.
+        by_class: Whether the moments of each class are needed.
+
+    Raises:
+        InputError: If there are no samples, or the labels do not fit.
+    """
     if isinstance(features, Moments):
         return features
     if not by_class:

@@ -18,9 +18,9 @@ from fullrank.collapse.moments import Moments, moments_of
 from fullrank.errors import InputError
 
 RELATIVE_ZERO = 1e-10
-"""Eigenvalues of Σ_B up to this share of the largest count as 0."""
+"""The share of the largest eigenvalue of Σ_B up to which others count as 0."""
 ROUNDING = 1e-14
-"""Class means nearer to their mean than this share of the features' spread count as equal to it."""
+"""The share of the features' spread up to which a distance of class means from their mean counts as 0."""
 
 
 def neural_collapse(
@@ -32,7 +32,7 @@ def neural_collapse(
     logits: Array | None = None,
     again: Features | None = None,
 ) -> dict[str, float]:
-    """Compute NC1 to NC4 of features (N, d) with labels (N,) and, if given, of a classifier (C, d).
+    """Compute NC1 to NC4 of features and, if given, of a classifier.
 
     With h_c the class means, D the rows h_c − h_G (h_G their unweighted mean), K the number of classes with samples:
 
@@ -43,10 +43,23 @@ def neural_collapse(
     - `nc4`: the share of samples that argmax zWᵀ + b (or argmax of `logits`) gives to another class than the nearest
       mean does, among the K classes.
 
-    Features may be a stream of batches in the order of the labels, or of pairs (features, labels). NC4 needs a second
-    pass over the samples when the means are known, so it is nan for a stream that can be read only once, and for
-    `Moments` unless `again` gives the same samples once more, as a stream of pairs (features, labels). Undefined values
-    are nan, and with fewer than two classes all are undefined.
+    NC4 needs a second pass over the samples when the means are known, so it is nan for a stream that can be read only
+    once, and for `Moments`, unless `again` is given.
+
+    Args:
+        features: Features of shape (N, d), a stream of batches in the order of the labels, a stream of pairs (features,
+            labels), or `Moments` by class.
+        labels: Labels of shape (N,), unless the features come with theirs.
+        classifier: Weights of shape (C, d); without them `nc3` is nan, and `nc4` needs `logits`.
+        bias: The classifier's bias, of shape (C,).
+        logits: Logits of shape (N, C), which replace the classifier's in `nc4`.
+        again: The same samples once more, as a stream of pairs (features, labels), for `nc4`.
+
+    Returns:
+        The measures by name. Undefined values are nan; with fewer than two classes all are.
+
+    Raises:
+        InputError: If there are no samples, or the shapes do not match.
 
     >>> z = [[2.0, 0], [4, 0], [0, 1], [0, 3], [-1, -1], [-3, -1]]
     >>> found = neural_collapse(z, [0, 0, 1, 1, 2, 2], [[1.0, 0], [0, 1], [-1, -1]])
@@ -72,8 +85,19 @@ def neural_collapse(
 
 
 def nc_error(features: Features | Moments, labels: Array | None = None) -> float:
-    """Compute `nc2_angle`, the mean deviation of the angles between class means from a simplex's, as in FedETF's
-    figure.
+    """Compute the mean deviation of the angles between class means from those of a simplex, as in FedETF's figure.
+
+    It is `nc2_angle` of `neural_collapse`.
+
+    Args:
+        features: Features of shape (N, d), a stream of batches, or `Moments` by class.
+        labels: Labels of shape (N,), unless the features come with theirs.
+
+    Returns:
+        The mean deviation; nan with fewer than two classes.
+
+    Raises:
+        InputError: If there are no samples, or the number of labels is not theirs.
 
     >>> nc_error([[1.0, 0], [-1, 0]], [0, 1])
     0.0
@@ -111,8 +135,8 @@ def _nc2(D: Tensor) -> dict[str, float]:
     }
     if float(norms.min()) > ROUNDING * float(norms.max()):  # a mean at the centre of all means has no direction
         cosine = gram / torch.outer(norms, norms)
-        apart = ~torch.eye(K, dtype=torch.bool, device=D.device)
-        found["nc2_angle"] = float((cosine[apart] + 1 / (K - 1)).abs().mean())
+        different = ~torch.eye(K, dtype=torch.bool, device=D.device)
+        found["nc2_angle"] = float((cosine[different] + 1 / (K - 1)).abs().mean())
     return found
 
 

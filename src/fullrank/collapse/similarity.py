@@ -18,12 +18,20 @@ from fullrank.errors import InputError
 
 
 def cka(a: Features, b: Features) -> float:
-    """Compute ‖XᵀY‖_F² / (‖XᵀX‖_F ‖YᵀY‖_F) of two feature matrices with centred columns, between 0 and 1.
+    """Compute linear CKA, ‖XᵀY‖_F² / (‖XᵀX‖_F ‖YᵀY‖_F), of two feature matrices with centred columns.
 
-    Both have the same samples in the same order, in one piece each or as two streams of batches of equal sizes; widths
-    may differ. Maps of a convolution (N, channels, height, width) are averaged over positions. The result is nan if
-    either is constant. For few samples it is biased upwards: independent Gaussians give .33 at N = 64, d = 32, and .03
-    at N = 1,000.
+    For few samples it is biased upwards: independent Gaussians give .33 at N = 64, d = 32, and .03 at N = 1,000.
+
+    Args:
+        a: Features of shape (N, d), or a convolution's maps (N, channels, height, width), which are averaged over
+            positions; in one piece or as a stream of batches.
+        b: Features of the same samples in the same order, of any width; as a stream, in batches of the same sizes.
+
+    Returns:
+        A number between 0 and 1; nan if either matrix has constant columns only.
+
+    Raises:
+        InputError: If the numbers of samples or batches differ, or there are none.
 
     >>> x = np.array([[1.0, 0], [2, 1], [3, 1], [4, 4]])
     >>> round(cka(x, [[1.0], [0], [0], [1]]), 6), round(cka(x, x @ [[0, -2], [2, 0]] + 5), 6)
@@ -44,10 +52,18 @@ def cka(a: Features, b: Features) -> float:
 
 
 def cka_by_layer(clients: Sequence[Mapping[str, Array]]) -> dict[str, Numbers]:
-    """Compute CKA of every pair of clients at every layer: a (clients, clients) matrix by the layer's name.
+    """Compute linear CKA of every pair of clients at every layer.
 
-    Each client gives its features by layer, all for the same samples in the same order. For more samples than fit into
-    memory, give `Similarity` one batch after another.
+    For more samples than fit into memory, give `Similarity` one batch after another.
+
+    Args:
+        clients: The features of each client by the layer's name, for the same samples in the same order.
+
+    Returns:
+        A (clients, clients) matrix for each layer.
+
+    Raises:
+        InputError: If the numbers of samples or the layers differ, or there are no samples.
 
     >>> x = np.array([[1.0, 0], [2, 1], [3, 1], [4, 4]])
     >>> cka_by_layer([{"conv": x}, {"conv": x[:, :1]}])["conv"].round(6).tolist()
@@ -59,9 +75,9 @@ def cka_by_layer(clients: Sequence[Mapping[str, Array]]) -> dict[str, Numbers]:
 
 
 class Similarity:
-    """CKA over batches, for several clients and layers at once, in one pass over the samples.
+    """Linear CKA over batches, for several clients and layers at once, in one pass over the samples.
 
-    It keeps XᵀY for every pair of clients at every layer, for any number of samples.
+    The object keeps XᵀY for every pair of clients at every layer, so its memory does not grow with the samples.
 
     >>> similarity = Similarity()
     >>> for rows in ([[1.0, 0], [2, 1]], [[3.0, 1]], [[4.0, 4]]):
@@ -78,7 +94,14 @@ class Similarity:
         self._products: dict[tuple[str, int, int], Tensor] = {}
 
     def add(self, clients: Sequence[Mapping[str, Array]]) -> None:
-        """Add one batch: for every client its features by layer, of the same samples everywhere."""
+        """Add one batch.
+
+        Args:
+            clients: The features of each client by the layer's name, for the same samples in the same order.
+
+        Raises:
+            InputError: If the numbers of samples differ, or the clients or layers are not those of the first batch.
+        """
         batch = [{layer: wide(pooled(x)) for layer, x in client.items()} for client in clients]
         device = next((x.device for client in batch for x in client.values()), None)
         batch = [{layer: x.to(device) for layer, x in client.items()} for client in batch]
@@ -110,7 +133,11 @@ class Similarity:
         self.samples = together
 
     def matrices(self) -> dict[str, Numbers]:
-        """Return the (clients, clients) matrix of each layer; nan where a client's features are constant."""
+        """Return the (clients, clients) matrix of each layer; nan where a client's features are constant.
+
+        Raises:
+            InputError: If no samples were added.
+        """
         if not self.samples:
             raise no_samples("cka")
         number = len(self._means)
@@ -142,7 +169,7 @@ def _from_rows(x: Tensor, y: Tensor) -> float:
 
 
 def _share(product: float, a: float, b: float) -> float:
-    # divided before it is squared: the product of three squares would overflow first
+    # divided before squaring, because the product of three squares could overflow
     if not (math.isfinite(product) and math.isfinite(a) and math.isfinite(b)) or a <= 0 or b <= 0:
         return math.nan
     return min(1.0, (product / a) * (product / b))

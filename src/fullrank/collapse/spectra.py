@@ -19,17 +19,26 @@ from fullrank.errors import InputError
 from fullrank.objectives import singular_variance as _singular_variance
 
 THRESHOLD = math.exp(-2)
-"""Singular values above it are significant; it is TPAMI's example log τ = −2."""
+"""The threshold above which singular values are significant, TPAMI's example log τ = −2."""
 RELATIVE_ZERO = 1e-12
-"""Singular values up to this share of the largest count as rounding errors."""
+"""The share of the largest singular value up to which others count as rounding errors."""
 
 
 def spectrum(features: Features | Moments) -> Numbers:
-    """Return the d singular values of Σ = (1/N)Σ(z − z̄)(z − z̄)ᵀ in descending order (ICLR Eq. 5, TPAMI Eq. 6).
+    """Compute the d singular values of Σ = (1/N)Σ(z − z̄)(z − z̄)ᵀ (ICLR Eq. 5, TPAMI Eq. 6), which Figs. 2–7 draw.
 
-    Figs. 2–7 draw them. `features` are (N, d) in one piece, a stream of batches, or `Moments`. The values are never
-    negative; they are 0 for a single sample, and nan if a feature is not finite. With fewer samples than features in
-    one piece, the N×N Gram matrix is decomposed.
+    With fewer samples than features in one piece, the N×N Gram matrix is decomposed.
+
+    Args:
+        features: Features of shape (N, d), a stream of batches, or `Moments`.
+
+    Returns:
+        The values in descending order, of shape (d,). They are never negative; they are 0 for a single sample, and nan
+        if
+        a feature is not finite.
+
+    Raises:
+        InputError: If there are no samples, or the features have another shape.
 
     >>> spectrum([[2.0, 1], [2, -1], [-2, 1], [-2, -1]]).tolist()
     [4.0, 1.0]
@@ -50,8 +59,16 @@ def spectrum(features: Features | Moments) -> Numbers:
 def effective_rank(features: Features | Moments) -> float:
     """Compute exp(−Σ p log p) with p = λ/Σλ, the effective number of dimensions (Roy and Vetterli).
 
-    λ are the covariance's singular values, as the papers plot them. The result is between 1 and d; 0 if all features
-    are constant. A spectrum, one number per dimension, may be given instead of features.
+    The λ are the singular values of the covariance, as the papers plot them.
+
+    Args:
+        features: Features of shape (N, d), a stream of batches, `Moments`, or a spectrum of shape (d,).
+
+    Returns:
+        A number between 1 and d; 0 if all features are constant, and nan if one is not finite.
+
+    Raises:
+        InputError: If there are no samples, or the features have another shape.
 
     >>> round(effective_rank([[2.0, 1], [2, -1], [-2, 1], [-2, -1]]), 6)
     1.649385
@@ -70,7 +87,17 @@ def effective_rank(features: Features | Moments) -> float:
 
 
 def significant(values: Array, threshold: float = THRESHOLD) -> int:
-    """Count the singular values above a threshold, by default e⁻² (TPAMI, log τ = −2).
+    """Count the singular values above a threshold.
+
+    Args:
+        values: A spectrum of shape (d,).
+        threshold: The threshold τ; by default e⁻², TPAMI's example log τ = −2.
+
+    Returns:
+        The number of values above the threshold.
+
+    Raises:
+        InputError: If the spectrum is not one-dimensional.
 
     >>> significant([4.46, 0.75, 0.042])
     2
@@ -91,9 +118,19 @@ def spectrum_gap(
 ) -> float | tuple[float, int]:
     """Compute R of TPAMI Eq. 1, the mean of log(λ_k^local / λ_k^global) over the singular values of two spectra.
 
-    A k is left out if either value is a rounding error (10⁻¹² of its spectrum's largest or less); without any k the
-    result is nan. `top` limits k to the leading values (100 in the figures); `count=True` also returns the number of
-    values compared.
+    A k is left out if either value is a rounding error (10⁻¹² of its spectrum's largest or less).
+
+    Args:
+        local: The spectrum of a client's model, of shape (d,).
+        global_: The spectrum of the global model, of shape (d,).
+        top: The number of leading values that are compared (100 in the figures); by default all.
+        count: Whether to return the number of compared values as well.
+
+    Returns:
+        The mean, which is nan if no values can be compared, or with `count` the mean and the number of values.
+
+    Raises:
+        InputError: If a spectrum is not one-dimensional.
 
     >>> round(spectrum_gap([3 * math.e, math.e], [3.0, 1.0]), 12)
     1.0
@@ -114,6 +151,15 @@ def singular_variance(features: Features | Moments) -> float:
 
     It is the loss of this name in `fullrank.objectives`, as a number and for any amount of features. No singular value
     is computed.
+
+    Args:
+        features: Features of shape (N, d), a stream of batches, or `Moments`.
+
+    Returns:
+        The variance.
+
+    Raises:
+        InputError: If there are no samples, or the features have another shape.
 
     >>> singular_variance([[2.0, 1], [2, -1], [-2, 1], [-2, -1]])
     2.25

@@ -18,16 +18,28 @@ from fullrank.errors import InputError
 TOP = 50
 BATCH = 128
 EPS = 1e-8
-"""Added to each standard deviation: a dead feature stays 0."""
+"""A constant that is added to each standard deviation, so that a dead feature stays 0."""
 
 
 def class_eigenvalue_variance(
     features: Array, labels: Array, *, top: int = TOP, batch_size: int = BATCH
 ) -> dict[int, float]:
-    """Compute v_c = (1/128)Σ(λ_i − λ̄)² over the 50 largest eigenvalues of M_c, by class of two samples or more.
+    """Compute v_c = (1/128)Σ(λ_i − λ̄)² over the 50 largest eigenvalues of M_c, for each class c of a mini-batch.
 
-    M_c = (1/(n_c − 1))Σẑẑᵀ of one mini-batch, ẑ standardised inside the class with the biased deviation. The divisor is
-    the batch size as printed, not the number of eigenvalues. With fewer features than 50, all eigenvalues count.
+    M_c = (1/(n_c − 1))Σẑẑᵀ, with the features ẑ standardised inside the class by the biased deviation. The divisor is
+    the batch size as printed, not the number of eigenvalues.
+
+    Args:
+        features: Features of shape (N, d).
+        labels: Labels of shape (N,).
+        top: The number of eigenvalues; with fewer features, all of them count.
+        batch_size: The divisor.
+
+    Returns:
+        The variance of each class that has at least two samples.
+
+    Raises:
+        InputError: If there are no samples, or the number of labels is not theirs.
 
     >>> line = np.arange(8.0)[:, None] * np.ones(4)
     >>> {c: round(v, 6) for c, v in class_eigenvalue_variance(line, [0] * 7 + [1]).items()}
@@ -47,10 +59,20 @@ def class_eigenvalue_variance(
 
 
 def mean_class_eigenvalue_variance(features: Array, labels: Array, *, top: int = TOP, batch_size: int = BATCH) -> float:
-    """Compute Table 7's number: the mean of v_c over a mini-batch's classes, then over the mini-batches.
+    """Compute the number of FedMR's Table 7: the mean of v_c over a mini-batch's classes, then over the mini-batches.
 
-    Samples are cut into mini-batches in their order; a last, shorter one is left out unless it is the only one. The
-    result is nan if no class has two samples.
+    Args:
+        features: Features of shape (N, d), which are cut into mini-batches in their order. A last, shorter one is left
+            out unless it is the only one.
+        labels: Labels of shape (N,).
+        top: The number of eigenvalues; with fewer features, all of them count.
+        batch_size: The size of the mini-batches.
+
+    Returns:
+        The mean; nan if no class has two samples.
+
+    Raises:
+        InputError: If there are no samples, or the number of labels is not theirs.
 
     >>> line = np.arange(8.0)[:, None] * np.ones(4)
     >>> round(mean_class_eigenvalue_variance(line, [0] * 4 + [1] * 4), 6)

@@ -1,4 +1,4 @@
-"""Compare several methods on the same splits over several seeds: plan the runs and complete those that are missing."""
+"""Comparisons of several methods on the same splits over several seeds, which complete the runs that are missing."""
 
 from __future__ import annotations
 
@@ -65,9 +65,13 @@ def compare(
         callbacks: Objects that are notified of the progress of the runs.
         progress: Whether the progress of the runs is shown. None shows it in a notebook only.
 
+    Returns:
+        The comparison of the runs that did not fail.
+
     Raises:
         InputError: If the experiment, a method or a directory is rejected.
         RunFailed: If all runs fail.
+        Interrupted: If the comparison is interrupted; the same call continues it.
 
     >>> import fullrank, tempfile
     >>> few = {"train.rounds": 1, "data.clients": 2, "model.name": "mlp"}

@@ -1,4 +1,4 @@
-"""Standard deviations and confidence intervals over seeds."""
+"""Standard deviations over seeds, and their confidence intervals."""
 
 from __future__ import annotations
 

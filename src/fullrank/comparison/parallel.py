@@ -1,4 +1,4 @@
-"""Run several experiments: one after the other in this process, or several at a time in child processes."""
+"""The runs of a comparison: one after the other in this process, or several at a time in child processes."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ POLL = 0.2
 
 @dataclass(frozen=True)
 class Task:
-    """One run of a comparison."""
+    """A run of a comparison."""
 
     name: str
-    """Method and seed, as in "fedavg seed 0"."""
+    """The method and the seed, as in "fedavg seed 0"."""
     experiment: Experiment
     path: Path
     """The run directory."""
@@ -92,7 +92,7 @@ class ComparisonCallback:
 
 
 class ComparisonCallbacks(ComparisonCallback):
-    """A callback that passes each event to several callbacks, in their order."""
+    """A callback that passes each event on to several callbacks, in their order."""
 
     def __init__(self, callbacks: Sequence[ComparisonCallback]):
         self.callbacks = callbacks
@@ -246,7 +246,7 @@ def _in_children(tasks: Sequence[Task], jobs: int, callbacks: ComparisonCallback
 
 
 def _stop(children: Sequence[_Child]) -> None:
-    """Let the child processes save what they have and end; a second signal ends them at once."""
+    """End the child processes after they have saved their state. A second signal ends them at once."""
     try:
         for child in children:
             child.process.terminate()
@@ -259,7 +259,7 @@ def _stop(children: Sequence[_Child]) -> None:
 
 
 class _Child:
-    """A `fullrank run` in a child process.
+    """A child process that runs `fullrank run`.
 
     It reports over a pipe once per round, so that it ends after its round if this process is killed and cannot stop it.
     """

@@ -34,7 +34,7 @@ OTHER_MEASURES = (
 )
 """Measures of a run that are not metrics of predictions."""
 OF_CLIENTS = ("personal", "unseen")
-"""Measures of the clients' own models."""
+"""The measures of the clients' own models."""
 VALUES = ("last5", "last", "best", "validated", "final")
 CONFIDENCE = 0.95
 ENOUGH_SEEDS = 3
@@ -62,7 +62,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class Row:
-    """The row of a method: its measure by seed (or the reason of its absence), and mean and standard deviation.
+    """A row of the table: a method's measure by seed (or the reason of its absence), its mean, and its standard
+    deviation.
 
     `stage` is the stage of the clients' models to which the measures "personal" and "unseen" belong.
     """
@@ -124,12 +125,12 @@ class Comparison:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The methods in their order; differences are to the first."""
+        """The methods in their order. Differences are to the first one."""
         return self.names or tuple(dict.fromkeys(method for method, _ in self.runs))
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """All seeds that any method has."""
+        """The seeds with which any method was run."""
         return tuple(sorted({seed for _, seed in (*self.runs, *self.failed)}))
 
     @property
@@ -159,7 +160,12 @@ class Comparison:
         return any(isinstance(numbers, Mapping) and "last" in numbers for numbers in found)
 
     def by(self, measure: str, value: str = "last5") -> Comparison:
-        """Return the comparison of the same runs by another measure."""
+        """Return the comparison of the same runs by another measure.
+
+        Args:
+            measure: The measure, as in `Comparison`.
+            value: The value of the measure, as in `Comparison`.
+        """
         return dataclasses.replace(self, measure=measure, value=value)
 
     def by_site(
@@ -171,7 +177,7 @@ class Comparison:
     def rows(self) -> list[Row]:
         """Return one row per method, with differences to the first."""
         found = [self._row(method) for method in self.methods]
-        return [found[0], *(self._beside(row, found[0]) for row in found[1:])]
+        return [found[0], *(self._with_difference(row, found[0]) for row in found[1:])]
 
     def _row(self, method: str) -> Row:
         values: dict[int, float] = {}
@@ -191,7 +197,7 @@ class Comparison:
         mean = statistics.fmean(values.values()) if values else None
         return Row(method, values, absent, mean, std(list(values.values())), None, stage)
 
-    def _beside(self, row: Row, first: Row) -> Row:
+    def _with_difference(self, row: Row, first: Row) -> Row:
         values = {seed: value - first.values[seed] for seed, value in row.values.items() if seed in first.values}
         if not values:
             return row
@@ -282,9 +288,28 @@ def compare_runs(
     measure: str = "accuracy",
     value: str = "last5",
 ) -> Comparison:
-    """Compare existing runs by method and seed; a folder stands for all runs directly in it.
+    """Compare existing runs by method and seed.
 
-    Runs of one method with different hyper-parameters are different methods. Runs that differ otherwise are rejected.
+    Runs of one method with different hyper-parameters are different methods.
+
+    Args:
+        paths: Run directories, and folders, which stand for all runs directly in them.
+        measure: The measure to compare, for example "accuracy".
+        value: The value of a run: "last5", "last", "best", "validated" or "final".
+
+    Returns:
+        The comparison.
+
+    Raises:
+        InputError: If there are no complete runs, two of them have the same method and seed, or they differ in another
+            setting, in their data or in their splits.
+
+    >>> import fullrank, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> few = {"train.rounds": 1, "data.clients": 2, "model.name": "mlp"}
+    >>> runs = [fullrank.run({**few, "method.name": name}, f"{folder}/{name}") for name in ("fedavg", "fedprox")]
+    >>> compare_runs([folder]).methods
+    ('fedavg', 'fedprox')
     """
     found = all_runs(paths)
     for run in found:
@@ -472,7 +497,10 @@ def _measured(summary: Mapping[str, Any], measure: str, value: str) -> tuple[flo
 
 
 def _stage(summary: Mapping[str, Any], measure: str) -> str | None:
-    """Return the stage of the clients' models for a measure that names none: the last that the method has."""
+    """Return the stage of the clients' models to which a measure belongs: the last one that the method has.
+
+    It is None for measures that name a stage, and for measures of the global model.
+    """
     found = summary.get(measure) if measure in ("personal", "unseen") else None
     return next((stage for stage in ("personalised", "local") if stage in (found or {})), None)
 

@@ -47,7 +47,7 @@ DEEPEST = 20
 
 
 class Experiment(Table):
-    """Description of one run. Every key has a default: `Experiment()` is a run on the embedded digits.
+    """The description of one run. Every key has a default: `Experiment()` is a run on the embedded digits.
 
     >>> Experiment.of({"data.alpha": 0.05, "method": {"name": "fedavg+feddecorr"}}).data.alpha
     0.05
@@ -229,7 +229,12 @@ class Recorded(Experiment):
 
     @classmethod
     def by(cls, path: Path, trust: bool = False) -> Recorded:
-        """Read the experiment of the run in a directory."""
+        """Read the experiment of a run.
+
+        Args:
+            path: The run directory.
+            trust: Whether modules outside the library that it names may be imported.
+        """
         file = path / "experiment.toml"
         values = read_toml(file)
         try:
@@ -404,7 +409,10 @@ def method_labels(experiments: Sequence[Experiment]) -> list[str]:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Return whether two values of a key are equal in value and type: participation 1 is one client, 1.0 is all."""
+    """Return whether two values of a key are equal and of the same type.
+
+    The type matters: `train.participation = 1` means one client, and 1.0 means all of them.
+    """
     return type(a) is type(b) and a == b
 
 

@@ -1,4 +1,4 @@
-"""Engines run clients' jobs. `serial` defines what is correct, and every other engine must reproduce it."""
+"""The engines, which run clients' jobs. `serial` defines what is correct, and every other engine must reproduce it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from fullrank.engine.base import Engine, EngineFactory, EngineOptions
-from fullrank.errors import CallFailed, FullrankError, InputError, said_by
+from fullrank.errors import CallFailed, FullrankError, InputError, message_of
 from fullrank.local import interrupt
 from fullrank.plugins import Registry, called
 
@@ -20,7 +20,7 @@ __all__ = ["ENGINES", "Engine", "EngineFactory", "EngineOptions", "open_engine"]
 
 
 class _WhenNamed(Mapping[str, EngineFactory]):
-    """The library's engines by name. The module of an engine is imported when the engine is asked for."""
+    """The library's engines by name. The module of an engine is imported when the engine is first looked up."""
 
     def __init__(self, paths: Mapping[str, str]):
         self._paths = paths
@@ -57,12 +57,15 @@ ENGINES: Registry[EngineFactory] = Registry(
 
 
 def open_engine(name: str, site: Site, options: EngineOptions | None = None) -> Engine:
-    """Return an engine that runs jobs at a site.
+    """Open an engine that runs jobs at a site.
 
     Args:
         name: A name of the registry `ENGINES`, or "package.module:Class".
-        site: Where the clients are.
+        site: The site that has the clients.
         options: The settings of the engine.
+
+    Returns:
+        The engine, which its `close` ends.
 
     Raises:
         InputError: If there is no such engine, or it cannot run at this site.
@@ -75,7 +78,7 @@ def open_engine(name: str, site: Site, options: EngineOptions | None = None) -> 
 
 
 class _Foreign:
-    """An engine outside the library: what it raises names it, and its results are those of the jobs, in order."""
+    """An engine outside the library. Its exceptions become errors that name it, and its results are checked."""
 
     def __init__(self, name: str, site: Site, options: EngineOptions):
         self.name = name
@@ -106,18 +109,18 @@ class _Foreign:
         except FullrankError:
             raise
         except Exception as error:
-            what = f"it raised {type(error).__name__}: {said_by(error)}"
+            what = f"it raised {type(error).__name__}: {message_of(error)}"
             raise CallFailed(f'{ENGINES.key} = "{self.name}": {what}', traceback.format_exc()) from error
         next(waiting, None)  # a job that the engine has not asked for lacks its result, too
         if expected:
             raise self._wrong(f"it yielded no result for client {expected[0]}")
 
     def notes(self) -> dict[str, Any]:
-        """Return what the metrics of a round should say about how it was run."""
+        """Return the engine's notes on a round."""
         return dict(called(self._engine.notes, self.name, ENGINES.key) or {})
 
     def close(self) -> None:
-        """Free what the engine holds."""
+        """Free the resources of the engine."""
         called(self._engine.close, self.name, ENGINES.key)
 
     def _check(self, result: Any, expected: deque[int]) -> None:

@@ -1,4 +1,4 @@
-"""A setting of the memory allocator: memory that a process has freed is kept for its next step."""
+"""A setting of the memory allocator with which a process keeps memory that it has freed."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ KEEP = {MMAP_MAX: 0, TRIM_THRESHOLD: 2**31 - 1, TOP_PAD: 2**28}
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep memory that it has freed, instead of returning it to the system and asking for it again.
+    """Make this process keep memory that it has freed, instead of returning it to the system and asking for it again.
 
     By default glibc returns the activations of each batch of a large network, and the page faults of the next batch
-    take as long as the computation. The results are the same. The setting lasts for the rest of the process, which
-    then occupies as much memory as it ever needed at once; so it is for processes that belong to the library: the
-    command line and worker processes, and not a program that imports it.
+    take as long as the computation. The results are the same. The setting lasts for the rest of the process, which then
+    occupies as much memory as it ever needed at once; so it is for processes that belong to the library: the command
+    line and worker processes, and not a program that imports it.
 
     Returns:
         Whether the allocator has the setting. Only glibc, on Linux, does.

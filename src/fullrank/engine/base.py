@@ -1,4 +1,4 @@
-"""What an engine is: something that runs clients' jobs at a site."""
+"""The protocol of engines, which run clients' jobs at a site."""
 
 from __future__ import annotations
 
@@ -54,16 +54,16 @@ class Engine(Protocol):
         raise NotImplementedError
 
     def notes(self) -> dict[str, Any]:
-        """Return what the metrics of a round should say about how it was run."""
+        """Return what the metrics of a round should contain about how the round was run, by name."""
         return {}
 
     def close(self) -> None:
-        """Free what the engine holds."""
+        """Free the resources of the engine."""
         return None
 
 
 class EngineFactory(Protocol):
-    """Makes an engine: the class of an engine, or a function with the same arguments."""
+    """The type of what creates an engine: the class of an engine, or a function with the same arguments."""
 
     def __call__(self, site: Site, options: EngineOptions) -> Engine:
         """Return an engine that runs jobs at a site."""

@@ -14,29 +14,35 @@ class Worker(Protocol):
     job: Job | None
     """The job that it is running."""
 
-    def give(self, number: int, job: Job) -> None:
-        """Start a job."""
+    def start(self, number: int, job: Job) -> None:
+        """Start a job, of which `number` is the place in the order of jobs."""
 
 
 def run_in_order(
     jobs: Iterable[Job], workers: Callable[[], Sequence[Worker]], some_results: Callable[[], dict[int, Result]]
 ) -> Iterator[Result]:
-    """Start jobs in order; at most twice as many results as there are workers wait for their turn.
+    """Run jobs on workers, and yield their results in the order of the jobs.
 
-    `some_results` waits until there are results, or for a while, and returns them by the number of their job.
+    Jobs start in order, each as soon as a worker is idle. At most twice as many results as there are workers are held
+    back until their turn comes.
+
+    Args:
+        jobs: The jobs.
+        workers: Returns the workers, which may be replaced while the jobs run.
+        some_results: Waits until there are results, or for a short time, and returns them by the number of their job.
     """
     numbered = enumerate(jobs)
     waiting: dict[int, Result] = {}
     given = turn = 0
     more = True
     while True:
-        crew = workers()
-        idle = [hand for hand in crew if hand.job is None]
-        while more and idle and len(waiting) < 2 * len(crew):
+        all_workers = workers()
+        idle = [worker for worker in all_workers if worker.job is None]
+        while more and idle and len(waiting) < 2 * len(all_workers):
             if (pair := next(numbered, None)) is None:
                 more = False
                 break
-            idle.pop(_fittest(idle, pair[1])).give(*pair)
+            idle.pop(_best_worker(idle, pair[1])).start(*pair)
             given += 1
         while turn in waiting:
             yield waiting.pop(turn)
@@ -48,7 +54,10 @@ def run_in_order(
         waiting |= some_results()
 
 
-def _fittest(idle: Sequence[Worker], job: Job) -> int:
-    """Return the index of a worker that has met the client before and may have prepared for it, else the last index."""
-    had = (index for index, hand in enumerate(idle) if job.client in getattr(hand, "met", ()))
+def _best_worker(idle: Sequence[Worker], job: Job) -> int:
+    """Return the index of an idle worker for a job, if possible of one that has run a job of the same client before.
+
+    Such a worker may have recorded steps that this client's next job can replay.
+    """
+    had = (index for index, worker in enumerate(idle) if job.client in getattr(worker, "met", ()))
     return next(had, len(idle) - 1)

@@ -18,7 +18,7 @@ from fullrank.models.network import Network
 from fullrank.trees import nbytes
 
 DENSE = (nn.Linear, nn.LayerNorm)
-"""Layers that are as fast vectorised over clients as for one client; convolutions are not."""
+"""The types of layers that are as fast vectorised over clients as for one client; convolutions are not."""
 
 
 def facts_about(

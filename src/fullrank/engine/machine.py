@@ -1,4 +1,4 @@
-"""What the machine has: cores, devices and torch's threads."""
+"""The cores and devices of the machine, and torch's number of threads."""
 
 from __future__ import annotations
 

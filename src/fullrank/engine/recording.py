@@ -1,4 +1,4 @@
-"""The serial engine, which also records what clients send."""
+"""A serial engine that also records the form of what clients send."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fullrank.federated.site import Job, Result, Site
 from fullrank.federated.uploads import described
 
 
-class Recording(Serial):
+class RecordingEngine(Serial):
     """The serial engine, which also records the form of everything that clients send."""
 
     def __init__(self, site: Site, options: EngineOptions | None = None):
@@ -22,6 +22,6 @@ class Recording(Serial):
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Yield the results in the order of the jobs."""
         for result in super().run(jobs):
-            if not malformed(result.upload):  # which the server rejects in a sentence
+            if not malformed(result.upload):  # the server rejects malformed uploads
                 self.seen |= described(result.upload)
             yield result

@@ -1,4 +1,4 @@
-"""What `auto` means in the table `[engine]`: decided here and nowhere else, by pure functions.
+"""The resolution of `auto` in the table `[engine]`, by pure functions. No other module interprets `auto`.
 
 A choice that can change a bit of the result (vectorised or not, precision, memory layout, compilation) depends on the
 experiment, the model and the device only. The cores of the machine and `engine.workers` choose between `serial` and
@@ -17,15 +17,18 @@ AUTO = "auto"
 CHOICES = ("serial", "processes", "vectorised", "cuda")
 """The engines that `auto` chooses from."""
 WORTH_PROCESSES = 2e10
-"""Parameters × samples of a run from which on starting processes pays, which takes some seconds each."""
+"""The number of parameters × samples of a run from which on worker processes are worth the seconds that they need to
+start."""
 SMALL_CLIENT = 2**20
-"""Bytes of weights and one batch up to which Python takes longer to start a step than a processor to compute it."""
+"""The size in bytes of weights and one batch up to which Python takes longer to start a step than a processor to
+compute it."""
 SEVERAL_CLIENTS = 8
-"""Clients per round from which on vectorised steps save a third of the time or more."""
+"""The number of clients per round from which on vectorised steps save a third of the time or more."""
 WORTH_COMPILING = 200_000
-"""Client steps of a run from which on compiling the network pays: minutes, for a third of a millisecond per step."""
+"""The number of client steps of a run from which on compiling the network, which takes minutes, saves time: a third of
+a millisecond per step."""
 BFLOAT16_CAPABILITY = 8
-"""Compute capability of CUDA devices from which on they compute in bfloat16."""
+"""The compute capability from which on CUDA devices compute in bfloat16."""
 
 
 class EngineKeys(Protocol):
@@ -119,7 +122,7 @@ class Resolved:
 
 
 def resolve_engine(table: EngineKeys, facts: Facts) -> Resolved:
-    """Decide what every `auto` in the table `[engine]` means.
+    """Replace every `auto` in the table `[engine]` by a choice.
 
     Args:
         table: The table of the experiment.

@@ -1,4 +1,4 @@
-"""The reference engine: one client after the other, in this process."""
+"""The reference engine, which runs one client's job after the other in this process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fullrank.local import interrupt
 
 
 class Serial(Engine):
-    """Runs each job when its result is asked for. It has no use for options."""
+    """An engine that runs each job when its result is asked for. It ignores the options."""
 
     def __init__(self, site: Site, options: EngineOptions | None = None):
         self.site = site

@@ -1,8 +1,9 @@
-"""Train many small clients at a time in one process: the local step is mapped over a group (`torch.func.vmap`).
+"""The engine `vectorised`, which trains many small clients at a time: the local step is mapped over a group of clients.
 
-If a step takes less time than Python needs to start it, a group's step costs little more than one client's. The
-clients of a group wait for each other batch by batch, and those whose next batches have the same size step together.
-The site does everything before and after a client's fit, one client after the other, as in every engine.
+The map is `torch.func.vmap`. If a step takes less time than Python needs to start it, a group's step costs little more
+than one client's. The clients of a group wait for each other batch by batch, and those whose next batches have the same
+size step together. The site does everything before and after a client's fit, one client after the other, as in every
+engine.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from fullrank.randomness import global_state, restore_global_state
 from fullrank.trees import Tree, combine, copy_, outline
 
 STACK_BYTES = 2**24
-"""Bytes of a group's weights and batches that still lie in a processor's caches, together with the gradients."""
+"""The largest size in bytes of a group's weights and batches that fit into a processor's caches with the gradients."""
 MOST_CLIENTS = 64
-"""Clients in a group at most: more save little further time, and their uploads are all held at once."""
+"""The largest number of clients in a group. More save little time, and the uploads of all are held at once."""
 WORTH_MAPPING = 4
-"""Clients from which on one mapped step is faster than a step of each."""
+"""The smallest number of clients for which one mapped step is faster than a step of each."""
 
 
 def width_of(site: Site, clients: int) -> int:
@@ -44,13 +45,13 @@ def width_of(site: Site, clients: int) -> int:
 
 
 class Vectorised(Engine):
-    """Trains clients in groups, and those that cannot be grouped one by one."""
+    """An engine that trains clients in groups, and clients that cannot be grouped one by one."""
 
     def __init__(self, site: Site, options: EngineOptions):
         self.site = site
         self.width = width_of(site, options.clients)
         self.reasons: list[str] = list(options.last_row.get("one_by_one", ()))
-        """Why clients train one by one: known from the start, or found when a group failed and its clients did not."""
+        """The reasons why clients train one by one: known from the start, or found when a group failed as a whole."""
         if self.reasons:
             return
         if why := obstacle(site.network, site.composition, site.schedule):
@@ -59,24 +60,24 @@ class Vectorised(Engine):
             self.reasons.append(f"groups would be of {self.width} clients, too few for their size or in a round")
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Results in the jobs' order."""
+        """Yield the results in the order of the jobs."""
         waiting = iter(jobs)
         while taken := list(itertools.islice(waiting, 1 if self.reasons else self.width)):
             if self.reasons or any(job.kind != "train" for job in taken):
-                yield from map(self._alone, taken)
+                yield from map(self._do_single, taken)
             else:
                 yield from self._together(taken)
 
     def notes(self) -> dict[str, Any]:
-        """Why clients trained one by one, where they did."""
+        """Return the reasons why clients train one by one, if they do."""
         return {"one_by_one": list(self.reasons)} if self.reasons else {}
 
-    def _alone(self, job: Job) -> Result:
+    def _do_single(self, job: Job) -> Result:
         interrupt.check()
         return self.site.do(job)
 
     def _together(self, jobs: Sequence[Job]) -> list[Result]:
-        """Begin every job, run the fits of those that are alike as a group, and finish every job."""
+        """Begin all jobs, run the fits of the same kind as groups, and finish all jobs."""
         results: dict[int, Result] = {}
         groups: dict[Hashable, dict[int, tuple[Work, Fit]]] = {}
         for number, job in enumerate(jobs):
@@ -105,7 +106,7 @@ class Vectorised(Engine):
     def _fitted(self, fits: Sequence[Fit]) -> list[tuple[State, Report]]:
         before = global_state(self.site.device)
         with self.site.network.mode(train=True):
-            found = Group(fits).run()
+            found = ClientGroup(fits).run()
         if global_state(self.site.device) != before:
             restore_global_state(self.site.device, before)
             raise RuntimeError("the model or the method draws random numbers in its local steps")
@@ -119,9 +120,9 @@ class Vectorised(Engine):
             return self.site.failed(work.job, error)
 
     def _one_by_one(self, jobs: dict[int, Job], error: BaseException) -> dict[int, Result]:
-        """Do the jobs of a group that failed again, one by one, so that a failure is attributed to its client."""
-        results = {number: self._alone(job) for number, job in jobs.items()}
-        if all(result.error is None for result in results.values()):  # so what failed is to do them at once
+        """Run the jobs of a group that failed once more, one by one, so that a failure is attributed to its client."""
+        results = {number: self._do_single(job) for number, job in jobs.items()}
+        if all(result.error is None for result in results.values()):  # only the group as a whole fails
             self.reasons.append(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
         return results
 
@@ -133,9 +134,10 @@ def _kind(fit: Fit) -> Hashable:
 
 
 def turns(plans: Sequence[Plan]) -> Iterator[tuple[int, ...]]:
-    """Yield the clients that step together: one with the most steps left, and all whose next batches are as large.
+    """Yield the clients that step together: one of those with the most steps left, and all whose next batches are as
+    large.
 
-    Each client follows its own plan in order. Those with few steps left wait until others come to their batch sizes.
+    Each client follows its own plan in order. Those with few steps left wait until others reach their batch sizes.
 
     >>> def plan(*sizes): return Plan(np.arange(0), sizes, (0,) * len(sizes), np.empty((0, 0)), 0)
     >>> list(turns([plan(4, 4, 2), plan(4, 2), plan(4, 4, 2)]))
@@ -160,20 +162,20 @@ def turns(plans: Sequence[Plan]) -> Iterator[tuple[int, ...]]:
                 ready.setdefault(plans[client].sizes[done[client]], []).append(client)
 
 
-class Group:
-    """Fits of one kind, their states stacked along a new first axis."""
+class ClientGroup:
+    """A group of clients that train together: fits of one kind, whose states are stacked along a new first axis."""
 
     def __init__(self, fits: Sequence[Fit]):
         self.fits = fits
         self.stack = _stacked(fits)
         self.step = fits[0].step
-        self._alone = replace(self.step, backend=Bound(self.step.backend.network, {}))
+        self._eager_step = replace(self.step, backend=Bound(self.step.backend.network, {}))
         self._names: list[str] = []
         """The names of what a step measures."""
         self._known: dict[tuple[int, ...], Members] = {}
 
     def run(self) -> list[tuple[State, Report]]:
-        """Run every fit to its end and return each client's state and report."""
+        """Run all fits to their ends, and return the state and the report of each client."""
         plans = [fit.plan for fit in self.fits]
         batches, measures = _Batches(self.fits), _Measures(plans)
         for who in turns(plans):
@@ -183,11 +185,11 @@ class Group:
         return list(zip(self.stack.unstacked(), measures.reports(self._names), strict=True))
 
     def _at_once(self, who: tuple[int, ...], x: Tensor, y: Tensor, due: bool) -> tuple[Tensor, Tensor | None]:
-        """Make one mapped step and return the terms' values (clients, terms) and, if due, the drifts (clients,)."""
+        """Run one mapped step; return the values of the terms (clients, terms) and, if due, the drifts (clients,)."""
         members = self._members(who)
         state, settings, decayed = members.state, self.step.settings, self.step.decayed
         g, buffers, values = members.mapped(self._gradient, x, y)
-        if settings.optimizer == "sgd":  # it treats every number separately, so a stack is stepped like one tensor
+        if settings.optimizer == "sgd":  # an elementwise update, so the stacked tensors need no map
             descend_(state.trained, g, state.memory, settings, decayed)
         else:
             step = torch.vmap(lambda w, g, memory: descend_(w, g, memory, settings, decayed), out_dims=None)
@@ -197,12 +199,12 @@ class Group:
         return values, members.mapped(self._drift) if due else None
 
     def _one_by_one(self, who: tuple[int, ...], x: Tensor, y: Tensor, due: bool) -> tuple[Tensor, Tensor | None]:
-        """Make the step one client after the other, which is faster for few of them."""
+        """Run the step one client after the other, which is faster for a few clients."""
         values, drifts = [], []
         for number, client in enumerate(who):
             state, context = self.stack.one(client)
             place = state.buffers
-            terms = self._alone.advance_(state, context, x[number], y[number])
+            terms = self._eager_step.advance_(state, context, x[number], y[number])
             copy_(place, state.buffers)
             self._names = list(terms)
             values.append(torch.stack(list(terms.values())))
@@ -218,7 +220,9 @@ class Group:
         return drift(self.step, state, context)
 
     def _members(self, who: tuple[int, ...]) -> Members:
-        """Return some of the fits; those that are views can be used again at the next step."""
+        """Return the stacked tensors of some clients. Views are kept, because the same clients often step together
+        again.
+        """
         members = self._known.get(who) or Members(self.stack, who)
         if members.views:
             self._known[who] = members
@@ -226,7 +230,10 @@ class Group:
 
 
 class Members:
-    """Fits of a stack that step together: views if they lie side by side, else copies whose values go back."""
+    """The stacked tensors of the clients that step together.
+
+    They are views of the stack if the clients are adjacent in it, and otherwise copies whose values are written back.
+    """
 
     def __init__(self, stack: Stack, who: tuple[int, ...]):
         self.views = who[-1] - who[0] + 1 == len(who)
@@ -246,20 +253,22 @@ class Members:
         return torch.vmap(flat, in_dims=dims)(*self.leaves, *further)
 
     def give_back(self) -> None:
-        """Copy what a step changed to its place in the stack."""
+        """Write the tensors that a step changed back into the stack, if they are copies."""
         if not self.views:
             for whole, part in zip(_changing(self._stack.state), _changing(self.state), strict=True):
                 whole[self._place] = part
 
 
 class Stack:
-    """States and contexts of fits of one kind along a new first axis; what all have in common is there once."""
+    """The states and contexts of several fits, stacked along a new first axis. Tensors that all have in common are not
+    copied.
+    """
 
     def __init__(self, state: State, context: Context, common: Collection[int], number: int):
         self.state, self.number = state, number
         leaves, self.spec = tree_flatten((state, context))
         self.parts = [(leaf, isinstance(leaf, Tensor) and id(leaf) not in common) for leaf in leaves]
-        """Every tensor, and whether it holds one value per fit."""
+        """All tensors, each with whether it holds one value per fit."""
         self.device = context.counts.device
 
     def one(self, client: int) -> tuple[State, Context]:
@@ -271,8 +280,8 @@ class Stack:
         """Return each fit's state, as views."""
         leaves, spec = tree_flatten(self.state)
         of_state = self.parts[: len(leaves)]
-        apart = [leaf.unbind() if many else [leaf] * self.number for leaf, many in of_state]
-        return [tree_unflatten(leaves, spec) for leaves in zip(*apart, strict=True)]
+        unbound = [leaf.unbind() if many else [leaf] * self.number for leaf, many in of_state]
+        return [tree_unflatten(leaves, spec) for leaves in zip(*unbound, strict=True)]
 
 
 def _stacked(fits: Sequence[Fit]) -> Stack:
@@ -286,7 +295,7 @@ def _stacked(fits: Sequence[Fit]) -> Stack:
 
     def kept(*tensors: Tensor) -> Tensor:
         if all(tensor is tensors[0] for tensor in tensors):
-            same = tensors[0].detach()  # an own object: elsewhere the same tensor may be one that changes
+            same = tensors[0].detach()  # a new object, because the same tensor may be one that changes elsewhere
             common.add(id(same))
             return same
         return copied(*tensors)
@@ -317,7 +326,7 @@ def _changing(state: State) -> list[Any]:
 
 
 class _Batches:
-    """The fits' batches, each in its own order."""
+    """The batches of several fits. Each fit goes through its own plan."""
 
     def __init__(self, fits: Sequence[Fit]):
         self._samples, self._dtype = fits[0].samples, fits[0].dtype
@@ -339,7 +348,9 @@ class _Batches:
 
 
 class _Measures:
-    """What the steps of several fits measured; it is read when all are done, so that no device stands still."""
+    """The measurements of several fits. They are read when all fits are complete, because reading synchronises with the
+    device.
+    """
 
     def __init__(self, plans: Sequence[Plan]):
         self._plans = plans

@@ -17,7 +17,7 @@ from fullrank.channels import Mean, Sum, Upload, form_of, is_whole, part_name, u
 from fullrank.errors import InputError
 from fullrank.federated.checks import misplaced_number, no_tree, not_finite
 from fullrank.plugins import Registry, called
-from fullrank.trees import Tree, beside, clone, misfit, pointwise, versions
+from fullrank.trees import Tree, clone, matching, misfit, pointwise, versions
 
 Reduced: TypeAlias = dict[str, dict[str, Tree]]
 """The combined trees of all clients, by space and name as in an `Upload`."""
@@ -116,10 +116,10 @@ class RunningMean(Aggregator):
             empty = pointwise(part.tree, _empty_sum if isinstance(part, Sum) else _empty_mean)
             totals[name] = Mean(empty, 0.0) if isinstance(part, Mean) else Sum(empty)
         total = totals[name]
-        pairs = list(beside(total.tree, part.tree))
+        pairs = list(matching(total.tree, part.tree))
         counters = [(into, value) for into, value in pairs if is_whole(into)]
         if len(pairs) > len(counters):
-            torch._foreach_add_(*_apart(pair for pair in pairs if not is_whole(pair[0])), alpha=weight)
+            torch._foreach_add_(*_unzipped(pair for pair in pairs if not is_whole(pair[0])), alpha=weight)
         for into, value in counters:
             if isinstance(part, Mean):
                 torch.maximum(into, value, out=into)
@@ -179,7 +179,7 @@ class Aggregation:
         self._aggregator: Aggregator = self._call(kind, received)
 
     def add(self, client: int, upload: Upload) -> None:
-        """Give one client's upload, which has been checked, to the aggregator."""
+        """Pass one client's upload, which has been checked, on to the aggregator."""
         self._form = self._form or form_of(upload)
         if type(self._aggregator) is not RunningMean:
             # It may keep the upload, and a method may have sent tensors that the next client overwrites.
@@ -226,7 +226,7 @@ def _copied(part: Sum | Mean) -> Sum | Mean:
     return Mean(clone(part.tree), part.weight) if isinstance(part, Mean) else Sum(clone(part.tree))
 
 
-def _apart(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def _unzipped(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     one, other = zip(*pairs, strict=True)
     return list(one), list(other)
 

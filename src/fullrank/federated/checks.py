@@ -109,7 +109,7 @@ class UploadCheck:
         return usable
 
     def expect(self, form: Upload) -> None:
-        """Expect uploads of another form from now on."""
+        """Replace the form that all further uploads must have."""
         self._expected, self._outlines = form, {}
 
     def suspicious(self, round: int) -> list[str]:

@@ -81,7 +81,7 @@ class ClientStates:
         return {"contacts": contacts, "file": file, "states": sorted(self._unsaved)}
 
     def saved_as(self, file: str, directory: Path) -> list[str]:
-        """Note that all unsaved states have been written.
+        """Note that all unsaved states have been written to a file.
 
         Args:
             file: The name of the file that contains them.
@@ -98,7 +98,7 @@ class ClientStates:
         return left
 
     def follow(self, note: Mapping[str, Any], directory: Path) -> list[str]:
-        """Proceed from one checkpoint to the next, by the note of the latter.
+        """Apply the note of the next checkpoint, so that the object describes the states at that checkpoint.
 
         Args:
             note: What `note` returned at that checkpoint.

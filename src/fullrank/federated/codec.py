@@ -28,7 +28,7 @@ from torch import Tensor
 from typing_extensions import NotRequired, TypedDict
 
 from fullrank.channels import Mean, Sum, Upload
-from fullrank.errors import InputError, RemoteError, kind_of, said_by
+from fullrank.errors import InputError, RemoteError, kind_of, message_of
 from fullrank.federated.site import Job, Kind, Result, Stage
 from fullrank.trees import Tree
 
@@ -90,7 +90,7 @@ _FORMS: dict[str, TypeAdapter[Any]] = {"job": TypeAdapter(_Job), "result": TypeA
 
 
 def encode(message: Job | Result) -> bytes:
-    """Return a job or a result as bytes.
+    """Convert a job or a result to bytes.
 
     The error of a result is sent as its kind, its message and its traceback.
 
@@ -108,7 +108,7 @@ def encode(message: Job | Result) -> bytes:
 
 
 def decode(content: bytes | bytearray | memoryview) -> Job | Result:
-    """Return the job or the result that `encode` converted to bytes, with new tensors on the CPU.
+    """Convert the bytes of `encode` back to a job or a result, with new tensors on the CPU.
 
     Raises:
         BadMessage: If the bytes are cut off, changed, of another version, or hold something else.
@@ -160,7 +160,7 @@ def _checksum(length: int, *rest: bytes | memoryview) -> bytes:
 
 
 class _Writer:
-    """Collects the tensors of a message and numbers them."""
+    """Replaces the tensors of a message by numbers, and collects them."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
@@ -223,7 +223,7 @@ class _Writer:
 
 
 class _Reader:
-    """Puts the tensors of a message into its trees."""
+    """Replaces the numbers of tensors in the trees of a message by the tensors."""
 
     def __init__(self, tensors: dict[str, Tensor]):
         self.tensors = tensors
@@ -312,7 +312,7 @@ def _error(error: BaseException | None) -> dict[str, str] | None:
     if error is None:
         return None
     left = error.traceback if isinstance(error, RemoteError) else "".join(traceback.format_exception(error))
-    return {"kind": kind_of(error), "message": said_by(error), "traceback": left}
+    return {"kind": kind_of(error), "message": message_of(error), "traceback": left}
 
 
 def _text(name: Any, where: str) -> str:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fullrank.channels import Traffic, Upload
-from fullrank.errors import ClientFailed, InputError, WroteInPlace, kind_of, said_by
+from fullrank.errors import ClientFailed, InputError, WroteInPlace, kind_of, message_of
 from fullrank.federated.aggregation import Aggregation, find_aggregator
 from fullrank.federated.checks import OtherForm, OtherSize, Unusable, UploadCheck, check_samples, too_large
 from fullrank.federated.client_states import ClientStates
@@ -134,7 +134,7 @@ class Server:
                     raise InputError(f'"{part.name}" broadcasts "{name}", which its server_state does not have')
 
     def over(self, state: ServerState) -> Server:
-        """Return a server of the same federation that has another state."""
+        """Return a server of the same federation with another state."""
         return Server(
             self.net,
             self._composition,
@@ -166,7 +166,7 @@ class Server:
 
     @property
     def frozen_version(self) -> int:
-        """How often the frozen entries have changed."""
+        """The number of times that the frozen entries have changed."""
         return self._state.frozen_version
 
     @property
@@ -185,7 +185,7 @@ class Server:
         return self._state.own
 
     def update_model(self, new: Tensors) -> None:
-        """Give shared, frozen or buffer entries of the global model new values.
+        """Change shared, frozen or buffer entries of the global model.
 
         Raises:
             InputError: If the values do not fit the model.
@@ -393,7 +393,7 @@ class Server:
             try:
                 tree = part.receive(ServerView(self, part, read_only=True), tree)
             except Exception as error:
-                reason = f'the hook receive of "{part.name}" raised {kind_of(error)}: {said_by(error)}'
+                reason = f'the hook receive of "{part.name}" raised {kind_of(error)}: {message_of(error)}'
                 raise Unusable(reason) from error
         if versions(self._state.model, self.own) != writes:
             raise WroteInPlace(self._composition.method.name)
@@ -564,12 +564,12 @@ class _Intake:
 
 
 def _check_result(result: Result) -> None:
-    """Raise an error if the job of a client has failed."""
+    """Raise an error if a client's job has failed."""
     if result.error is None:
         return
     if kind_of(result.error) in (WroteInPlace.__name__, BadGradient.__name__):
-        raise InputError(said_by(result.error))  # the method's fault and not the client's
-    raise ClientFailed(result.client, f"{kind_of(result.error)}: {said_by(result.error)}") from result.error
+        raise InputError(message_of(result.error))  # the method is at fault, and not the client
+    raise ClientFailed(result.client, f"{kind_of(result.error)}: {message_of(result.error)}") from result.error
 
 
 def _other_kind(new: Tensors, known: Tensors) -> str | None:

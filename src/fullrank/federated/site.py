@@ -51,13 +51,13 @@ class Job:
     client: int
     round: int
     broadcast: Tree
-    """What every client of the round is sent: "w", "buffers" and, by method, "sent"."""
+    """The trees that every client of the round receives: "w", "buffers" and, by method, "sent"."""
     frozen: Tensors
     """The frozen entries as the client has them, from this contact or an earlier one."""
     personal: Tensors
     """The initial values of personal entries, at first contact and only if they differ from those of the seed."""
     state: Tree | None
-    """What the client kept from its last round; None at first contact."""
+    """The state that the client kept from its last round; None at first contact."""
     query: tuple[str, str] = ("", "")
     """The method's name and the name of its function, if the job is a query."""
     evaluate: bool = False
@@ -95,7 +95,7 @@ class Work:
     job: Job
     client: Client
     state: Tree
-    """What the client keeps."""
+    """The state that the client keeps between rounds."""
     received: dict[str, dict[str, Any]]
     """The scores of the received model on the sets of the client, by their keys in `SETS`, if it was evaluated."""
     writes: int
@@ -103,10 +103,7 @@ class Work:
 
 
 class Site:
-    """Runs the jobs of the clients that it hosts. It has their data, and no other client's.
-
-    The clients share the network, the method and the settings. In a simulation one site hosts all
-    clients of a federation; in a deployment each site hosts its own.
+    """Runs the jobs of the clients that it hosts. It has the data of these clients and no others.
 
     Args:
         network: The network, which holds the entries of one client at a time.
@@ -168,7 +165,9 @@ class Site:
         return other
 
     def do(self, job: Job) -> Result:
-        """Run one job and return its result. An exception of the client's code (or `sys.exit`) becomes its error."""
+        """Run one job and return its result. An exception of the client's code (or `sys.exit`) becomes the result's
+        error.
+        """
         writes = _writes(job)
         try:
             result: Result = getattr(self, f"_{job.kind}")(job)
@@ -179,7 +178,9 @@ class Site:
         return result
 
     def failed(self, job: Job, error: BaseException) -> Result:
-        """Return the result of a job whose client raised an exception; one that a signal raised is raised again."""
+        """Return the result of a job whose client raised an exception. An exception that a signal raised is raised
+        again.
+        """
         if not interrupt.raised_by_code(error):
             raise error
         return Result(job.client, len(self.data.training.get(job.client, ())), error=error)
@@ -190,7 +191,7 @@ class Site:
         return self.finish(work)
 
     def begin(self, job: Job, detached: bool = False) -> Work:
-        """Begin a training job, up to its fits.
+        """Prepare a training job up to its fits.
 
         Args:
             job: The job.
@@ -205,7 +206,7 @@ class Site:
         return work
 
     def finish(self, work: Work) -> Result:
-        """Finish a training job, after its fits, and return its result."""
+        """Complete a training job after its fits, and return its result."""
         client, state = work.client, work.state
         metrics = _measured(client)
         if work.received:
@@ -421,7 +422,7 @@ def _on(device: torch.device, *tensors: torch.Tensor | None) -> tuple[torch.Tens
 
 
 def _writes(job: Job) -> int:
-    """Return how often the received tensors were written in place; the server and other clients share them."""
+    """Return the number of in-place writes into the received tensors, which the server and other clients share."""
     return versions(job.broadcast, job.frozen, job.personal, job.state or {})
 
 

@@ -19,7 +19,7 @@ class ServerState:
     own: dict[str, Tree] = field(default_factory=dict)
     """The server's state of each method, by the method's name."""
     frozen_version: int = 0
-    """How often the frozen entries have changed. A client is sent them again if it has an older version."""
+    """The number of times that the frozen entries have changed. A client with an older version receives them again."""
     round: int = 0
     """The number of rounds that are complete."""
     taking_part: tuple[int, ...] = ()

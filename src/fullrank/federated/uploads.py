@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fullrank.channels import Mean, Upload, form_of
 from fullrank.data.hosted import HostedData
-from fullrank.errors import InputError, kind_of, said_by
+from fullrank.errors import InputError, kind_of, message_of
 from fullrank.federated.site import Job, Result, Site
 from fullrank.local.loop import Eager
 from fullrank.methods._compose import Composition
@@ -72,7 +72,10 @@ class ExpectedUploads:
         return self._forms[job.query].upload
 
     def renew(self, job: Job, accepted: bool) -> Upload | None:
-        """Run the method again, and expect the new form from now on if it sends something else than before.
+        """Find the form of the uploads again, because a client sent something else.
+
+        The method runs on the synthetic client once more, at most once per round. If it sends something else there too,
+        the new form is expected from now on.
 
         Args:
             job: A job of the synthetic client.
@@ -120,7 +123,7 @@ class ExpectedUploads:
         try:
             return _Form(form_of(self._rehearsed(job).upload), job.round)
         except Exception as error:
-            return _Form({}, job.round, f"{kind_of(error)}: {said_by(error)}")
+            return _Form({}, job.round, f"{kind_of(error)}: {message_of(error)}")
 
     def _rehearsed(self, job: Job) -> Result:
         if self._rehearsal is None:
@@ -173,7 +176,9 @@ def _synthetic(site: Site) -> Site:
 
 
 def _samples(site: Site) -> HostedData:
-    """Return random samples. Integers are 0 or 1, which are valid in any embedding and in any image."""
+    """Return random samples. Integers are 0 or 1, which are valid indices of any embedding and valid pixels of any
+    image.
+    """
     data = site.data
     number = min(max(data.num_classes, 2), MOST_SAMPLES)
     rng, shape = generator(site.seed, "rehearsal"), (number, *data.input_shape)

@@ -74,6 +74,10 @@ class ServerView:
 
     @w.setter
     def w(self, new: Tensors) -> None:
+        """The shared entries of the global model. In `finish`, assign some or all of them to change the result.
+
+        Frozen entries can be assigned as well; they are then sent to the clients again.
+        """
         self._reject_change()
         self._server.update_model(new)
 
@@ -97,7 +101,7 @@ class ServerView:
         return self._server.taking_part
 
     def ask(self, query: Query) -> dict[str, Tree]:
-        """Let all clients answer a query under the current model. Possible in `aggregate` and `finish`.
+        """Ask all clients a query under the current model. This is possible in `aggregate` and `finish` only.
 
         Args:
             query: A function of the method itself, so that a client elsewhere can find it by name. It takes the client

@@ -78,9 +78,9 @@ class Client:
         """Evaluates the current model on the client's hold-out; None if it is not to be evaluated."""
         self.course: list[dict[str, float]] = []
         self.state = state
-        """What the client keeps between rounds, by method."""
+        """The state that the client keeps between rounds, by method."""
         self.sent = sent
-        """What the server broadcast, by method."""
+        """The entries that the server broadcast, by method."""
         self.w0 = dict(w0)
         """The shared entries as received."""
         self._network = network
@@ -105,12 +105,12 @@ class Client:
 
     @property
     def model(self) -> Tensors:
-        """All entries of the client's model, current."""
+        """The current values of all entries of the client's model."""
         return self.held.all()
 
     @property
     def w(self) -> Tensors:
-        """The shared entries, current."""
+        """The current values of the shared entries."""
         some = self.held.some(self.entries.shared)
         return {name: some[name].detach() for name in self.entries.shared}
 
@@ -246,7 +246,7 @@ class Client:
         return report
 
     def finish_fit(self, fit: Fit, report: Report, state: State | None = None) -> None:
-        """Take over the result of a fit.
+        """Complete a fit: put the trained entries into the client's model, and record what was measured.
 
         Args:
             fit: The fit that was planned.
@@ -265,13 +265,15 @@ class Client:
     # The outputs of the client's model
 
     def mark(self) -> None:
-        """Evaluate the current model on the client's hold-out, as one point in the course of a personalisation."""
+        """Evaluate the current model on the client's hold-out, as one point of a curve over the stages of a
+        personalisation.
+        """
         if self.evaluate is not None:
             self.course.append(self.evaluate())
 
     @torch.no_grad()
     def features(self, batch_size: int = 0) -> tuple[Tensor, Tensor]:
-        """Return z and y of all training samples under the current model: evaluation mode, no augmentation."""
+        """Return z and y of all training samples under the current model, in eval mode and without augmentation."""
         z, y = [], []
         with self.network.mode(train=False):
             device = self.samples.index.device
@@ -365,7 +367,7 @@ class Client:
                 self._travels[name] = before.on(steps, settings)
 
     def keep_optimiser(self) -> None:
-        """Put the round's optimiser into the client's state, for its next round."""
+        """Store the optimiser of the round in the client's state, for its next round."""
         speed = max((travel.speed for travel in self._travels.values()), default=0.0)
         kept = {slot: clone({**tree}) for slot, tree in self._memory.items()}
         self.state[OPTIMISER_SPACE] = {**kept, "u": torch.tensor(speed, dtype=torch.float64)}
@@ -375,7 +377,7 @@ class Client:
 
     @contextlib.contextmanager
     def _training(self, names: Collection[str], stats: Literal["move", "freeze"] | str) -> Iterator[None]:
-        """Put the network into training mode, with gradients for the trained entries only."""
+        """Set training mode inside the block, with gradients for the trained entries only."""
         trained = set(names)
         parameters = self._network.parameters()
         others = [p for name, p in parameters.items() if p.requires_grad != (name in trained)]
@@ -390,7 +392,7 @@ class Client:
 
     @contextlib.contextmanager
     def _holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """Put another model into the network inside the block, and restore the client's afterwards."""
+        """Load another model into the network inside the block, and restore the client's afterwards."""
         before = clone(self.model)
         self.network.load(tensors)
         try:

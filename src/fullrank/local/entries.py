@@ -21,7 +21,7 @@ class ClientEntries:
             self.enter()
 
     def enter(self) -> Network:
-        """Put the entries into the network and return it."""
+        """Load the entries into the network and return it."""
         if self._detached is not None:
             self._network.load(self._detached)
             self._detached = None

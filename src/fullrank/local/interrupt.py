@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C: the first asks a run to stop where nothing is lost, the second ends it at once."""
+"""Handling of SIGTERM and Ctrl-C: the first asks a run to stop where nothing is lost, the second ends it at once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check() -> None:
 
 
 def obey(given_up: threading.Event) -> None:
-    """Let `check` in this thread also raise once an event is set."""
+    """Make `check` in this thread raise as soon as an event is set, too."""
     _thread.given_up = given_up
 
 
@@ -71,9 +71,8 @@ def own_process() -> Iterator[None]:
 
 @contextlib.contextmanager
 def guard() -> Iterator[None]:
-    """Let the first signal inside ask `check` to stop the run, with a message; the second raises `StoppedNow`.
-
-    A guard inside another changes nothing, so that a signal received during one of several runs stops them all.
+    """Handle signals inside the block: the first one makes `check` raise, with a message; the second raises
+    `StoppedNow`.
     """
     global _requested, _guarded
     if _guarded or threading.current_thread() is not threading.main_thread():
@@ -141,7 +140,7 @@ def _watchdog() -> Iterator[None]:
 
 
 def _say(text: str) -> None:
-    """Write to the terminal directly, because a stream may be in the middle of a line."""
+    """Write to the terminal directly, because the signal may have interrupted a stream while it was writing."""
     with contextlib.suppress(OSError):
         os.write(2, text.encode())
 

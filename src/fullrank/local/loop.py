@@ -67,7 +67,7 @@ class Stepper(Protocol):
 
 
 class Eager:
-    """Runs each step at once, in eager mode. This is the reference."""
+    """Runs each step in eager mode as soon as it is asked for. It defines what is correct for every other stepper."""
 
     def __init__(self, step: Step, state: State, context: Context, samples: Samples, dtype: torch.dtype):
         self.step, self.state, self.context, self.samples, self.dtype = step, state, context, samples, dtype
@@ -98,7 +98,7 @@ class Eager:
 
 
 def windows(sizes: Sequence[int]) -> Iterator[slice]:
-    """Yield consecutive slices of these sizes."""
+    """Yield consecutive slices of the given sizes."""
     start = 0
     for size in sizes:
         yield slice(start, start + size)
@@ -121,7 +121,7 @@ class Fit:
     label: str = ""
     """The label of the fit among those of the client, which also determines its random numbers."""
     fresh: bool = False
-    """Whether it has a separate optimiser."""
+    """Whether the fit has a separate optimiser."""
 
     def rows(self) -> tuple[Tensor, Tensor | None]:
         """Return the positions of the samples of all batches, concatenated, and the numbers for their augmentation."""

@@ -68,7 +68,7 @@ def clipped(g: Tensors, norm: Tensor, limit: float) -> Tensors:
 def descend_(
     w: Tensors, g: Tensors, memory: Tree, settings: Settings, decayed: Collection[str], lr: Tensor | None = None
 ) -> None:
-    """Make one step of the optimiser, in place in `w` and in its memory.
+    """Run one step of the optimiser, in place in `w` and in its memory.
 
     Args:
         w: The entries.
@@ -120,7 +120,7 @@ def _sgd_(
     decay: float,
     lr: Tensor | None,
 ) -> None:
-    """Make a step of SGD: g ← g + λw, v ← ρv + g, w ← w − ηv (Nesterov: w − η(g + ρv))."""
+    """Run a step of SGD: g ← g + λw, v ← ρv + g, w ← w − ηv (Nesterov: w − η(g + ρv))."""
     if lr is not None and all(weight.dtype == torch.float32 for weight in w.values()):
         # The same in one kernel for all entries, which needs a float32 rate and tensors in the same memory order.
         torch._fused_sgd_(
@@ -154,7 +154,7 @@ def _subtract_(weight: Tensor, slope: Tensor, lr: float | Tensor) -> None:
 
 
 def _adam_(w: Tensors, g: Tensors, memory: Tree, settings: Settings, decay: float, rate: Tensor | None) -> None:
-    """Make a step of Adam, with the decay in the gradient, or of AdamW, with decoupled decay."""
+    """Run a step of Adam, with the decay in the gradient, or of AdamW, with decoupled decay."""
     lr = settings.lr if rate is None else rate
     for name, weight in w.items():
         slope = g[name]

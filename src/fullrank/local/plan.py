@@ -14,7 +14,7 @@ import numpy as np
 from fullrank.local.settings import Settings
 
 ENOUGH_SAMPLES = 16
-"""Samples over which the statistics of BatchNorm are good enough for a step."""
+"""The number of samples over which the statistics of BatchNorm are good enough for a step."""
 
 
 @dataclass(frozen=True)
@@ -22,13 +22,13 @@ class Plan:
     """The batches of a fit, in order."""
 
     index: np.ndarray
-    """Positions among the client's samples, of all batches, concatenated."""
+    """The positions of the samples of all batches among the client's samples, concatenated."""
     sizes: tuple[int, ...]
     """The number of samples of each batch."""
     epochs: tuple[int, ...]
     """The local epoch of each batch."""
     draws: np.ndarray
-    """Uniform numbers for augmentation, (len(index), draws per sample), float32."""
+    """Uniform random numbers for the augmentation, of shape (len(index), draws per sample), in float32."""
     skipped: int
     """The number of batches left out because they have too few samples for BatchNorm."""
 

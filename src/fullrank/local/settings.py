@@ -102,7 +102,9 @@ class Travel:
     distance: float = 0.0
 
     def on(self, steps: int, settings: Settings) -> Travel:
-        """Return the travel after further steps: u ← ρu + 1, travel += η·u in each (Nesterov: η(1 + ρu))."""
+        """Return the travel after further steps, each of which sets u ← ρu + 1 and adds η·u (Nesterov: η(1 + ρu)) to
+        the distance.
+        """
         speed, distance, rho = self.speed, self.distance, settings.momentum
         for lr in settings.rates(steps):
             speed = rho * speed + 1

@@ -32,31 +32,33 @@ class BadGradient(InputError):
 
 @dataclass(frozen=True)
 class Context:
-    """What a step reads and never changes."""
+    """The tensors that a step reads and never changes."""
 
     received: Tensors
     """All entries as received."""
     own: dict[str, Tree]
     """Each method's state at the client."""
     sent: dict[str, Tree]
-    """What each method broadcast."""
+    """The entries that each method broadcast."""
     counts: Tensor
     """The client's number of samples of each class."""
     w0: Tensors = field(default_factory=dict)
-    """The shared entries as received, where an engine keeps them as one vector; else they are taken from `received`."""
+    """The shared entries as received, if an engine keeps them as one vector; if not, they are in `received`."""
     lr: Tensor | None = None
-    """The learning rate, where a step is replayed at another one than it was recorded with."""
+    """The learning rate of a recorded step, which may be replayed at others; None if the settings give it."""
     fixed: dict[str, Tree] = field(default_factory=dict)
-    """What each method computed before the fit."""
+    """The tensors that each method computed before the fit."""
 
     def of(self, space: str) -> dict[str, Tree]:
-        """Return the trees that only one method sees in its batch."""
+        """Return the trees that the batch shows to one method only."""
         return {name: getattr(self, name).get(space, {}) for name in ("own", "sent", "fixed")}
 
 
 @dataclass
 class State:
-    """What a step changes (trained entries, buffers, the optimiser's memory), and the entries that it leaves as is."""
+    """The tensors that a step changes (trained entries, buffers, the optimiser's memory), and the entries that do not
+    change.
+    """
 
     trained: Tensors
     rest: Tensors
@@ -86,7 +88,9 @@ def depending(value: Tensor) -> Tensor:
 
 
 class Functional:
-    """Calls the network by `functional_call` and takes gradients by `torch.func.grad`, so that a step is pure."""
+    """A backend that calls the network by `functional_call` and computes gradients by `torch.func.grad`, so that a step
+    is pure.
+    """
 
     def __init__(self, network: Network):
         self.network = network
@@ -112,7 +116,7 @@ class Functional:
 
 
 class Bound(Functional):
-    """Calls the module itself, whose tensors are those of the client."""
+    """A backend that calls the module itself, whose tensors are those of the client."""
 
     def __init__(self, network: Network, trained: Tensors):
         super().__init__(network)
@@ -139,7 +143,10 @@ class Bound(Functional):
 
     @staticmethod
     def slopes(value: Tensor, trained: Tensors) -> Tensors:
-        """Return the gradient of a value: zeros for entries without effect, and a `Flat` if the entries are one."""
+        """Return the gradient of a value, with zeros for entries that have no effect on it.
+
+        It is a `Flat` if the entries are one.
+        """
         found = torch.autograd.grad(value, list(trained.values()), allow_unused=True, materialize_grads=True)
         g = dict(zip(trained, found, strict=True))
         return Flat.joined(g, trained.layout) if isinstance(trained, Flat) else g
@@ -147,17 +154,17 @@ class Bound(Functional):
 
 @dataclass(frozen=True)
 class Step:
-    """One local step of a composition of methods."""
+    """A local step of a composition of methods."""
 
     composition: Composition
     backend: Functional
     settings: Settings
     shared: frozenset[str]
-    """Names of the shared entries: drift corrections act on these only."""
+    """The names of the shared entries, the only ones on which drift corrections act."""
     decayed: frozenset[str]
-    """Names of the entries to which weight decay applies."""
+    """The names of the entries to which weight decay applies."""
     side: bool = False
-    """Whether it belongs to a side fit, which has no drift corrections."""
+    """Whether the step belongs to a side fit, which has no drift corrections."""
     stats: str = "move"
     """Whether norm layers train ("move") or stay in evaluation mode ("freeze")."""
     criterion: Callable[[Batch], Tensor] | None = None
@@ -180,7 +187,7 @@ class Step:
         return new, terms
 
     def advance_(self, state: State, context: Context, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Make the step in place, for engines that own the state's tensors."""
+        """Run the step in place, for engines that own the tensors of the state."""
         g, state.buffers, terms = self.gradient(state, context, x, y)
         with torch.no_grad():
             descend_(state.trained, g, state.memory, self.settings, self.decayed, context.lr)

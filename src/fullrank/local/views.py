@@ -94,12 +94,12 @@ class ClientView:
 
     @property
     def model(self) -> Tensors:
-        """All entries of the client's model, current."""
+        """The current values of all entries of the client's model."""
         return self._client.model
 
     @property
     def w(self) -> Tensors:
-        """The shared entries, current."""
+        """The current values of the shared entries."""
         return self._client.w
 
     @property

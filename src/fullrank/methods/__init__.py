@@ -1,4 +1,4 @@
-"""Methods by name: one file each, found by its name, composed with `+`."""
+"""The methods: one file each, found by their names and composed with `+`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ METHODS = Registry("methods", "method.name", _library(), "Class")
 
 
 def available() -> dict[str, type[Method]]:
-    """Return the methods that need no import path, by name: the library's own and those of installed packages.
+    """Return the methods that need no import path: the library's own and those of installed packages.
+
+    Returns:
+        The classes of the methods by name.
 
     >>> "feddecorr" in available()
     True
@@ -45,7 +48,20 @@ def available() -> dict[str, type[Method]]:
 
 
 def find(name: str) -> type[Method]:
-    """Return the class behind the name of one method, or behind `package.module:Class`."""
+    """Return the class of a method.
+
+    Args:
+        name: A name of `available`, or "package.module:Class".
+
+    Returns:
+        The class, a subclass of `Method`.
+
+    Raises:
+        InputError: If there is no such method, it cannot be imported, or it is no method.
+
+    >>> find("fedprox").__name__
+    'FedProx'
+    """
     found = METHODS.find(name)
     if name in METHODS.own:
         return found
@@ -56,7 +72,11 @@ def find(name: str) -> type[Method]:
 
 
 def reject_no_method(method: Any) -> None:
-    """Reject a method that is neither a name nor an instance."""
+    """Reject a value that is neither a method's name nor an instance of `Method`.
+
+    Raises:
+        InputError: If the value is rejected.
+    """
     if isinstance(method, type):
         raise InputError(f"method is the class {method.__name__}; give an instance, {method.__name__}()")
     if not isinstance(method, (str, Method)):
@@ -64,7 +84,11 @@ def reject_no_method(method: Any) -> None:
 
 
 def reject_undeclared(method: Method) -> None:
-    """Reject an instance whose class, or the class of one of its parts, `find` would reject."""
+    """Reject an instance whose class, or the class of one of its parts, `find` would reject.
+
+    Raises:
+        InputError: If a class sets a hyper-parameter without declaring it as a field.
+    """
     for part in method.parts:
         cls = type(part)
         _reject_undeclared_fields(cls, f"{cls.__module__}:{cls.__qualname__}")
@@ -93,7 +117,18 @@ def _undeclared_fields(cls: type[Method]) -> list[str]:
 
 
 def check_fields(cls: type[Method], table: Mapping[str, Any]) -> dict[str, Any]:
-    """Validate a method's hyper-parameters against its dataclass fields."""
+    """Validate a method's hyper-parameters against its dataclass fields.
+
+    Args:
+        cls: The class of the method.
+        table: Values by the names of the hyper-parameters; those that are left out have their defaults.
+
+    Returns:
+        All hyper-parameters of the method.
+
+    Raises:
+        InputError: If a hyper-parameter is unknown, missing, or of the wrong type.
+    """
     if not isinstance(table, Mapping):
         raise InputError(not_a_table(f"method.{cls.name}", table))
     fields = {field.name: field for field in dataclasses.fields(cls)}
@@ -120,7 +155,18 @@ def _default(cls: type[Method], field: dataclasses.Field[Any]) -> Any:
 
 
 def build(name: str, **tables: Mapping[str, Any]) -> Method:
-    """Build a method by name, with its hyper-parameters; several joined by "+" are composed.
+    """Build a method by name.
+
+    Args:
+        name: The name of a method, or several joined by "+", which are composed; each as for `find`.
+        tables: The hyper-parameters of each method, by its name.
+
+    Returns:
+        The method.
+
+    Raises:
+        InputError: If a method or a hyper-parameter is rejected.
+        Conflict: If the methods cannot be composed.
 
     >>> build("fedprox+feddecorr", feddecorr={"beta": 0.2}).parts[1].beta
     0.2

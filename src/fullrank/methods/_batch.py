@@ -21,17 +21,17 @@ class Batch:
     x: Tensor
     """Inputs (N, …), normalised and augmented."""
     y: Tensor
-    """Labels (N,), whole numbers."""
+    """Labels (N,) as whole numbers."""
     z: Tensor
     """The representation (N, d): the head's input, before dropout."""
     logits: Tensor
     """Scores (N, C)."""
     base: Tensor
-    """The criterion's value, a scalar; for `loss` and `grad`."""
+    """The value of the criterion, a scalar. It is available in `loss` and `grad`."""
     w: Tensors
-    """The shared entries by name, current."""
+    """The current values of the shared entries by name."""
     model: Tensors
-    """All entries by name, current. Names differ between models: use `head` for the classifier."""
+    """The current values of all entries by name. Names differ between models: use `head` for the classifier."""
     w0: Tensors
     """The shared entries by name, as received in this round."""
     own: Tree
@@ -39,7 +39,7 @@ class Batch:
     sent: Tree
     """The entries of this method's server state that `broadcast` names."""
     fixed: Tree
-    """What this method's `before` hook returned for this fit."""
+    """The tensors that this method's `before` hook returned for this fit."""
     counts: Tensor
     """The client's number of samples of each class (C,), as floating numbers."""
     label_smoothing: float
@@ -66,7 +66,7 @@ class Batch:
         raise AttributeError(f"a batch has no {name}" + (f"; the head gives {', '.join(extras)}" if extras else ""))
 
     def but(self, **values: Any) -> Batch:
-        """Return a copy with other values, as in `b.but(y=other)`; nothing is computed again."""
+        """Return a copy with other values, as in `b.but(y=other)`. Nothing is computed again."""
         other = object.__new__(Batch)
         other.__dict__ = {**self.__dict__, **values}
         return other

@@ -1,4 +1,4 @@
-"""Composition of methods: each has its own state and uploads; hooks are chained, summed or exclusive."""
+"""The composition of methods. Each has its own state and uploads; hooks are chained, summed or exclusive."""
 
 from __future__ import annotations
 
@@ -17,7 +17,20 @@ EXCLUSIVE = ("head", "criterion", "train", "weight", "personalise", "predict")
 
 
 def defines(method: Method, hook: str) -> bool:
-    """Return whether a method overrides a hook; a hyper-parameter of the same name (MOON's `head`) does not."""
+    """Return whether a method overrides a hook.
+
+    A hyper-parameter with the name of a hook, such as MOON's `head`, does not override it.
+
+    Args:
+        method: The method.
+        hook: The name of a hook.
+
+    Returns:
+        Whether the class of the method has a function for the hook other than that of `Method`.
+
+    >>> defines(Method(), "loss")
+    False
+    """
     own = getattr(type(method), hook)
     return callable(own) and own is not getattr(Method, hook)
 
@@ -134,9 +147,9 @@ class Composition:
 
     @cached_property
     def personal(self) -> tuple[str, ...]:
-        """All selectors of personal entries."""
+        """The selectors of personal entries of all parts."""
         return tuple(selector for part in self.parts for selector in part.personal)
 
     def part(self, name: str) -> Method:
-        """Return a part by name."""
+        """Return the part with a name."""
         return next(part for part in self.parts if part.name == name)

@@ -1,4 +1,6 @@
-"""A method: everything that differs from federated averaging, client half and server half, in one object."""
+"""The base class of methods. A method is everything that differs from federated averaging, at clients and at the
+server, in one object.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +68,8 @@ class Method:
     """The state that a client keeps between rounds, in plain words."""
     personal: ClassVar[tuple[str, ...]] = ()
     """Selectors of entries that never leave a client."""
-    aside: ClassVar[tuple[str, ...]] = ()
-    """Selectors of personal entries that the global model does not need in order to predict."""
+    client_only: ClassVar[tuple[str, ...]] = ()
+    """Selectors of those personal entries without which the global model can predict."""
     broadcast: ClassVar[tuple[str, ...]] = ()
     """Entries of the method's server state that are sent to clients in each round."""
     receives: ClassVar[str] = ""
@@ -100,22 +102,42 @@ class Method:
     # The network
 
     def model(self, net: Network) -> Network:
-        """Change the network's body; a fresh linear head follows if the feature width changes. Chained."""
+        """Change the body of the network. Chained.
+
+        If the width of the representation changes, a new linear head follows.
+
+        Args:
+            net: The network, as the method before this one returned it.
+
+        Returns:
+            The network to train.
+        """
         return net
 
     def head(self, net: Network) -> nn.Module:
-        """Give another classifier for `net`. Exclusive."""
+        """Return a classifier that replaces the linear head of the network. Exclusive.
+
+        Args:
+            net: The network, with the width `feature_dim` and the number `num_classes` of classes.
+        """
         return net.head
 
     def caution(self, settings: Settings) -> str:
-        """Return a warning for the user if these settings break a promise of the method; empty otherwise."""
+        """Return a warning for the user if settings break a promise of the method; empty otherwise.
+
+        Args:
+            settings: The settings of local training.
+        """
         return ""
 
     def caution_of_data(self, counts: np.ndarray, clients: np.ndarray) -> str:
         """Return a warning for the user about the data; empty if there is none.
 
-        It is called before the first round with the training samples by client and class (K, C) and the ids of all
-        clients that may take part.
+        It is called before the first round.
+
+        Args:
+            counts: The number of training samples by client and class, of shape (K, C).
+            clients: The ids of all clients that may take part.
         """
         return ""
 
@@ -134,34 +156,68 @@ class Method:
     def before(self, client: ClientView) -> Tree:
         """Return tensors that the steps of the next fit need and do not change, available as `b.fixed`.
 
-        The result is copied. The hook must not run a fit.
+        They are copied. The hook must not run a fit.
+
+        Args:
+            client: The client.
         """
         return {}
 
     def criterion(self, b: Batch) -> Tensor:
-        """Return the base loss of a batch. Exclusive."""
+        """Return the base loss of a batch, by default the cross-entropy. Exclusive.
+
+        Args:
+            b: The batch.
+        """
         return F.cross_entropy(b.logits, b.y, label_smoothing=b.label_smoothing)
 
     def loss(self, b: Batch) -> Tensor:
-        """Return a term added to the criterion, whose value is `b.base`. Summed."""
+        """Return a term that is added to the criterion, whose value is `b.base`. Summed.
+
+        Args:
+            b: The batch.
+        """
         return b.base * 0
 
     def grad(self, g: Tree, b: Batch) -> Tree:
-        """Correct the gradient of criterion and losses, before weight decay and momentum. Chained."""
+        """Correct the gradient of criterion and losses, before weight decay and momentum. Chained.
+
+        Args:
+            g: The gradient by the names of the trained entries, as the method before this one returned it.
+            b: The batch.
+
+        Returns:
+            The corrected gradient, with the same names and shapes.
+        """
         return g
 
     # The client's round
 
     def train(self, client: ClientView) -> None:
-        """Run the local fits. Exclusive."""
+        """Run the local fits of a round, by default one `client.fit()`. Exclusive.
+
+        Args:
+            client: The client.
+        """
         client.train()
 
     def after(self, client: ClientView) -> Mapping[str, Sum | Mean]:
-        """Update `client.own` after local training, and return further uploads."""
+        """Update `client.own` after local training, and return further uploads.
+
+        Args:
+            client: The client.
+
+        Returns:
+            Uploads by name, each a `Sum` or a `Mean`; the class attribute `uploads` describes them.
+        """
         return {}
 
     def weight(self, client: ClientView) -> float:
-        """Return the client's weight in the mean of the models. Exclusive."""
+        """Return the client's weight in the mean of the models, by default its number of samples. Exclusive.
+
+        Args:
+            client: The client.
+        """
         return client.n
 
     def upload(self, client: ClientView, tree: Tree) -> Tree:
@@ -202,21 +258,42 @@ class Method:
     # The server's round
 
     def aggregate(self, server: ServerView, new: Tree, up: Mapping[str, Tree]) -> Tree:
-        """Return the new shared entries: `new` is the mean of the weights so far, `up` holds the reduced uploads.
+        """Return the new shared entries. Chained.
 
-        The result may also have frozen entries, which are then sent again. Chained.
+        Args:
+            server: The server.
+            new: The mean of the clients' weights, as the method before this one changed it.
+            up: The combined uploads of this method by name, and the mean of the weights as `up["w"]`.
+
+        Returns:
+            The shared entries. Frozen entries may be among them, which are then sent to the clients again.
         """
         return new
 
     def finish(self, server: ServerView) -> None:
-        """Change the model after the last round; a continued run starts from the model before this hook."""
+        """Change the model after the last round. A run that is continued starts from the model before this hook.
+
+        Args:
+            server: The server. Assigning `server.w` changes the model.
+        """
 
     # The personal model
 
     def personalise(self, client: ClientView) -> Tree | None:
-        """Make a client's own model from the global one, by fits or as the tree that is returned. Exclusive."""
+        """Turn the global model into the client's own, by fits or by returning its entries. Exclusive.
+
+        Args:
+            client: The client, whose model is the global one at first.
+
+        Returns:
+            The entries of the client's own model, or None if fits have changed the client's model.
+        """
         return None
 
     def predict(self, b: Batch) -> Tensor:
-        """Return the personal model's scores. Exclusive."""
+        """Return the scores of the personal model, by default the logits. Exclusive.
+
+        Args:
+            b: The batch.
+        """
         return b.logits

@@ -1,4 +1,4 @@
-"""The common parts of methods with global class prototypes."""
+"""What methods with global class prototypes have in common."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -57,7 +57,7 @@ class WithPrototypes(Method):
         return single_samples(self.name, counts, clients, self.min_count)
 
     def server_state(self, server: "ServerView") -> Tree:
-        """Return zeros, none of them available."""
+        """Return prototypes of zeros, marked as not available."""
         like = next(iter(server.model.values()))
         none = like.new_zeros(server.net.num_classes, server.net.feature_dim, dtype=server.net.dtype)
         return {"prototypes": none, "available": torch.zeros_like(none[:, 0], dtype=torch.bool)}

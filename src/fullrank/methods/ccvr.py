@@ -1,4 +1,6 @@
-"""CCVR."""
+"""CCVR: Luo et al., *No Fear of Heterogeneity: Classifier Calibration for Federated Learning with Non-IID Data*
+(NeurIPS 2021).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +28,7 @@ Array: TypeAlias = NDArray[np.float64]
 
 
 def gaussian(n: float, z: Array, zz: Array) -> tuple[Array, Array]:
-    """Compute mean and unbiased covariance from n, Σz and Σzzᵀ; a single sample has no covariance."""
+    """Compute the mean and the unbiased covariance from n, Σz and Σzzᵀ. The covariance of a single sample is zero."""
     mean = z / n
     return mean, (zz - n * np.outer(mean, mean)) / (n - 1) if n > 1 else np.zeros_like(zz)
 

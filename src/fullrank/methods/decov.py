@@ -1,4 +1,4 @@
-"""DeCov."""
+"""DeCov: Cogswell et al., *Reducing Overfitting in Deep Networks by Decorrelating Representations* (ICLR 2016)."""
 
 from dataclasses import dataclass
 

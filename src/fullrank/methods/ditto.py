@@ -1,4 +1,4 @@
-"""Ditto."""
+"""Ditto: Li et al., *Ditto: Fair and Robust Federated Learning Through Personalization* (ICML 2021)."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -24,7 +24,7 @@ class Ditto(Method):
     """
 
     paper = "Li et al., ICML 2021"
-    keeps = "a whole model of its own"
+    keeps = "a whole personal model"
 
     lam: NotNegative = 0.1
     epochs: Annotated[int, Field(ge=0)] = 0
@@ -38,11 +38,11 @@ class Ditto(Method):
         return self.lam * proximal(b.w, b.w0)
 
     def train(self, client: "ClientView") -> None:
-        """Train the global model as in FedAvg, then v, on its own batches."""
+        """Train the global model as in FedAvg, then v on separate batches."""
         client.fit()
         client.own = {"v": client.fit(model=client.own["v"], loss=self.near, epochs=self.epochs or None)}
 
     def personalise(self, client: "ClientView") -> Tree:
-        """Return the client's v."""
+        """Return the personal model v."""
         v: Tree = client.own["v"]
         return v

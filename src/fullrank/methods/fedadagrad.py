@@ -1,4 +1,4 @@
-"""FedAdagrad."""
+"""FedAdagrad: Reddi et al., *Adaptive Federated Optimization* (ICLR 2021)."""
 
 from dataclasses import dataclass
 

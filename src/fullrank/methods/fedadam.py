@@ -1,4 +1,4 @@
-"""FedAdam."""
+"""FedAdam: Reddi et al., *Adaptive Federated Optimization* (ICLR 2021)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ class FedAdam(Method):
         return self.beta2 * v + (1 - self.beta2) * delta**2
 
     def aggregate(self, server: "ServerView", new: Tree, up: Mapping[str, Tree]) -> Tree:
-        """Make one server step."""
+        """Return the weights after one step of the server's optimiser."""
         delta = pointwise(new, lambda mean, w: mean - w, server.w)
         m = pointwise(server.own["m"], lambda m, d: self.beta1 * m + (1 - self.beta1) * d, delta)
         v = pointwise(server.own["v"], self.second_moment, delta)

@@ -1,4 +1,6 @@
-"""FedAvg."""
+"""FedAvg: McMahan et al., *Communication-Efficient Learning of Deep Networks from Decentralized Data* (AISTATS
+2017).
+"""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,6 @@
-"""FedAvgM."""
+"""FedAvgM: Hsu et al., *Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification*
+(2019).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,11 +28,14 @@ class FedAvgM(Method):
     form: Literal["ema", "hsu"] = "ema"
 
     def server_state(self, server: "ServerView") -> Tree:
-        """Return zeros as the previous step."""
+        """Return zeros as the previous step of the server."""
         return {"m": zeros(server.w)}
 
     def aggregate(self, server: "ServerView", new: Tree, up: Mapping[str, Tree]) -> Tree:
-        """Make one server step, as w̄ + ρ(m − Δ) or w̄ − ρv, so that ρ = 0 is FedAvg to the bit."""
+        """Return the weights after one step of the server.
+
+        It is computed as w̄ + ρ(m − Δ) or w̄ − ρv, so that ρ = 0 is FedAvg to the bit.
+        """
         rho, old, w = self.momentum, server.own["m"], server.w
         delta = pointwise(new, lambda mean, w: mean - w, w)
         if self.form == "ema":

@@ -1,4 +1,4 @@
-"""FedBN."""
+"""FedBN: Li et al., *FedBN: Federated Learning on Non-IID Features via Local Batch Normalization* (ICLR 2021)."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,6 @@
-"""FedDC."""
+"""FedDC: Gao et al., *FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and Correction* (CVPR
+2022).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

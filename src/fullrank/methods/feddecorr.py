@@ -1,4 +1,6 @@
-"""FedDecorr."""
+"""FedDecorr: Shi et al., *Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated
+Learning* (ICLR 2023).
+"""
 
 from dataclasses import dataclass
 from typing import Literal

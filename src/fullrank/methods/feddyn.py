@@ -1,4 +1,4 @@
-"""FedDyn."""
+"""FedDyn: Acar et al., *Federated Learning Based on Dynamic Regularization* (ICLR 2021)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,7 +54,10 @@ class FedDyn(Method):
         return {}
 
     def aggregate(self, server: "ServerView", new: Tree, up: Mapping[str, Tree]) -> Tree:
-        """Add h to the mean; h grows by the mean step times the share of participants, as others did not drift."""
+        """Return the mean plus h, after h has grown by the mean step times the share of participants.
+
+        Clients that did not take part did not drift, so h changes by the participants' steps only.
+        """
         share = len(server.taking_part) / server.clients
         h = pointwise(server.own["h"], lambda h, mean, w: h + share * (mean - w), new, server.w)
         server.own = {**server.own, "h": h}

@@ -1,4 +1,6 @@
-"""FedETF."""
+"""FedETF: Li et al., *No Fear of Classifier Biases: Neural Collapse Inspired Federated Learning with Synthetic and
+Fixed Classifier* (ICCV 2023).
+"""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal

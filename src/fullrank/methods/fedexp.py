@@ -1,4 +1,4 @@
-"""FedExP."""
+"""FedExP: Jhunjhunwala et al., *FedExP: Speeding Up Federated Averaging via Extrapolation* (ICLR 2023)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""FedLC."""
+"""FedLC: Zhang et al., *Federated Learning with Label Distribution Skew via Logits Calibration* (ICML 2022)."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,4 +1,4 @@
-"""FedMR."""
+"""FedMR: Fan et al., *Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping* (TMLR 2023)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -68,7 +68,7 @@ class FedMR(WithPrototypes):
         return super().caution_of_data(counts, clients) if self.exchanges else ""
 
     def server_state(self, server: "ServerView") -> Tree:
-        """Return zeros, none of them available; nothing if prototypes are not exchanged."""
+        """Return prototypes of zeros, marked as not available; nothing if prototypes are not exchanged."""
         if self.mu2 > 0 and self.prototypes == "onehot" and server.net.feature_dim < server.net.num_classes:
             raise InputError(
                 f'method.fedmr.prototypes = "onehot" needs as many features as classes; this model has '
@@ -100,7 +100,7 @@ class FedMR(WithPrototypes):
         return prototype_margin(z, y, prototypes, here, self.margin)
 
     def after(self, client: "ClientView") -> Mapping[str, Sum]:
-        """Return class sums and counts of clients that send prototypes; zeros of the others."""
+        """Return the class sums and counts of a client that sends prototypes, and zeros for any other client."""
         if not self.exchanges:
             return {}
         ((name, sent),) = super().after(client).items()

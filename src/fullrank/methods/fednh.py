@@ -1,4 +1,4 @@
-"""FedNH."""
+"""FedNH: Dai et al., *Tackling Data Heterogeneity in Federated Learning with Class Prototypes* (AAAI 2023)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ class FedNH(Method):
     scale: Positive = 1.0
 
     def head(self, net: "Network") -> nn.Module:
-        """Return a head of prototypes."""
+        """Return a head whose logits are scaled cosines with the prototypes."""
         return Hypersphere(net.feature_dim, net.num_classes, self.scale, net.dtype)
 
     def after(self, client: "ClientView") -> Mapping[str, Sum]:

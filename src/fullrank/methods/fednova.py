@@ -1,4 +1,6 @@
-"""FedNova."""
+"""FedNova: Wang et al., *Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization* (NeurIPS
+2020).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,15 +29,15 @@ class FedNova(Method):
     uploads = {"travel": "how far its optimiser can have moved a weight, and the inverse of that"}
 
     def weight(self, client: "ClientView") -> float:
-        """Return the number of samples divided by the distance."""
+        """Return the number of samples divided by a_k."""
         return client.n / client.travel
 
     def after(self, client: "ClientView") -> Mapping[str, Mean]:
-        """Return the distance and its inverse, of which the server receives the means."""
+        """Return a_k and 1/a_k, of which the server receives the means."""
         far = torch.tensor(client.travel, dtype=torch.float64)
         return {"travel": Mean({"a": far, "inverse": 1 / far}, client.n)}
 
     def aggregate(self, server: "ServerView", new: Tree, up: Mapping[str, Tree]) -> Tree:
-        """Scale the mean weighted by n_k/a_k to the mean distance, so that equal clients give their mean."""
+        """Scale the update that is weighted by n_k/a_k to the mean a_k, so that equal clients give their mean."""
         s = float(up["travel"]["a"] * up["travel"]["inverse"])
         return pointwise(server.w, lambda w, mean: torch.lerp(w, mean, s), new)

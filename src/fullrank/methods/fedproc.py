@@ -1,4 +1,4 @@
-"""FedProc."""
+"""FedProc: Mu et al., *FedProc: Prototypical Contrastive Federated Learning on Non-IID Data* (2021)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""FedProto."""
+"""FedProto: Tan et al., *FedProto: Federated Prototype Learning across Heterogeneous Clients* (AAAI 2022)."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -12,10 +12,15 @@ from fullrank.methods._prototypes import WithPrototypes
 
 
 class NearestPrototype:
-    """FedProto's prediction, in a separate class because the method's hyper-parameter has the name of the hook."""
+    """The prediction of FedProto. It is a separate class because FedProto has a hyper-parameter with the name of the
+    hook.
+    """
 
     def predict(self, b: Batch) -> Tensor:
-        """Return minus the squared distance to each prototype, a missing one farthest; without any, the logits."""
+        """Return the negative squared distance to each prototype; the logits as long as there are no prototypes.
+
+        A class without a prototype has a lower score than all others.
+        """
         if vars(self)["predict"] == "logits":
             return b.logits
         prototypes, available = b.sent["prototypes"], b.sent["available"]

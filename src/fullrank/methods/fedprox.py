@@ -1,4 +1,4 @@
-"""FedProx."""
+"""FedProx: Li et al., *Federated Optimization in Heterogeneous Networks* (MLSys 2020)."""
 
 from dataclasses import dataclass
 

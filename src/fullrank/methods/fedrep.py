@@ -1,4 +1,4 @@
-"""FedRep."""
+"""FedRep: Collins et al., *Exploiting Shared Representations for Personalized Federated Learning* (ICML 2021)."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -28,6 +28,6 @@ class FedRep(Method):
     head_epochs: Annotated[int, Field(ge=0)] = 0
 
     def train(self, client: "ClientView") -> None:
-        """Run two fits, of the head and of the rest."""
+        """Run two fits, first of the head and then of the rest."""
         client.fit("head", epochs=self.head_epochs or None)
         client.fit(("backbone", "neck") if list(client.network.neck.parameters()) else "backbone")

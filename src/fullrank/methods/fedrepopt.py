@@ -1,4 +1,4 @@
-"""FedRepOpt."""
+"""FedRepOpt: Lau et al., *FedRepOpt: Gradient Re-parametrized Optimizers in Federated Learning* (ACCV 2024)."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ class FedRepOpt(Method):
         return net
 
     def before(self, client: ClientView) -> Tree:
-        """Return M of every parameter that is not frozen, 1 for parameters without scales."""
+        """Return M for every parameter that is not frozen. It is 1 for parameters without scales."""
         model = client.model
         weights, scales = ({n: model[n] for n in names} for names in (client.trainable, client.entries.frozen))
         return {"multiplier": multiplier(weights, scales)}
 
     def grad(self, g: Tree, b: Batch) -> Tree:
-        """Return M⊙g."""
+        """Return the gradient multiplied by M."""
         m = b.fixed["multiplier"]
         if flats(g, m):
             return pointwise(g, torch.mul, m)
@@ -83,17 +83,22 @@ class MappedKernel(NamedTuple):
 
     name: str
     scale: str
-    """Name of the 3×3 branch's scale."""
+    """The name of the scale of the 3×3 branch."""
     pointwise: str
-    """Name of the 1×1 branch's scale, if there is one."""
+    """The name of the scale of the 1×1 branch, if there is one."""
     identity: bool
 
 
 @torch.no_grad()
 def multiplier(weights: Tensors, scales: Tensors) -> Tensors:
-    """Compute M of some entries of a model from a tree with its scales, laid out like the entries.
+    """Compute M for some entries of a model.
 
-    All are computed in one table, because a network has many kernels and separate operations would each cost a launch.
+    All kernels are computed in one table, because separate operations for each kernel would each launch a kernel on a
+    GPU.
+
+    Args:
+        weights: The entries.
+        scales: The scales of the model, by the names of the kernels and in the layout of the entries.
     """
     m = pointwise(weights, torch.ones_like)
     kernels = [kernel for kernel in mapped_kernels(tuple(scales)) if kernel.name in m]
@@ -102,8 +107,8 @@ def multiplier(weights: Tensors, scales: Tensors) -> Tensors:
     kernels.sort(key=lambda kernel: kernel.pointwise not in scales)
     alpha = torch.cat([scales[kernel.scale] for kernel in kernels])[:, None]
     table = alpha * alpha.expand(-1, 9)
-    if beside := [scales[kernel.pointwise] for kernel in kernels if kernel.pointwise in scales]:
-        middle = torch.cat(beside)
+    if pointwise_scales := [scales[kernel.pointwise] for kernel in kernels if kernel.pointwise in scales]:
+        middle = torch.cat(pointwise_scales)
         table[: len(middle), 4].add_(middle * middle)
     parts = torch.split(table, [len(scales[kernel.scale]) for kernel in kernels])
     for kernel, part in zip(kernels, parts, strict=True):

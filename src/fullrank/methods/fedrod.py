@@ -1,4 +1,6 @@
-"""FedRoD."""
+"""FedRoD: Chen and Chao, *On Bridging Generic and Personalized Federated Learning for Image Classification* (ICLR
+2022).
+"""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,7 +20,11 @@ if TYPE_CHECKING:
 
 
 class TwoHeads(nn.Linear):
-    """A classifier that keeps its names, and a personal one that adds to its logits without a gradient to the rest."""
+    """A linear classifier with a second, personal one, whose logits are added to those of the first.
+
+    The entries of the first classifier keep their names. No gradient of the personal logits flows to the first
+    classifier or to the features.
+    """
 
     def __init__(self, generic: nn.Linear):
         sizes = generic.in_features, generic.out_features, generic.bias is not None
@@ -45,7 +51,7 @@ class FedRoD(Method):
 
     paper = "Chen and Chao, ICLR 2022"
     keeps = "its personal classifier"
-    personal = aside = ("*.personal_head.*",)
+    personal = client_only = ("*.personal_head.*",)
 
     def head(self, net: "Network") -> nn.Module:
         """Return a head with both classifiers."""

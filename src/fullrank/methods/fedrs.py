@@ -1,4 +1,6 @@
-"""FedRS."""
+"""FedRS: Li and Zhan, *FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data* (KDD
+2021).
+"""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""FedSAM."""
+"""FedSAM: Qu et al., *Generalized Federated Learning via Sharpness Aware Minimization* (ICML 2022)."""
 
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ class FedSAM(Method):
     rho: NotNegative = 0.05
 
     def grad(self, g: Tree, b: Batch) -> Tree:
-        """Return the gradient after a step of length ρ along the gradient."""
+        """Return the gradient at w + ρ·g/‖g‖."""
         uphill = self.rho / (norm(g) + 1e-12)
         here = b.w if b.w.keys() == g.keys() else b.model  # the same entries, as one vector if they are one
         return b.grad_at(pointwise(g, lambda g, w: w + uphill * g, here))

@@ -1,4 +1,4 @@
-"""MOON."""
+"""MOON: Li et al., *Model-Contrastive Federated Learning* (CVPR 2021)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,15 +47,15 @@ class Moon(Method):
         return net
 
     def client_state(self, client: "ClientView") -> Tree:
-        """Return the current model in place of a previous one, marked as missing."""
+        """Return the current model as a placeholder, and a mark that the client has no previous model."""
         return {"model": client.model, "has": client.counts.new_zeros(())}
 
     def loss(self, b: Batch) -> Tensor:
-        """Return Eq. 3 if there is a previous model, with both other networks in eval mode."""
+        """Return μ times Eq. 3 with both other networks in eval mode, and 0 if the client has no previous model."""
         has: Tensor = b.own["has"]
         return self.mu * has * contrastive(b.z, b.features(b.w0), b.features(b.own["model"]), self.temperature)
 
     def after(self, client: "ClientView") -> Mapping[str, Sum]:
-        """Keep the round's model as the next round's previous one."""
+        """Keep the trained model, which is the previous one in the client's next round."""
         client.own = {"model": client.model, "has": client.counts.new_ones(())}
         return {}

@@ -1,4 +1,4 @@
-"""SCAFFOLD."""
+"""SCAFFOLD: Karimireddy et al., *SCAFFOLD: Stochastic Controlled Averaging for Federated Learning* (ICML 2020)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,6 @@
-"""Structured-DeCov."""
+"""Structured-DeCov: Xiong et al., *Regularizing Deep Convolutional Neural Networks with a Structured Decorrelation
+Constraint* (ICDM 2016).
+"""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Networks that split into a backbone (gives z), a neck and a head (gives logits)."""
+"""Networks that consist of a backbone, which gives the representation z, a neck, and a head, which gives the logits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ MODELS: Registry[Callable[..., nn.Module]] = Registry(
 
 
 def available() -> dict[str, Callable[..., nn.Module]]:
-    """Return the networks that need no import path, by name: the library's own and those of installed packages.
+    """Return the networks that need no import path: the library's own and those of installed packages.
+
+    Returns:
+        The functions that build the networks, by name.
 
     >>> sorted(available())[:2]
     ['alexnet-bn', 'cnn']
@@ -60,12 +63,38 @@ def available() -> dict[str, Callable[..., nn.Module]]:
 
 
 def builder(name: str) -> Callable[..., nn.Module]:
-    """Return the function behind the name of a network, or behind `package.module:function`."""
+    """Return the function that builds a network.
+
+    Args:
+        name: A name of `available`, or "package.module:function".
+
+    Returns:
+        A function of `num_classes`, `in_channels` and the network's own options.
+
+    Raises:
+        InputError: If there is no such network, or it cannot be imported.
+
+    >>> builder("cnn")(num_classes=10).feature_dim
+    128
+    """
     return MODELS.find(name)
 
 
 def build(name: str, num_classes: int, in_channels: int = 3, **options: Any) -> nn.Module:
-    """Build a network by name; further options go to the network.
+    """Build a network by name.
+
+    Args:
+        name: A name of `available`, or "package.module:function".
+        num_classes: The number of classes.
+        in_channels: The number of channels of the images.
+        options: The network's own options, such as `width` or `mode`; `fullrank models` lists them.
+
+    Returns:
+        The network. Those of the library have `backbone`, `neck`, `head`, `features` and `feature_dim`.
+
+    Raises:
+        InputError: If there is no such network, or it does not take an option.
+        CallFailed: If a function outside the library raises.
 
     >>> build("cnn", num_classes=10, in_channels=1).feature_dim
     128
@@ -107,7 +136,16 @@ def unknown_options(name: str, options: Iterable[str]) -> list[str]:
 
 
 def check_options(name: str, function: Callable[..., Any], options: dict[str, Any]) -> None:
-    """Reject options that a network does not take or lacks, and values of the wrong kind."""
+    """Reject options that a network does not take or lacks, and values of the wrong type.
+
+    Args:
+        name: The name of the network, for the message.
+        function: The function that builds it.
+        options: The options, without `num_classes` and `in_channels`.
+
+    Raises:
+        InputError: If an option is rejected.
+    """
     signature = inspect.signature(function)
     if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in signature.parameters.values()):
         _check_each(name, function, options, list(signature.parameters))

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from fullrank.models.layers import FromSize
 from fullrank.models.net import Net
 
-SMALLEST = 63  # pixels: a smaller image is smaller than the window of the third pooling
+SMALLEST = 63  # pixels; with smaller images the third pooling has no window
 POOLED, FEATURES = 6, 4096
 
 
 class PoolToSix(nn.Module):
-    """Average a map to 6×6.
+    """Averages a map to 6×6.
 
     A 7×7 map, that of 256×256 images, is averaged by 2×2 windows with stride 1. Adaptive pooling uses the same windows,
     but on a GPU it sums its gradient in an order that changes from run to run.

@@ -1,4 +1,4 @@
-"""A small convolutional network for images of any size from 8×8 on."""
+"""A small convolutional network for images of at least 8×8 pixels."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def cnn(
 
 
 class _PoolTo(nn.Module):
-    """Average a map down to side × side.
+    """Averages a map to side × side.
 
     If `side` divides the map's side, windows of equal size are used, because adaptive pooling on a GPU sums its
     gradient in an order that changes from run to run.

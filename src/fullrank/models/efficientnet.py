@@ -26,7 +26,9 @@ SQUEEZE = 4  # squeeze-and-excitation has a quarter of the width of a block's in
 
 
 class SqueezeExcite(nn.Module):
-    """Weight the channels of a map by a small network on their means (Hu et al., CVPR 2018)."""
+    """Squeeze-and-excitation, which weights the channels of a map by a small network on their means (Hu et al., CVPR
+    2018).
+    """
 
     def __init__(self, width: int, squeezed: int):
         super().__init__()
@@ -45,9 +47,10 @@ class SqueezeExcite(nn.Module):
 
 
 class StochasticDepth(nn.Module):
-    """Drop a branch in training, sample by sample, and scale it up where it is kept (Huang et al., ECCV 2016).
+    """Drops a branch in training, sample by sample, and scales it by 1 / (1 − rate) elsewhere (Huang et al., ECCV
+    2016).
 
-    It applies `nn.Dropout` to one number per sample, so that it is found among the layers that draw random numbers.
+    It applies `nn.Dropout` to one number per sample, so that `Network.has_dropout` recognises it.
     """
 
     def __init__(self, rate: float):
@@ -61,9 +64,10 @@ class StochasticDepth(nn.Module):
 
 
 class MBConv(nn.Module):
-    """Widen by 1×1, convolve each channel, weight the channels, narrow by 1×1 without an activation.
+    """A mobile inverted bottleneck: a map is widened by a 1×1 convolution, each channel is convolved, the channels are
+    weighted, and a 1×1 convolution without an activation narrows the map.
 
-    The input is added if the shape stays the same. Expansion 1 has no widening convolution.
+    The input is added if the shape stays the same. With expansion 1 the map is not widened.
     """
 
     def __init__(self, in_width: int, width: int, expansion: int, kernel: int, stride: int, drop_rate: float):

@@ -24,7 +24,7 @@ NORM_LAYERS: tuple[type[nn.Module], ...] = (
 
 @dataclass(frozen=True)
 class Entries:
-    """Names of a model's entries, each in exactly one class."""
+    """The names of a model's entries by class. Each entry is in exactly one class."""
 
     shared: tuple[str, ...]
     buffers: tuple[str, ...]

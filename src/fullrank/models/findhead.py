@@ -1,4 +1,4 @@
-"""Find the classifier of any module, by observing one forward."""
+"""The search for the classifier of a module, by observing one forward pass."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def find_head(module: nn.Module, example: Tensor, head: str | None) -> tuple[str
 
 @contextlib.contextmanager
 def _first_forward(module: nn.Module, example: Tensor) -> Iterator[None]:
-    """Set eval mode, and reject data that the model cannot take."""
+    """Set eval mode inside the block, and convert errors of the forward pass to an `InputError` about the data."""
     try:
         with _eval(module):
             yield

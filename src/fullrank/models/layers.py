@@ -1,4 +1,4 @@
-"""Pieces that several convolutional networks share."""
+"""Layers that several convolutional networks share."""
 
 from __future__ import annotations
 
@@ -23,14 +23,18 @@ def global_pool() -> nn.Sequential:
 
 
 class FromSize(nn.Sequential):
-    """A sequence of layers that needs images of a least size."""
+    """A sequence of layers that rejects images below a minimum size."""
 
     def __init__(self, model: str, smallest: int, layers: OrderedDict[str, nn.Module]):
         super().__init__(layers)
         self.model, self.smallest = model, smallest
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the last layer's output; reject images that are too small."""
+        """Return the output of the last layer.
+
+        Raises:
+            InputError: If the images are too small.
+        """
         if x.dim() == 4 and min(x.shape[2:]) < self.smallest:
             raise InputError(
                 f'model.name = "{self.model}" needs images of at least {self.smallest}×{self.smallest} pixels, but '

@@ -9,7 +9,7 @@ from torch import nn
 from fullrank.models.layers import FromSize
 from fullrank.models.net import Net
 
-SMALLEST = 16  # pixels: two unpadded 5×5 convolutions with pooling reduce them to one
+SMALLEST = 16  # pixels; two unpadded 5×5 convolutions with pooling reduce them to one
 HIDDEN, FEATURES = 120, 84
 
 

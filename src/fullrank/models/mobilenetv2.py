@@ -23,7 +23,8 @@ STAGES = (
 
 
 class InvertedResidual(nn.Module):
-    """Widen by 1×1, convolve each channel by 3×3, narrow by 1×1 without an activation.
+    """An inverted residual: a map is widened by a 1×1 convolution, each channel is convolved by 3×3, and a 1×1
+    convolution without an activation narrows the map.
 
     At stride 1 the input is added, through a 1×1 convolution with BatchNorm if the widths differ; the paper adds it
     only if they agree.

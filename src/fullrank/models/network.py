@@ -19,7 +19,7 @@ from fullrank.models.entries import NORM_LAYERS
 from fullrank.models.findhead import Dropouts, find_head
 from fullrank.models.net import Net, Output, output_of
 from fullrank.models.structure import Structure
-from fullrank.trees import Flat, Layout, Tensors
+from fullrank.trees import Flat, FlatLayout, Tensors
 
 _CALLS_ITS_CHILDREN = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 T = TypeVar("T")
@@ -111,7 +111,7 @@ class Network:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all entries."""
+        """The names of all entries."""
         return self.parameter_names + self.buffer_names
 
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -136,16 +136,29 @@ class Network:
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy values into the module's own tensors."""
+        """Copy values into the module's own tensors.
+
+        Args:
+            tensors: Values for some or all entries, by name.
+
+        Raises:
+            InputError: If the module has no entry of a name.
+        """
         if tensors:
             own = self.tensors()
+            if missing := next((name for name in tensors if name not in own), None):
+                raise InputError(
+                    f'the model has no entry "{missing}": the weights are those of another model, or were saved by an '
+                    "earlier version of fullrank; run the experiment again in a new directory"
+                )
             torch._foreach_copy_([own[name] for name in tensors], list(tensors.values()))
 
     @torch.no_grad()
     def flatten_(self, order: Iterable[str]) -> None:
-        """Lay the parameters out in one vector, in this order of names; no value changes.
+        """Move the parameters into one vector, in this order of names. Their values do not change.
 
-        Do nothing if parameters have several dtypes or the model has recurrent layers, which lay out their own.
+        Nothing is done if parameters have several dtypes, or if the model has recurrent layers, which need another
+        layout.
         """
         parameters = self.parameters()
         if len({p.dtype for p in parameters.values()}) != 1 or any(
@@ -155,7 +168,7 @@ class Network:
         ordered = {name: parameters[name] for name in order}
         if ordered.keys() != parameters.keys():
             raise ValueError("order must name every parameter")
-        layout = Layout.of({name: _dense(p.detach()) for name, p in ordered.items()})
+        layout = FlatLayout.of({name: _dense(p.detach()) for name, p in ordered.items()})
         flat = Flat.copied({name: p.detach() for name, p in ordered.items()}, layout)
         for name, view in flat.items():
             ordered[name].data = view
@@ -179,7 +192,7 @@ class Network:
 
     @property
     def has_batch_norm(self) -> bool:
-        """Whether a batch of one sample is unsafe in training."""
+        """Whether the network has norm layers that cannot be trained on a batch of one sample."""
         norms = nn.modules.batchnorm._BatchNorm
         return self.fact("batch norm", lambda: any(isinstance(m, norms) for m in self._structure.modules))
 
@@ -227,9 +240,9 @@ class Network:
             self._neck_hook.neck = neck
 
     def _place_of_neck(self) -> str:
-        """Return a name in the outermost module around the classifier that can have one more child.
+        """Return a name for the neck in the outermost module around the classifier that can have a further child.
 
-        A container cannot: it would call the child.
+        Containers such as `nn.Sequential` cannot, because they would call the child in their forward.
         """
         path = self.z_name.split(".") if self.z_name else []
         for depth in range(len(path) + 1):
@@ -325,7 +338,7 @@ class Network:
 
     @contextlib.contextmanager
     def _without_neck(self) -> Iterator[None]:
-        """Let a neck in front of the classifier pass its input on inside."""
+        """Bypass the neck in front of the classifier inside the block."""
         if self._neck_hook is None:
             yield
             return
@@ -396,7 +409,7 @@ def _switch(module: nn.Module, training: bool) -> None:
 
 
 def _in_dtype(out: Output, dtype: torch.dtype) -> Output:
-    """Convert an output to the model's own dtype, for losses exponentiate and sum it."""
+    """Convert an output to the model's own dtype, because losses exponentiate and sum it."""
     logits, z, extras = out
     return Output(logits.to(dtype), z.to(dtype), {name: value.to(dtype) for name, value in extras.items()})
 
@@ -442,7 +455,9 @@ class _Functional(nn.Module):
 
 
 class _Neck:
-    """A hook that passes a module's input through the neck first (an object, so that deep copies copy its neck)."""
+    """A hook that passes a module's input through the neck first. It is an object, so that a deep copy copies its neck
+    too.
+    """
 
     def __init__(self, neck: nn.Module):
         self.neck = neck

@@ -1,4 +1,4 @@
-"""The result of a walk over a module, so that the walk is made once."""
+"""The positions of a module's entries, which are found once and looked up afterwards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Structure:
-    """The positions of a module's entries; not their tensors, which may be replaced."""
+    """The layers that hold a module's entries, and the entries' names in them. Tensors are not kept, as they may be
+    replaced.
+    """
 
     parameters: tuple[tuple[str, dict[str, Any], str], ...]
     """Each parameter's name, the table of the layer that holds it, and its name there."""
@@ -23,7 +25,7 @@ class Structure:
 
     @classmethod
     def of(cls, module: nn.Module) -> Structure:
-        """Walk over a module."""
+        """Return the structure of a module."""
         state = module.state_dict(keep_vars=True)
         parameters = [name for name, _ in module.named_parameters()]
         buffers = [name for name, _ in module.named_buffers() if name in state]

@@ -14,7 +14,7 @@ from fullrank.models.net import Net
 
 STEM, WIDTHS = 16, (160, 320, 640)  # ten times the widths of He et al.'s ResNets for CIFAR
 BLOCKS = 4  # in each stage: with two convolutions a block, three shortcuts and the stem, 28 layers
-LAST_MOMENTUM = 0.9  # FedMR's value: the last statistics are nearly those of the last batch
+LAST_MOMENTUM = 0.9  # FedMR's value, with which running statistics are nearly those of the last batch
 
 
 class WideBlock(nn.Module):

@@ -14,11 +14,23 @@ from fullrank.errors import InputError
 def balanced_cross_entropy(
     logits: Tensor, y: Tensor, counts: Tensor, gamma: float = 1.0, *, label_smoothing: float = 0.0
 ) -> Tensor:
-    """Compute balanced softmax, the cross-entropy of logits + γ·log n with n_c the number of samples of class c.
+    """Compute the balanced softmax loss: the cross-entropy of logits + γ·log n, where class c has n_c samples.
 
-    The shift makes up for unequal class frequencies: the model learns as if all classes were equally frequent. A class
-    without samples counts as one sample: log 1 = 0. Equal counts, or γ = 0, give plain cross-entropy. For
-    half-precision logits, computation and result are in float32.
+    The shift makes up for unequal class frequencies: the model learns as if all classes were equally frequent. Equal
+    counts, or γ = 0, give plain cross-entropy.
+
+    Args:
+        logits: Logits of shape (N, C).
+        y: Labels of shape (N,).
+        counts: The number of samples of each class, of shape (C,). A class without samples counts as one sample.
+        gamma: The exponent γ of the counts.
+        label_smoothing: The label smoothing of the cross-entropy.
+
+    Returns:
+        The mean over the samples, a scalar; in float32 for half-precision logits.
+
+    Raises:
+        InputError: If the shapes do not match.
 
     >>> zero = torch.zeros(3, 3)
     >>> round(balanced_cross_entropy(zero[:1], torch.tensor([0]), torch.tensor([8, 2, 0])).item(), 6)

@@ -1,4 +1,4 @@
-"""MOON's term: Li, He and Song, *Model-Contrastive Federated Learning* (CVPR 2021)."""
+"""MOON's contrastive loss: Li, He and Song, *Model-Contrastive Federated Learning* (CVPR 2021)."""
 
 from __future__ import annotations
 
@@ -10,11 +10,22 @@ from fullrank.errors import InputError
 
 
 def contrastive(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float = 0.5) -> Tensor:
-    """Compute MOON's loss (Eq. 3), which draws features `z` (N, d) to the global model's, away from the previous ones.
+    """Compute MOON's contrastive loss (Eq. 3), which draws features to the global model's, away from the previous ones.
 
     The loss is the mean over samples of −log e^{s_g} / (e^{s_g} + e^{s_p}), where s_g and s_p are the cosines of z with
-    the features of the global and of the previous model, divided by the temperature. Those features are constants: no
-    gradient flows to them. If they are equal, the loss is log 2.
+    the features of the global and of the previous model, divided by the temperature. If those are equal, it is log 2.
+
+    Args:
+        z: Features of the model that is trained, of shape (N, d).
+        z_global: Features of the global model for the same samples. No gradient flows to them.
+        z_previous: Features of the client's previous model for the same samples. No gradient flows to them.
+        temperature: The temperature τ by which the cosines are divided.
+
+    Returns:
+        The loss, a scalar; in float32 for half-precision features.
+
+    Raises:
+        InputError: If the three shapes differ or are not (N, d).
 
     >>> z, near, far = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1.0]]), torch.tensor([[0.0, 1.0]])
     >>> round(contrastive(z, near, far).item(), 6), round(contrastive(z, near, far, temperature=1.0).item(), 6)

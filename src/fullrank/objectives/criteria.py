@@ -36,7 +36,7 @@ class UserCriterion:
     function: Callable[[Tensor, Tensor], Any]
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Call the function.
+        """Call the user's function.
 
         Raises:
             CallFailed: If the function raises.

@@ -20,11 +20,11 @@ from fullrank.errors import InputError, nearest
 Scale = Literal["code", "paper", "algorithm"]
 
 EPS = 1e-8
-"""Added to each variance, as in the authors' code, so that a dead feature has correlation 0 rather than NaN."""
+"""A constant added to each variance, as in the authors' code, so that a dead feature has correlation 0, not NaN."""
 
 
 def decorrelation(z: Tensor, scale: Scale = "code") -> Tensor:
-    """Compute FedDecorr's loss, which measures how strongly the columns of features `z` (N, d) correlate in the batch.
+    """Compute FedDecorr's loss, which measures how strongly the columns of the features correlate in a batch.
 
     With r_ij the correlation of columns i and j, the papers and their code use three scales:
 
@@ -33,8 +33,17 @@ def decorrelation(z: Tensor, scale: Scale = "code") -> Tensor:
     - `"code"`, the authors' released code, to which their β = 0.1 refers: (N−1)²/N · mean of r_ij² over i ≠ j.
 
     Their gradients are parallel: β = 0.1 in `"code"` is β = 0.1 · (N−1)²/N · d/(d−1) in `"paper"`. A constant column
-    counts as uncorrelated (except in `"algorithm"`). For a single sample the loss is 0, with a zero gradient. For
-    half-precision features, computation and result are in float32.
+    counts as uncorrelated (except in `"algorithm"`).
+
+    Args:
+        z: Features of shape (N, d).
+        scale: The scale of the loss.
+
+    Returns:
+        The loss, a scalar; in float32 for half-precision features. For a single sample it is 0, with a zero gradient.
+
+    Raises:
+        InputError: If the features are not of shape (N, d), or there is no such scale.
 
     >>> z = torch.tensor([[1.0, 1, 0], [2, 3, 1], [3, 2, -1], [4, 6, 0]])
     >>> [round(decorrelation(z, scale).item(), 4) for scale in ("code", "paper", "algorithm")]
@@ -62,8 +71,18 @@ def decorrelation(z: Tensor, scale: Scale = "code") -> Tensor:
 def singular_variance(z: Tensor) -> Tensor:
     """Compute L_singular (ICLR Eq. 6, TPAMI Eq. 7), the variance of the covariance's d singular values.
 
-    The covariance Σ of `z` (N, d) is the biased one. No decomposition is needed: with λ̄ = tr Σ / d, Σ_i (λ_i − λ̄)² =
-    ‖Σ − λ̄I‖_F². The N×N Gram matrix has the same singular values up to d − N zeros.
+    It is (1/d) Σ_i (λ_i − λ̄)², with λ_i the singular values of the biased covariance Σ of the features. No
+    decomposition is needed: with λ̄ = tr Σ / d, Σ_i (λ_i − λ̄)² = ‖Σ − λ̄I‖_F², and the N×N Gram matrix has the same
+    singular values up to d − N zeros.
+
+    Args:
+        z: Features of shape (N, d).
+
+    Returns:
+        The variance, a scalar; in float32 for half-precision features. For a single sample it is 0.
+
+    Raises:
+        InputError: If the features are not of shape (N, d).
 
     >>> round(singular_variance(torch.tensor([[2.0, 1], [2, -1], [-2, 1], [-2, -1]])).item(), 6)
     2.25

@@ -13,10 +13,18 @@ from fullrank.objectives.decorrelation import _centred, _gram, _shape, _zero
 
 
 def decov(z: Tensor) -> Tensor:
-    """Compute DeCov, ½(‖Σ‖_F² − ‖diag Σ‖²), with Σ the biased covariance of the columns of features `z` (N, d).
+    """Compute DeCov, ½(‖Σ‖_F² − ‖diag Σ‖²), with Σ the biased covariance of the columns of the features.
 
-    Multiplying the features by a multiplies the loss by a⁴. A single sample gives 0. For half-precision features,
-    computation and result are in float32. Only the smaller of the two Gram matrices is needed.
+    Multiplying the features by a multiplies the loss by a⁴. Only the smaller of the two Gram matrices is computed.
+
+    Args:
+        z: Features of shape (N, d).
+
+    Returns:
+        The loss, a scalar; in float32 for half-precision features. For a single sample it is 0.
+
+    Raises:
+        InputError: If the features are not of shape (N, d).
 
     >>> z = torch.tensor([[1.0, 1, 0], [2, 3, 1], [3, 2, -1], [4, 6, 0]])
     >>> decov(z).item()
@@ -35,8 +43,18 @@ def decov(z: Tensor) -> Tensor:
 def structured_decov(z: Tensor, groups: int = 8) -> Tensor:
     """Compute Structured-DeCov, ½ Σ Σ_ij² over pairs of columns in different groups; within a group they may correlate.
 
-    The groups are contiguous and of equal width; if `groups` does not divide d, the first ones are wider by one column.
-    One group gives 0; d groups or more give `decov`.
+    The groups are contiguous and of equal width; if their number does not divide d, the first ones are wider by one
+    column.
+
+    Args:
+        z: Features of shape (N, d).
+        groups: The number of groups. One group gives 0; d groups or more give `decov`.
+
+    Returns:
+        The loss, a scalar; in float32 for half-precision features. For a single sample it is 0.
+
+    Raises:
+        InputError: If the features are not of shape (N, d), or `groups` is less than 1.
 
     >>> z = torch.tensor([[1.0, 1, 0, 2], [2, 3, 1, 0], [3, 2, -1, 1], [4, 6, 0, 1]])
     >>> structured_decov(z, groups=2).item(), structured_decov(z, groups=4).item()

@@ -12,11 +12,22 @@ from fullrank.errors import InputError
 
 
 def simplex_etf(num_classes: int, dim: int | None = None, seed: int = 0) -> Tensor:
-    """Return `num_classes` unit vectors, any two with cosine −1/(C−1), as the columns of a float64 matrix (dim, C).
+    """Return a simplex equiangular tight frame: C unit vectors, any two of which have the cosine −1/(C−1).
 
-    V = √(C/(C−1)) · U·(I − 11ᵀ/C), with U (dim, C) orthonormal columns from the QR decomposition of uniform random
-    numbers; `dim` is C unless given. In C−1 dimensions, the fewest that hold C such vectors, V = √(C/(C−1)) · Q·Eᵀ,
-    with E the eigenvectors of I − 11ᵀ/C whose eigenvalue is 1 and Q a random rotation. VᵀV does not depend on `dim`.
+    V = √(C/(C−1)) · U·(I − 11ᵀ/C), with U (dim, C) the orthonormal columns from the QR decomposition of uniform random
+    numbers. In C−1 dimensions, the fewest that hold C such vectors, V = √(C/(C−1)) · Q·Eᵀ, with E the eigenvectors of I
+    − 11ᵀ/C whose eigenvalue is 1 and Q a random rotation. VᵀV does not depend on `dim`.
+
+    Args:
+        num_classes: The number of vectors C, at least 2.
+        dim: The number of dimensions, at least C − 1; C by default.
+        seed: The seed of the random numbers.
+
+    Returns:
+        The vectors as the columns of a float64 matrix of shape (dim, C).
+
+    Raises:
+        InputError: If there are fewer than two classes or too few dimensions.
 
     >>> v = simplex_etf(4, 6)
     >>> bool(torch.allclose(v.mT @ v, (4 * torch.eye(4) - 1).double() / 3))
@@ -34,6 +45,6 @@ def simplex_etf(num_classes: int, dim: int | None = None, seed: int = 0) -> Tens
     if dim >= num_classes:
         frame = np.linalg.qr(rng.random((dim, num_classes)))[0] @ centring
     else:
-        inside = np.linalg.eigh(centring)[1][:, 1:]  # ascending: the first belongs to the eigenvalue 0
+        inside = np.linalg.eigh(centring)[1][:, 1:]  # in ascending order, so that the first belongs to the eigenvalue 0
         frame = np.linalg.qr(rng.random((dim, dim)))[0] @ inside.T
     return torch.from_numpy(np.sqrt(num_classes / (num_classes - 1)) * frame)

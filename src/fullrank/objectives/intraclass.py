@@ -19,17 +19,29 @@ Scale = Literal["code", "paper"]
 
 
 def intra_class_decorrelation(z: Tensor, y: Tensor, num_classes: int, scale: Scale = "code") -> Tensor:
-    """Compute FedMR's L_intra: how strongly the columns of features `z` (N, d) correlate inside each class of `y` (N,).
+    """Compute FedMR's L_intra, which measures how strongly the columns of the features correlate inside each class.
 
     With r_ij the correlation of columns i and j over the N_c samples of class c in the batch:
 
     - `"code"`, the authors' released code, to which their μ1 = 0.01 refers: Σ_c (N_c−1)²·mean_{i≠j} r_ij² / Σ_c N_c;
     - `"paper"`, Eq. 3 with one normaliser throughout: the mean over classes of ‖K_c‖_F², diagonal included.
 
-    Classes with a single sample have no correlation and are ignored; if there is no other class, the loss is 0, with a
-    zero gradient. A batch of one class gives FedDecorr's loss. A feature that is constant in a class counts as
-    uncorrelated there. For half-precision features, computation and result are in float32. The loss is differentiable
-    in reverse mode, any number of times. Its cost does not depend on `num_classes`.
+    Classes with a single sample have no correlation and are ignored. A batch of one class gives FedDecorr's loss. A
+    feature that is constant in a class counts as uncorrelated there. The loss is differentiable in reverse mode, any
+    number of times.
+
+    Args:
+        z: Features of shape (N, d).
+        y: Labels of shape (N,).
+        num_classes: The number of classes, on which neither the value nor the cost depends.
+        scale: The scale of the loss.
+
+    Returns:
+        The loss, a scalar; in float32 for half-precision features. If no class has two samples, it is 0, with a zero
+        gradient.
+
+    Raises:
+        InputError: If the shapes do not match, or there is no such scale.
 
     >>> z, y = torch.tensor([[1.0, 1], [2, 3], [3, 2], [0, 1], [1, 0], [9, 9]]), torch.tensor([0, 0, 0, 1, 1, 2])
     >>> [round(intra_class_decorrelation(z, y, 3, scale).item(), 4) for scale in ("code", "paper")]

@@ -12,15 +12,28 @@ from torch import Tensor
 from fullrank.errors import InputError
 
 _EXACT = "donot_use_mm_for_euclid_dist"
-"""Small distances would be lost if squares were expanded."""
+"""The mode of `torch.cdist` that does not expand squares, in which small distances would be lost."""
 
 
 def prototype_margin(z: Tensor, y: Tensor, prototypes: Tensor, available: Tensor, margin: float = 0.0) -> Tensor:
-    """Compute the mean margin by which samples are nearer to other classes' prototypes than to their own.
+    """Compute FedMR's L_inter (Eq. 4), the mean margin by which other classes' prototypes are nearer than the own one.
 
-    For features `z` (N, d) with labels `y` (N,), and `prototypes` (C, d) with a mask `available` (C,): the mean over
-    the batch's classes, over a class's samples, and over the other available classes j, of max(‖z − g_y‖ − ‖z − g_j‖ +
-    margin, 0). With margin 0, the loss and its gradient are 0 once every sample is nearest to its own prototype.
+    It is the mean over the batch's classes, over a class's samples, and over the other available classes j, of max(‖z −
+    g_y‖ − ‖z − g_j‖ + margin, 0). With margin 0, the loss and its gradient are 0 once every sample is nearest to its
+    own prototype.
+
+    Args:
+        z: Features of shape (N, d).
+        y: Labels of shape (N,).
+        prototypes: Prototypes g of the classes, of shape (C, d). No gradient flows to them.
+        available: A boolean mask of shape (C,), which is False for classes without a prototype.
+        margin: The margin by which other prototypes must be farther away.
+
+    Returns:
+        The loss, a scalar; in float32 for half-precision features.
+
+    Raises:
+        InputError: If the shapes do not match, or `available` is not boolean.
 
     >>> g = torch.tensor([[0.0, 0], [4, 0], [0, 3]])
     >>> z = torch.tensor([[1.0, 0], [3, 0], [0, 2]])
@@ -35,8 +48,21 @@ def prototype_margin(z: Tensor, y: Tensor, prototypes: Tensor, available: Tensor
 
 
 def prototype_pull(z: Tensor, y: Tensor, prototypes: Tensor, available: Tensor) -> Tensor:
-    """Compute the loss without a margin, as after the paper's Theorem 1: the mean over classes and samples of ‖z −
-    g_y‖.
+    """Compute the mean distance ‖z − g_y‖ of samples to their own prototypes, FedMR's loss without other classes.
+
+    It is the reading after the paper's Theorem 1. The mean is over the batch's classes and over a class's samples.
+
+    Args:
+        z: Features of shape (N, d).
+        y: Labels of shape (N,).
+        prototypes: Prototypes g of the classes, of shape (C, d). No gradient flows to them.
+        available: A boolean mask of shape (C,), which is False for classes without a prototype.
+
+    Returns:
+        The loss, a scalar; in float32 for half-precision features.
+
+    Raises:
+        InputError: If the shapes do not match, or `available` is not boolean.
 
     >>> g, z = torch.tensor([[0.0, 0], [4, 0], [0, 3]]), torch.tensor([[1.0, 0], [3, 0], [0, 2]])
     >>> round(prototype_pull(z, torch.tensor([0, 0, 1]), g, torch.tensor([True, True, True])).item(), 6)
@@ -47,10 +73,28 @@ def prototype_pull(z: Tensor, y: Tensor, prototypes: Tensor, available: Tensor) 
 
 
 def prototype_margin_literal(z: Tensor, y: Tensor, prototypes: Tensor, available: Tensor) -> Tensor:
-    """Compute Eq. 4 as printed, which compares the n-th samples of two classes, each with its own class's prototype.
+    """Compute FedMR's Eq. 4 as printed, which compares the n-th samples of two classes, each with its own class's
+    prototype.
 
     The loss is the mean over ordered pairs of the batch's classes, and over n up to the smaller one's size, of
-    max(‖z_n^i − g_i‖ − ‖z_n^j − g_j‖, 0), with samples numbered in the order of the batch; 0 for a single class.
+    max(‖z_n^i − g_i‖ − ‖z_n^j − g_j‖, 0), with samples numbered in the order of the batch.
+
+    Args:
+        z: Features of shape (N, d).
+        y: Labels of shape (N,).
+        prototypes: Prototypes g of the classes, of shape (C, d). No gradient flows to them.
+        available: A boolean mask of shape (C,), which is False for classes without a prototype.
+
+    Returns:
+        The loss, a scalar; in float32 for half-precision features. For a batch of one class it is 0.
+
+    Raises:
+        InputError: If the shapes do not match, or `available` is not boolean.
+
+    >>> g = torch.tensor([[0.0, 0], [4, 0]])
+    >>> z = torch.tensor([[3.0, 0], [4, 1], [1, 0]])
+    >>> prototype_margin_literal(z, torch.tensor([0, 1, 0]), g, torch.tensor([True, True])).item()
+    1.0
     """
     own = _distances(z, y, prototypes, available).gather(1, y[:, None])[:, 0]
     alike = (y[:, None] == y).to(own.dtype)

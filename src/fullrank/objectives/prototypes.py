@@ -9,10 +9,21 @@ from fullrank.errors import InputError
 
 
 def class_prototypes(z: Tensor, y: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
-    """Return the sum of the features `z` (N, d) of each class, (C, d), and the number of its samples, (C,).
+    """Return the sum of the features of each class, and the number of its samples.
 
     Sums and counts of several parts of the data add up to those of the whole; sums / counts are the class means. A
-    class without samples has zeros in both: divide only where the count is not 0. The sums are differentiable in z.
+    class without samples has zeros in both, so divide only where the count is not 0.
+
+    Args:
+        z: Features of shape (N, d).
+        y: Labels of shape (N,).
+        num_classes: The number of classes C.
+
+    Returns:
+        The sums of shape (C, d), through which gradients flow to `z`, and the counts of shape (C,).
+
+    Raises:
+        InputError: If the shapes do not match.
 
     >>> sums, counts = class_prototypes(torch.tensor([[1.0, 2], [3, 4], [5, 6]]), torch.tensor([2, 0, 2]), 3)
     >>> sums.tolist(), counts.tolist()

@@ -1,4 +1,4 @@
-"""FedProx's term: Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, *Federated Optimization in Heterogeneous
+"""FedProx's proximal term: Li, Sahu, Zaheer, Sanjabi, Talwalkar and Smith, *Federated Optimization in Heterogeneous
 Networks* (MLSys 2020).
 """
 
@@ -13,10 +13,19 @@ from fullrank.errors import InputError
 
 
 def proximal(w: Mapping[str, Tensor], w0: Mapping[str, Tensor]) -> Tensor:
-    """Compute FedProx's term (Eq. 2 without μ), ½ Σ ‖w − w0‖² over the named weights, whose gradient is w − w0.
+    """Compute FedProx's proximal term (Eq. 2 without μ), ½ Σ ‖w − w0‖² over the named weights, whose gradient is w −
+    w0.
 
-    The reference `w0` is a constant: no gradient flows to it. It must be a copy of the weights as received: with the
-    tensors that are being trained the term would stay zero.
+    Args:
+        w: The weights that are trained, by name.
+        w0: The weights as received, by name. They must be copies: with the tensors that are being trained the term
+            would stay zero. No gradient flows to them.
+
+    Returns:
+        The term, a scalar.
+
+    Raises:
+        InputError: If the names or the shapes of the weights differ.
 
     >>> w, w0 = {"a": torch.tensor([3.0, 1.0])}, {"a": torch.tensor([1.0, 1.0])}
     >>> proximal(w, w0)

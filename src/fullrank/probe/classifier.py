@@ -15,12 +15,12 @@ FRAME, IN_FRAME = "frame", "mu"
 
 @dataclass(frozen=True)
 class Classifier:
-    """A linear classifier: rows W (C, d) and a bias."""
+    """A linear classifier with rows W (C, d) and a bias."""
 
     rows: Tensor
     bias: Tensor | None
     on: str = ""
-    """The name under which the head returns the features that the rows multiply; empty for z itself."""
+    """The name under which the head returns the features that the rows multiply; empty if they multiply z."""
 
     def features(self, out: Output) -> Tensor:
         """Return the features that the rows multiply, from the output of a forward pass."""

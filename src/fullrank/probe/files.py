@@ -68,7 +68,18 @@ def cut_probes(path: Path, done: int, rounds: Collection[int]) -> None:
 
 
 def read_probes(path: Path, done: float = math.inf) -> list[dict[str, Any]]:
-    """Return the probes of the first `done` rounds in a run directory, in the order of rounds."""
+    """Read the probes in a run directory.
+
+    Args:
+        path: The run directory.
+        done: The number of the last round whose probe is read; by default all are.
+
+    Returns:
+        The probes in the order of rounds. Each is a dict of numbers and arrays.
+
+    Raises:
+        InputError: If a file is missing or damaged.
+    """
     return [_read(path, line) for line in _lines(path, done)]
 
 

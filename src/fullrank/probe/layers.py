@@ -1,4 +1,4 @@
-"""Collect the outputs of a network's layers, to compare networks layer by layer."""
+"""The outputs of a network's layers, which are collected to compare networks layer by layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measure models of a run on a set of samples, batch by batch; only moments and counts are kept."""
+"""The measurement of a run's models on a set of samples, batch by batch. Only moments and counts are kept."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ KEPT_BYTES = 2**26
 
 @contextmanager
 def unrounded(network: Network, device: torch.device) -> Iterator[None]:
-    """Compute all forward passes in the block in the dtype of the model, also if the run trains in a shorter one.
+    """Compute all forward passes in the block in the dtype of the model, even if the run trains in a shorter one.
 
-    Rounding to 8 bits adds noise of one size to all directions, under which the tail of a spectrum would vanish.
+    Rounding to 8 bits adds noise of the same size in all directions, which would hide the tail of a spectrum.
     """
     half, network.half = network.half, None
     try:
@@ -56,7 +56,7 @@ def _without_tf32() -> Iterator[None]:
 
 
 class ModelProbe:
-    """Measures models in a run's network: in eval mode, unrounded, without augmentation, on the run's device."""
+    """Measures models in the network of a run: in eval mode, without rounding or augmentation, on the run's device."""
 
     def __init__(self, assembly: Assembly, split: Split):
         self.assembly, self.network = assembly, assembly.network
@@ -78,9 +78,13 @@ class ModelProbe:
             yield Output(out.logits[:live], out.z[:live], extras), y[some[:live]]
 
     def measure(self, counts: np.ndarray | None = None) -> tuple[Numbers, Arrays]:
-        """Return the measures of the model in the network: numbers and arrays.
+        """Measure the model in the network.
 
-        `counts` are the class counts of its training data.
+        Args:
+            counts: The class counts of the model's training data.
+
+        Returns:
+            The measures, which are numbers and arrays.
         """
         classifier = classifier_of(self.network)
         sizes = torch.bincount(self.y)

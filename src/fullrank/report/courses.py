@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fullrank.errors import InputError
-from fullrank.report.labels import Group, grouped
+from fullrank.report.labels import SeedGroup, grouped
 from fullrank.report.probed import locals_of, mean, number, probes_of
 from fullrank.report.seeds import band_entry, draw_rounds
 from fullrank.report.style import BLACK, GREY, LOCAL, draw_legend, drawing, legend_height, line, round_ticks
@@ -116,5 +116,5 @@ def _scale(axes: Axes, values: Sequence[float]) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _entries(groups: Sequence[Group]) -> dict[str, Any]:
+def _entries(groups: Sequence[SeedGroup]) -> dict[str, Any]:
     return {group.name: line(group.colour) for group in groups}

@@ -70,9 +70,9 @@ def draw_classifier(runs: Sequence[Run], path: str | Path, *, rounds: Sequence[i
         draw_legend(figure, entries)
 
 
-def _draw_scale(figure: Any, image: Any, beside: Any, **where: Any) -> None:
+def _draw_scale(figure: Any, image: Any, axes: Any, **where: Any) -> None:
     """Draw the colour bar of heat maps."""
-    scale = figure.colorbar(image, ax=beside, pad=0.02, **where)
+    scale = figure.colorbar(image, ax=axes, pad=0.02, **where)
     scale.outline.set_linewidth(0.6)
 
 

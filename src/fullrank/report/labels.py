@@ -31,7 +31,7 @@ WORDS = {
 
 
 @dataclass(frozen=True)
-class Group:
+class SeedGroup:
     """Runs that differ only in the seed; a figure shows them in one colour, under one name."""
 
     label: str
@@ -44,13 +44,13 @@ class Group:
         return f"{self.label} ({len(self.runs)} seeds)" if len(self.runs) > 1 else self.label
 
 
-def grouped(runs: Sequence[Run]) -> list[Group]:
+def grouped(runs: Sequence[Run]) -> list[SeedGroup]:
     """Return the lines of a figure, each with its runs, in the order of their first runs."""
     found: dict[str, list[Run]] = {}
     for run, name in zip(runs, names_of(runs, by_seed=False), strict=True):
         found.setdefault(name, []).append(run)
     colours = line_colours(len(found))
-    return [Group(name, colour, tuple(own)) for (name, own), colour in zip(found.items(), colours, strict=True)]
+    return [SeedGroup(name, colour, tuple(own)) for (name, own), colour in zip(found.items(), colours, strict=True)]
 
 
 def titles_of(runs: Sequence[Run]) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullrank.errors import InputError
-from fullrank.report.labels import Group
+from fullrank.report.labels import SeedGroup
 from fullrank.report.probed import Probe, probe_at, probes_of
 from fullrank.report.style import GREY, line
 
@@ -47,7 +47,9 @@ def over_seeds(courses: Sequence[Course]) -> Spread:
     return Spread(places, table.mean(1), table.min(1), table.max(1))
 
 
-def draw_rounds(axes: Axes, group: Group, courses: Sequence[Course], *, band: bool = True, **style: Any) -> list[float]:
+def draw_rounds(
+    axes: Axes, group: SeedGroup, courses: Sequence[Course], *, band: bool = True, **style: Any
+) -> list[float]:
     """Draw a group's line over rounds from its runs' courses; return all values of the line and its band."""
     spread = over_seeds(courses)
     if not spread.places:
@@ -67,7 +69,7 @@ def draw_spread(axes: Axes, spread: Spread, colour: Any, *, band: bool, **style:
         axes.fill_between(spread.places, spread.least, spread.greatest, color=colour, **BAND)
 
 
-def probes_at(group: Group, round: int | None = None) -> tuple[Probe, ...]:
+def probes_at(group: SeedGroup, round: int | None = None) -> tuple[Probe, ...]:
     """Return the probe of each run after a round, by default the last round in which all were probed."""
     if round is None:
         rounds = set.intersection(*({probe["round"] for probe in probes_of(run)} for run in group.runs))
@@ -77,11 +79,11 @@ def probes_at(group: Group, round: int | None = None) -> tuple[Probe, ...]:
     return tuple(probe_at(run, round) for run in group.runs)
 
 
-def _nothing_shared(group: Group) -> InputError:
+def _nothing_shared(group: SeedGroup) -> InputError:
     return InputError(f'the {len(group.runs)} runs of "{group.label}" have no round in common that could be drawn')
 
 
-def band_entry(groups: Sequence[Group]) -> dict[str, Any]:
+def band_entry(groups: Sequence[SeedGroup]) -> dict[str, Any]:
     """Return the legend's entry for bands; none if no line has several runs."""
     several = any(len(group.runs) > 1 for group in groups)
     return {"range over seeds": line(GREY, linewidth=5, alpha=0.4, solid_capstyle="butt")} if several else {}

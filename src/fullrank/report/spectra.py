@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fullrank.collapse.spectra import RELATIVE_ZERO, THRESHOLD
 from fullrank.errors import InputError
-from fullrank.report.labels import Group, grouped
+from fullrank.report.labels import SeedGroup, grouped
 from fullrank.report.probed import Probe, locals_of, mean, number, probe_at, probes_of
 from fullrank.report.seeds import band_entry, draw_rounds, draw_spread, over_seeds, probes_at
 from fullrank.report.style import (
@@ -94,7 +94,7 @@ def _draw_global(axes: Axes, shown: Shown, top: int) -> None:
         draw_spread(axes, spread, shown.colour, band=len(spectra) > 1)
 
 
-def _shown(groups: Sequence[Group], rounds: Sequence[int]) -> list[Shown]:
+def _shown(groups: Sequence[SeedGroup], rounds: Sequence[int]) -> list[Shown]:
     runs = [run for group in groups for run in group.runs]
     if len(runs) > 1 and len(rounds) > 1:
         raise InputError(
@@ -152,7 +152,7 @@ def draw_gap(runs: Sequence[Run], path: str | Path, *, clients: Sequence[int] = 
         draw_legend(figure, entries)
 
 
-def _draw_clients(axes: Axes, group: Group, clients: Sequence[int]) -> None:
+def _draw_clients(axes: Axes, group: SeedGroup, clients: Sequence[int]) -> None:
     """Draw a thin dashed line for each client of a run, over the rounds in which it was probed."""
     course: dict[int, dict[int, float]] = {}
     for probe in probes_of(group.runs[0]):
@@ -162,7 +162,7 @@ def _draw_clients(axes: Axes, group: Group, clients: Sequence[int]) -> None:
         axes.plot(list(values), list(values.values()), color=group.colour, linestyle=LOCAL, linewidth=0.6)
 
 
-def _draw_last_gaps(groups: Sequence[Group], path: str | Path, clients: Sequence[int]) -> None:
+def _draw_last_gaps(groups: Sequence[SeedGroup], path: str | Path, clients: Sequence[int]) -> None:
     with drawing(path, 2.1) as figure:
         axes = figure.subplots()
         axes.axhline(0, color=BLACK, linewidth=0.6, zorder=0)

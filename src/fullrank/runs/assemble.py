@@ -131,8 +131,8 @@ def assemble(
 
 def _why_no_global_model(network: Network, composition: Composition, entries: Entries) -> str | None:
     """Return why the server's model lacks entries that a prediction needs, as a clause, or None if it is complete."""
-    aside = select(network, [selector for part in composition.parts for selector in part.aside])
-    own = [name for name in entries.personal if name not in aside]
+    client_only = select(network, [selector for part in composition.parts for selector in part.client_only])
+    own = [name for name in entries.personal if name not in client_only]
     return f"{len(own)} entries of the model are each client's own ({own[0]} …)" if own else None
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullrank.config.experiment import Experiment
-from fullrank.errors import CallbackFailed, FullrankError, InputError, said_by
+from fullrank.errors import CallbackFailed, FullrankError, InputError, message_of
 from fullrank.federated.site import Result
 from fullrank.local import interrupt
 from fullrank.plugins import Registry, called
@@ -207,7 +207,7 @@ def _wanted(callback: Callback, round: int, clients: Sequence[int]) -> Collectio
 
 
 def _sentence(callback: object, member: str, error: BaseException) -> str:
-    return f"{_named(callback)}: its {member} raised {type(error).__name__}: {said_by(error)}"
+    return f"{_named(callback)}: its {member} raised {type(error).__name__}: {message_of(error)}"
 
 
 def _named(callback: object) -> str:

@@ -28,7 +28,7 @@ def cautions(assembly: Assembly) -> list[str]:
     if wanted and wanted not in [part.name for part in parts]:
         found.append(
             f'the network is made for the method "{wanted}", which is missing, so it trains by plain gradients; '
-            "name it in method.name, alone or with others (+)"
+            f'set method.name to it, or add it to the method, as in "scaffold+{wanted}"'
         )
     data = assembly.federation.data
     if assembly.experiment.data.normalise == "auto" and data.images and data.mean is None:
@@ -38,7 +38,7 @@ def cautions(assembly: Assembly) -> list[str]:
             "is meant"
         )
     found += _about_files(data)
-    # Some authors' partitions lose a few samples, and one client alone, as in a search, is a part taken on purpose.
+    # Some authors' partitions lose a few samples, and a single client, as in a search, is a part taken on purpose.
     if assembly.federation.orphaned and assembly.federation.clients > 1:
         found.append(f"the partition leaves data out: {assembly.federation.left_out()}")
     if torn := assembly.federation.shared_groups():

@@ -57,7 +57,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Found:
-    """The result of a search: the files with scales and facts, and the run."""
+    """The result of a search: the files with the scales and the facts, and the run."""
 
     scales: Path
     facts: Path
@@ -73,12 +73,18 @@ def search_scales(
     client: int | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> Found:
-    """Search scales for a network, and write them to `OUT.safetensors` and their origin to `OUT.json`.
+    """Search scales for a network.
 
-    `values` are further keys of the experiment, nested: the data set, its partition, the seed, epochs as train.rounds.
-    The network is trained on the whole training set, or on `per_class` random samples of each class, or on one client's
-    part of the partition that the values describe. The run is in `OUT.run`; the same call continues it where it
-    stopped.
+    The scales are written to `OUT.safetensors`, and their origin to `OUT.json`. The run is in `OUT.run`; the same call
+    continues it where it stopped.
+
+    Args:
+        model: The name of the network.
+        out: The path `OUT` of the files, without a suffix.
+        values: Further keys of the experiment, nested: the data set, its partition, the seed, epochs as `train.rounds`.
+        per_class: The number of random samples of each class; 0 means the whole training set.
+        client: The client of the partition in `values` whose samples are used; None means all samples.
+        callbacks: Objects that follow the run.
     """
     experiment = searched(model, values or {})
     stored = load_dataset(experiment.data.name, experiment.data.root, seed=experiment.seed, **experiment.data.reading)
@@ -99,7 +105,7 @@ def search_scales(
 
 
 def searched(model: str, values: Mapping[str, Any]) -> Experiment:
-    """Return the experiment of a search: the family's settings, overridden by the given values."""
+    """Return the experiment of a search: the settings of the network's family, with the given values in their place."""
     family = next((name for name in SETTINGS if name in model), None)
     if family is None:
         raise InputError(f'"{model}" has no scales to search; choose a repvgg or a repghost')

@@ -31,13 +31,29 @@ def alignment(
     samples: int = 0,
     seed: int = 0,
 ) -> dict[int, NDArray[np.float64]]:
-    """Compute |u_k(Π)ᵀ v_k'(W_3)| after the given epochs: by epoch a (C, C) matrix with rows k' and columns k.
+    """Compute |u_k(Π)ᵀ v_k'(W_3)| after the given epochs, the alignment of Assumption 2 as ICLR Fig. 6 shows it.
 
     A linear network of three layers without biases is trained on x/255 as vectors, with mean cross-entropy and plain
     SGD. The paper specifies "3-layer", "MNIST" and the epochs; lr, width and the balanced start (Assumption 1) were
     found by trying. With lr .05 or with momentum the singular spaces do not align; the theorem is about gradient flow.
-    One direction never aligns: cross-entropy's gradients sum to 0 over classes, so C − 1 of C grow. `samples` limits
-    the training set to its first samples.
+    One direction never aligns: cross-entropy's gradients sum to 0 over classes, so C − 1 of C grow.
+
+    Args:
+        data: The name of a data set, or a data set.
+        root: The folder of the data; by default the usual places.
+        epochs: The epochs after which the alignment is measured.
+        lr: The learning rate.
+        batch_size: The batch size.
+        width: The width of the two hidden layers.
+        start: "balanced" for a start that fulfils Assumption 1, or "default" for PyTorch's.
+        samples: The number of training samples, of which the first are taken; 0 means all.
+        seed: The seed of weights and batches.
+
+    Returns:
+        A (C, C) matrix for each epoch, with rows k' and columns k.
+
+    Raises:
+        InputError: If a setting is impossible, or the weights diverge.
 
     >>> found = alignment("digits", epochs=(1,), samples=200)
     >>> found[1].shape
@@ -67,7 +83,14 @@ def alignment(
 
 
 def singular_alignment(weights: Weights, number: int) -> NDArray[np.float64]:
-    """Compute |u_kᵀ v_{L+1,k'}| of the leading `number` singular vectors: rows for the classifier, columns for Π.
+    """Compute |u_kᵀ v_{L+1,k'}| of the leading singular vectors of Π and of the classifier.
+
+    Args:
+        weights: The layers W_1 … W_{L+1}.
+        number: The number of singular vectors.
+
+    Returns:
+        A (number, number) matrix, with rows for the classifier and columns for Π.
 
     >>> singular_alignment([np.diag([2.0, 1]), np.diag([2.0, 1])], 2).tolist()
     [[1.0, 0.0], [0.0, 1.0]]

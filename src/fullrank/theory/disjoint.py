@@ -17,14 +17,14 @@ RADIUS = 0.5
 CENTRES = np.array([[1.0, 0], [0, ROOT3], [0, -ROOT3]])
 """Centres of the three discs on which the classes are uniform."""
 OPTIMAL = np.array([[1.0, 0], [-0.5, ROOT3 / 2], [-0.5, -ROOT3 / 2]])
-"""w* of a client with all classes, one row per class, with the right components."""
+"""The optimal weights w* of a client with all classes, one row per class, with the right components."""
 PRINTED = np.array([[1.0, 0], [-ROOT3 / 2, 0.5], [-ROOT3 / 2, -0.5]])
-"""w* as the paper prints it."""
+"""The optimal weights w* as the paper prints them."""
 
 
 @dataclass(frozen=True)
 class DisjointExample:
-    """The example in numbers."""
+    """The weights, angles and errors of the example in FedMR's §3.2."""
 
     local: NDArray[np.float64]
     """Weights (clients, classes, 2) of the clients with classes (1, 2), (1, 3) and (2, 3)."""
@@ -41,7 +41,10 @@ class DisjointExample:
 
 
 def disjoint_example() -> DisjointExample:
-    """Compute the numbers of §3.2, as printed and corrected.
+    """Compute the numbers of FedMR's §3.2, as printed and corrected.
+
+    Returns:
+        The weights of the clients and their average, the angles, and the share of each class that is misclassified.
 
     >>> found = disjoint_example()
     >>> round(found.angle, 6), round(found.printed_angle, 6)

@@ -16,14 +16,14 @@ from fullrank.theory.linear import Matrix, balanced_start, one_hot, orthogonal, 
 
 @dataclass(frozen=True)
 class Growth:
-    """A linear network's representation over time."""
+    """The singular values and the effective rank of a linear network over time."""
 
     times: NDArray[np.float64]
-    """Times in units of the flow of the mean loss."""
+    """The times of the measurements, in units of the flow of the mean loss."""
     singular: NDArray[np.float64]
-    """Singular values of Π, (times, d)."""
+    """The singular values of Π, of shape (times, d)."""
     effective_rank: NDArray[np.float64]
-    """Effective rank of z over samples of all classes in equal shares, (times,)."""
+    """The effective rank of z over samples of all classes in equal shares, of shape (times,)."""
 
 
 WIDTH = 16
@@ -43,8 +43,25 @@ def growth(
 ) -> Growth:
     """Integrate the gradient flow of a linear network from a small balanced start, on classes of given shares.
 
-    The shares sum to 1, and each class is a Gaussian cloud around its own mean. The representation is measured on
-    samples of all classes in equal shares, as a client's model is on the common test set.
+    Each class is a Gaussian cloud around its own mean. The representation is measured on samples of all classes in
+    equal shares, as a client's model is on the common test set.
+
+    Args:
+        shares: The share of each class in the training samples; they sum to 1.
+        depth: The number L of layers of Π.
+        inputs: The number of dimensions of the samples.
+        width: The width of the layers.
+        samples: The number of training samples.
+        time: The end of the flow, in units of the flow of the mean loss.
+        steps: The number of steps of the integration.
+        records: The number of times at which the network is measured, besides the start.
+        seed: The seed of samples and weights.
+
+    Returns:
+        The singular values of Π and the effective rank of z over time.
+
+    Raises:
+        InputError: If the shares do not sum to 1, or classes ≤ width ≤ inputs does not hold.
 
     >>> found = growth([0.5, 0.5, 0, 0], time=10, steps=100, records=4)
     >>> found.singular.shape, bool(found.singular[-1, 0] > found.singular[0, 0])

@@ -24,6 +24,12 @@ Weights: TypeAlias = list[Matrix]
 def product(weights: Sequence[Matrix]) -> Matrix:
     """Compute Π = W_L ⋯ W_1, the product of all layers except the classifier.
 
+    Args:
+        weights: The layers W_1 … W_{L+1}.
+
+    Returns:
+        The product, of shape (d, d_in).
+
     >>> product([np.array([[1.0, 2]]), np.array([[3.0]]), np.array([[5.0]])]).tolist()
     [[3.0, 6.0]]
     """
@@ -46,7 +52,7 @@ def probabilities(weights: Sequence[Matrix], X: Matrix) -> Matrix:
 
 
 def one_hot(y: Sequence[int] | NDArray[np.integer], classes: int) -> Matrix:
-    """Return labels as columns e_c.
+    """Return the one-hot columns e_c of labels.
 
     >>> one_hot([1, 0], 3).tolist()
     [[0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]
@@ -57,6 +63,14 @@ def one_hot(y: Sequence[int] | NDArray[np.integer], classes: int) -> Matrix:
 
 def velocity(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> Weights:
     """Compute dW_j/dt = −∂loss/∂W_j of every layer (ICLR Eqs. 1, 16, 36 and 37).
+
+    Args:
+        weights: The layers W_1 … W_{L+1}.
+        X: Samples as columns, of shape (d_in, N).
+        Y: One-hot labels as columns, of shape (C, N).
+
+    Returns:
+        The derivative of each layer.
 
     >>> [v.tolist() for v in velocity([np.eye(2), np.zeros((2, 2))], np.array([[1.0], [0]]), np.array([[1.0], [0]]))]
     [[[0.0, 0.0], [0.0, 0.0]], [[0.5, 0.0], [-0.5, 0.0]]]
@@ -74,7 +88,20 @@ def velocity(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> Weights:
 
 
 def flow(weights: Sequence[Matrix], X: Matrix, Y: Matrix, time: float, steps: int) -> list[Weights]:
-    """Integrate the flow by the classical Runge–Kutta method: weights at `steps` + 1 equally spaced times up to `time`.
+    """Integrate the gradient flow by the classical Runge–Kutta method.
+
+    Args:
+        weights: The layers W_1 … W_{L+1} at time 0.
+        X: Samples as columns, of shape (d_in, N).
+        Y: One-hot labels as columns, of shape (C, N).
+        time: The end of the flow.
+        steps: The number of steps.
+
+    Returns:
+        The layers at `steps` + 1 equally spaced times from 0 to `time`.
+
+    Raises:
+        InputError: If there is no step.
 
     >>> start = [np.eye(2), np.eye(2)]
     >>> [round(float(W[0][0, 0]), 3) for W in flow(start, np.eye(2), np.eye(2), 1.0, 2)]
@@ -100,6 +127,12 @@ def imbalance(weights: Sequence[Matrix]) -> list[Matrix]:
     Assumption 1 is that they are zero for the layers of Π. For the classifier the difference is constant too, but need
     not be 0.
 
+    Args:
+        weights: The layers W_1 … W_{L+1}.
+
+    Returns:
+        The difference for each pair of neighbouring layers.
+
     >>> [gap.round(12).tolist() for gap in imbalance([np.eye(2), np.eye(2), np.diag([2.0, 1])])]
     [[[0.0, 0.0], [0.0, 0.0]], [[3.0, 0.0], [0.0, 0.0]]]
     """
@@ -109,8 +142,19 @@ def imbalance(weights: Sequence[Matrix]) -> list[Matrix]:
 def balanced_start(widths: Sequence[int], scale: float = 0.3, seed: int = 0) -> Weights:
     """Draw weights that fulfil Assumption 1, each `scale` times a matrix of orthonormal rows.
 
-    `widths` are d_in, the hidden widths (all equal), and the number of classes: W_1 = s·QA, W_j = s·BQᵀ …, and the
-    classifier s·R, with Q, B orthogonal and the rows of A and R orthonormal.
+    They are W_1 = s·QA, W_j = s·BQᵀ …, and the classifier s·R, with Q, B orthogonal and the rows of A and R
+    orthonormal.
+
+    Args:
+        widths: d_in, the hidden widths (all equal), and the number of classes.
+        scale: The scale s.
+        seed: The seed.
+
+    Returns:
+        The layers W_1 … W_{L+1}.
+
+    Raises:
+        InputError: If the hidden widths differ, or are not between the number of classes and d_in.
 
     >>> [W.shape for W in balanced_start([6, 4, 4, 3])]
     [(4, 6), (4, 4), (3, 4)]

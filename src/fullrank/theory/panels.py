@@ -20,11 +20,11 @@ PROJECTIONS = ("neck", "pca")
 
 @dataclass(frozen=True)
 class Sphere:
-    """One panel: directions of a representation in three dimensions, and the numbers of its title."""
+    """A panel: the directions of a representation in three dimensions, and the numbers of its title."""
 
     name: str
     points: NDArray[np.float64]
-    """Unit vectors (samples, 3)."""
+    """The unit vectors, of shape (samples, 3)."""
     classes: NDArray[np.int64]
     effective_rank: float
     smallest_angle: float
@@ -33,9 +33,23 @@ class Sphere:
 
 
 def sphere(name: str, z: Tensor, y: Tensor, accuracy: float, project: str = "neck") -> Sphere:
-    """Make a panel of features (samples, d) with their labels; the effective rank is that of z before projection.
+    """Return a panel that shows a representation on the unit sphere.
 
-    `project="neck"` uses z itself, which must have three dimensions; "pca" uses the three leading principal components.
+    Its effective rank is that of z before the projection.
+
+    Args:
+        name: The title of the panel.
+        z: Features of shape (N, d).
+        y: Labels of shape (N,).
+        accuracy: The accuracy of the model on these samples.
+        project: "neck" to show z itself, which must have three dimensions, or "pca" for its three leading principal
+            components.
+
+    Returns:
+        The panel.
+
+    Raises:
+        InputError: If there is no such projection, or z has other than three dimensions without "pca".
 
     >>> panel = sphere("two", torch.eye(3)[[0, 1]] * 5, torch.tensor([0, 1]), 1.0)
     >>> panel.points.tolist(), round(panel.smallest_angle)
@@ -55,13 +69,24 @@ def sphere(name: str, z: Tensor, y: Tensor, accuracy: float, project: str = "nec
 
 
 def reject_projection(project: str) -> None:
-    """Reject an unknown projection to three dimensions."""
+    """Reject an unknown projection to three dimensions.
+
+    Raises:
+        InputError: If it is neither "neck" nor "pca".
+    """
     if project not in PROJECTIONS:
         raise InputError(f'project = "{project}": must be neck (z is three-dimensional) or pca')
 
 
 def smallest_angle(points: NDArray[np.float64], classes: NDArray[np.int64]) -> float:
-    """Return the degrees between the two nearest class means; nan for a single class.
+    """Compute the angle between the two nearest class means.
+
+    Args:
+        points: Unit vectors of shape (N, 3).
+        classes: Labels of shape (N,).
+
+    Returns:
+        The angle in degrees; nan for a single class.
 
     >>> round(smallest_angle(np.eye(3)[[0, 1, 1]], np.array([0, 1, 1])))
     90
@@ -76,7 +101,7 @@ def smallest_angle(points: NDArray[np.float64], classes: NDArray[np.int64]) -> f
 
 @torch.no_grad()
 def represented(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return z and the predicted classes of prepared inputs."""
+    """Return the representation z and the predicted classes of prepared inputs."""
     model.eval()
     features: Any = model.features
     return features(x), model(x).argmax(1)

@@ -49,12 +49,12 @@ PANELS = {
     "with FedDecorr": ({"data": {"partition": "dirichlet"}}, "fedavg+feddecorr"),
 }
 SHOWN = 200
-"""Test images of each class."""
+"""The number of test images of each class that are shown."""
 
 
 @dataclass(frozen=True)
 class UnitSphere:
-    """The figure's data."""
+    """The numbers that FedDecorr's Fig. 1 shows."""
 
     counts: NDArray[np.int64]
     """Samples by client and class of the heterogeneous division."""
@@ -90,10 +90,28 @@ def unit_sphere(
     runs: str | Path | None = None,
     device: str = "",
 ) -> UnitSphere:
-    """Train FedAvg on equal and on unequal clients, and FedDecorr; return test images of their global models on the
-    sphere.
+    """Train the networks of FedDecorr's Fig. 1, and show test images under their global models on the sphere.
 
-    `runs` is a directory in which the three runs are kept, so that they can be continued where they stopped.
+    They are FedAvg on equal clients, FedAvg on unequal clients, and FedDecorr on unequal clients.
+
+    Args:
+        size: The experiment: "paper", "small" (Fashion-MNIST) or "tiny" (the embedded digits).
+        project: "neck" for a bottleneck to three dimensions, or "pca" for principal components of the unchanged
+            network.
+        alpha: The parameter α of the Dirichlet distribution for unequal clients.
+        clients: The number of clients.
+        beta: FedDecorr's β.
+        seed: The seed of the runs.
+        rounds: The number of rounds; by default that of the experiment.
+        root: The folder of the data; by default the usual places.
+        runs: A folder in which the three runs are kept, so that the same call again continues them.
+        device: The device; by default a GPU if there is one.
+
+    Returns:
+        The samples of the unequal clients by class, and three panels.
+
+    Raises:
+        InputError: If there is no such size or projection.
 
     >>> [panel.name for panel in unit_sphere("tiny", rounds=1, clients=2).panels]
     ['homogeneous', 'heterogeneous', 'with FedDecorr']

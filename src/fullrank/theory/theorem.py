@@ -40,7 +40,15 @@ class Rates:
 
 
 def rates(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> Rates:
-    """Compute the singular values' speeds at given weights, exactly and by the theorem's forms.
+    """Compute the speeds dσ_k/dt of the singular values at given weights, exactly and by the theorem's forms.
+
+    Args:
+        weights: The layers W_1 … W_{L+1}.
+        X: Samples as columns, of shape (d_in, N).
+        Y: One-hot labels as columns, of shape (C, N).
+
+    Returns:
+        The speeds, the constants M_k, and how well Assumption 2 holds.
 
     >>> weights, X, Y = aligned_example(depth=2, seed=0)
     >>> found = rates(weights, X, Y)
@@ -95,6 +103,14 @@ def printed_direction(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> Matrix
 def dropped_share(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> float:
     """Compute ‖G − G_printed‖_F / ‖G‖_F, the share of G that the printed form lacks.
 
+    Args:
+        weights: The layers W_1 … W_{L+1}.
+        X: Samples as columns, of shape (d_in, N).
+        Y: One-hot labels as columns, of shape (C, N).
+
+    Returns:
+        The share.
+
     >>> weights, X, Y = aligned_example(depth=2, seed=0)
     >>> round(dropped_share(weights, X, Y), 1)
     0.9
@@ -135,6 +151,20 @@ def aligned_example(
     Layers of Π share their singular values, and the left singular vectors of each layer are the right ones of the next.
     The classifier's right singular vectors are the left ones of Π, in the same order, with its own singular values.
 
+    Args:
+        depth: The number L of layers of Π.
+        seed: The seed.
+        inputs: The number of dimensions of the samples.
+        width: The width of the layers.
+        classes: The number of classes.
+        samples: The number of samples.
+
+    Returns:
+        The layers, the samples as columns, and the one-hot labels as columns.
+
+    Raises:
+        InputError: If depth ≥ 1 and classes ≤ width ≤ inputs do not hold.
+
     >>> [W.shape for W in aligned_example(depth=2)[0]]
     [(6, 8), (6, 6), (4, 6)]
     """
@@ -156,8 +186,15 @@ def aligned_forever(depth: int, *, first: float = 0.3, head: float = 0.8) -> tup
     """Return an example in which Assumption 2 holds at all times: two classes, each a repeated point, opposite each
     other.
 
-    The data only ever add to one direction of the inputs and one of the classes, so singular vectors do not change. Π
-    starts with the singular values first^L and (first/2)^L, the classifier with head and head/2.
+    The data only ever add to one direction of the inputs and one of the classes, so singular vectors do not change.
+
+    Args:
+        depth: The number L of layers of Π.
+        first: The root s of the largest singular value; those of Π are s^L and (s/2)^L.
+        head: The largest singular value of the classifier; the other is half of it.
+
+    Returns:
+        The layers, the samples as columns, and the one-hot labels as columns.
 
     >>> rates(*aligned_forever(depth=2)).M.round(6).tolist()
     [0.55, 0.1375]

@@ -26,7 +26,9 @@ FEDMR = {"method.fedmr.mu1": 0.003, "method.fedmr.mu2": 1.0}
 
 
 class _SteepLinear(nn.Linear):
-    """A layer with logits 10·zWᵀ + b: on unit vectors usual weights give no confident predictions."""
+    """A linear layer that multiplies its input by 10, because usual weights give no confident predictions on unit
+    vectors.
+    """
 
     def forward(self, z: Tensor) -> Tensor:
         return F.linear(10 * z, self.weight, self.bias)
@@ -83,10 +85,21 @@ def toy_sphere(
     local_epochs: int = 5,
     with_fedmr: bool | None = None,
 ) -> list[Sphere]:
-    """Return four panels: trained centrally, on two classes only, FedAvg's first client, FedMR's first client.
+    """Train the networks of FedMR Fig. 1(c), and show test samples of all six classes on the sphere.
 
-    All panels show test samples of all six classes; the clients' models are those of the last round before averaging.
-    `with_fedmr=False` leaves FedMR out; the default includes it if the library has the method.
+    The clients' models are those of the last round before averaging.
+
+    Args:
+        seed: The seed of data, weights and training.
+        samples: The number of training samples per class.
+        test: The number of test samples per class.
+        epochs: The epochs of central training.
+        rounds: The rounds of federated training.
+        local_epochs: The local epochs per client and round.
+        with_fedmr: Whether to include FedMR; by default it is included if the library has the method.
+
+    Returns:
+        Four panels: trained centrally, on two classes only, FedAvg's first client, FedMR's first client.
 
     >>> panels = toy_sphere(samples=10, test=5, epochs=1, rounds=1, local_epochs=1, with_fedmr=False)
     >>> [panel.name for panel in panels]

@@ -1,1 +1,3 @@
-"""Files that run without fullrank, also in another framework's environment with their folder on its path."""
+"""Files that run without fullrank. They can be imported in another framework's environment if their folder is on its
+path.
+"""

@@ -13,15 +13,15 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 if __package__:
-    from fullrank.bench.standalone.task import Task, mark
+    from fullrank.bench.standalone.task import RaceTask, mark
 else:
-    from task import Task, mark  # type: ignore[import-not-found, no-redef]
+    from task import RaceTask, mark  # type: ignore[import-not-found, no-redef]
 
 
 def main(path: str) -> None:
-    """Run the task's rounds, with a mark after each."""
+    """Run the task, and mark the end of each round."""
     torch.set_num_threads(1)
-    task = Task(path)
+    task = RaceTask(path)
     network = task.network().train()
     local: list[Tensor] = list(network.parameters())
     current = [parameter.detach().clone() for parameter in local]

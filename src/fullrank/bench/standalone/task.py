@@ -1,4 +1,4 @@
-"""The task that every contestant of a CPU race gets: data, start, plan of clients, settings.
+"""The task that every contestant of a CPU race runs: data, initial weights, plan of clients, and settings.
 
 It needs only torch and NumPy, so that it can be imported as a plain file in another framework's environment. A
 contestant calls `mark` after each round, and continues when the measuring process answers.
@@ -47,8 +47,8 @@ def linear(num_classes: int = 10, in_channels: int = 3) -> nn.Sequential:
 NETWORKS = {"cnn": cnn, "linear": linear}
 
 
-class Task:
-    """A task in a directory: client k has `samples` samples from k × `samples` on."""
+class RaceTask:
+    """The task of a race, in a directory. Client k has `samples` samples, beginning with number k × `samples`."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)

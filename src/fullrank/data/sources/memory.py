@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, Subset, TensorDataset
 
 from fullrank.data.dataset import Split
 from fullrank.data.memory_limit import reject_too_large
-from fullrank.errors import InputError, said_by
+from fullrank.errors import InputError, message_of
 
 
 def as_split(data: object) -> Split:
@@ -95,7 +95,9 @@ def _read_items(data: Any) -> tuple[Tensor, Tensor]:
     try:
         count = len(data)
     except Exception as error:
-        raise InputError(f"the {kind} has no length: len() raised {type(error).__name__}: {said_by(error)}") from error
+        raise InputError(
+            f"the {kind} has no length: len() raised {type(error).__name__}: {message_of(error)}"
+        ) from error
     if count == 0:
         raise InputError(f"the {kind} is empty; it must hold at least one sample")
     first = _item(_taken(data, 0), 0)[0]
@@ -118,7 +120,7 @@ def _taken(data: Any, position: int) -> Any:
     try:
         return data[position]
     except Exception as error:
-        kind, what = type(data).__name__, f"{type(error).__name__}: {said_by(error)}"
+        kind, what = type(data).__name__, f"{type(error).__name__}: {message_of(error)}"
         raise InputError(f"the {kind} of {len(data)} samples raised {what} when item {position} was taken") from error
 
 

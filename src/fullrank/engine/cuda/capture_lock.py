@@ -1,6 +1,7 @@
-"""A lock that is shared by threads that work on a device, and exclusive for one that records a step there.
+"""A lock that threads share while they work on a device, and that one of them holds exclusively while it captures a
+step.
 
-Work that other threads start on the device would end up in the recording, or spoil it.
+Work that other threads start on the device meanwhile would become part of the capture or make it fail.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 
 
 class CaptureLock:
-    """Shared by many threads, or held by one exclusively as soon as the others have released it."""
+    """A lock that many threads share, or that one of them holds exclusively once the others have released it."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -21,7 +22,7 @@ class CaptureLock:
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        """Hold the lock together with other threads."""
+        """Hold the lock inside the block, together with other threads."""
         self._enter()
         try:
             yield
@@ -30,7 +31,7 @@ class CaptureLock:
 
     @contextmanager
     def released(self) -> Iterator[None]:
-        """Release a shared lock inside, and take it again afterwards."""
+        """Release the shared lock inside the block, and acquire it again afterwards."""
         self._leave()
         try:
             yield
@@ -39,7 +40,7 @@ class CaptureLock:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """Hold a shared lock exclusively inside."""
+        """Hold the lock exclusively inside the block. The thread must hold it shared before."""
         with self._changed:
             self._working -= 1
             self._asking += 1

@@ -19,14 +19,14 @@ from fullrank.trees import Tensors
 
 
 class Forward:
-    """A compiled function from entries and inputs to an output; the buffers among the entries change in place."""
+    """A compiled function of entries and inputs that returns an output. Buffers among the entries change in place."""
 
     def __init__(self, network: Network, stats: str, backend: str = "inductor"):
         self.template = copy.deepcopy(network)
         self.template.flat = None
         self.template.set_mode(train=True, stats=stats)
         self.counters = _without_counters_(self.template)
-        self.template.settle()  # a compiler cannot look at the structure
+        self.template.settle()  # the compiler cannot trace the search for entries
         self.function: Any = torch.compile(self._plain, dynamic=False, fullgraph=True, backend=backend)
 
     def _plain(self, tensors: Tensors, x: Tensor) -> tuple[Tensor, Tensor, Tensors]:
@@ -34,7 +34,7 @@ class Forward:
         return out.logits, out.z, out.extras
 
     def __call__(self, entries: Tensors, x: Tensor) -> Output:
-        """Run the network; counters of batches change like the other buffers."""
+        """Run the compiled network. BatchNorm's counters of batches change in place, as the other buffers do."""
         counted = set(self.counters)
         out = self.function({name: value for name, value in entries.items() if name not in counted}, x)
         if counted:
@@ -43,21 +43,21 @@ class Forward:
 
 
 class Compiled(HalfWeights):
-    """Makes steps by the compiled forward."""
+    """A backend that runs the compiled network in every step."""
 
     def __init__(self, network: Network, trained: Tensors, forward: Forward):
         super().__init__(network, trained)
         self.forward = forward
 
     def run(self, entries: Tensors, x: Tensor) -> Output:
-        """Run the compiled function."""
+        """Run the compiled network with the given entries."""
         return self.forward(entries, x)
 
 
 def _without_counters_(network: Network) -> list[str]:
-    """Remove BatchNorm's counters of batches from a network, where nothing depends on them, and return their names.
+    """Remove BatchNorm's counters of batches from a network if nothing depends on them, and return their names.
 
-    A kernel per layer that counts to the same number would be a tenth of a step's kernels.
+    Counting takes one kernel per layer, which would be a tenth of the kernels of a step.
     """
     found = []
     for name, part in network.module.named_modules():

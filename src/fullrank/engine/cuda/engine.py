@@ -1,4 +1,4 @@
-"""The cuda engine trains several clients at a time, each on its own stream, by steps replayed from graphs.
+"""The engine `cuda`, which trains several clients at a time, each on its own stream, by steps replayed from graphs.
 
 A step of a deep network is a thousand short kernels. Launching them from Python takes longer than running them, so a
 whole step (gather, augmentation, forward, criterion, method terms, backward, corrections, optimiser) is captured once
@@ -24,7 +24,7 @@ from fullrank.engine.cuda.capture_lock import CaptureLock
 from fullrank.engine.cuda.compiled import Compiled, Forward
 from fullrank.engine.cuda.mixed_precision import HalfWeights, order_of
 from fullrank.engine.cuda.odd_batches import Filled, can_be_filled, count_samples_
-from fullrank.engine.cuda.replay import Recorder
+from fullrank.engine.cuda.replay import StepRecorder
 from fullrank.engine.cuda.slots import Slots
 from fullrank.errors import InputError
 from fullrank.federated.site import Job, Result, Site
@@ -32,24 +32,24 @@ from fullrank.local.step import Bound, State, Step
 from fullrank.metrics.evaluate import at_once
 from fullrank.models.net import Net, Output
 from fullrank.models.network import Network
-from fullrank.randomness import leave_generators_alone, seeded
+from fullrank.randomness import disable_seeding, seeded
 from fullrank.trees import Tree, clone, copy_, moved, pointwise, vectors
 
 WARM_UP = 3
-"""Eager steps before a capture, in which libraries choose their kernels and allocate their memory."""
+"""The number of eager steps before a capture, in which libraries choose their kernels and allocate their memory."""
 SLOTS = 6
-"""Clients at a time on one device, unless `engine.slots` sets another number: more do not make an H200 faster."""
+"""The default number of clients at a time on one device. More of them do not make an H200 faster."""
 Record: TypeAlias = Callable[[Callable[[], None], Any], Callable[[], None]]
-"""Turns a step, and the pool of memory that it may use, into its replay; the caller undoes what a trial changed."""
+"""A function that records a step in a memory pool and returns its replay. The caller restores what the step changed."""
 
 
 class Cuda(Engine):
-    """Slots on one or more devices, each with its own copy of the network.
+    """An engine with slots on one or more devices, each of which has its own copy of the network.
 
     Args:
-        site: Where the clients are.
-        options: `workers` devices are used, or all of them; `slots` is the number of slots.
-        record: A function that turns a step into its replay; without it a CUDA graph does.
+        site: The site that has the clients.
+        options: `workers` is the number of devices, 0 for all of them; `slots` is the number of slots.
+        record: A function that turns a step into its replay; by default a CUDA graph is captured.
         devices: Devices to use instead of CUDA's; they need a function `record`.
     """
 
@@ -69,26 +69,26 @@ class Cuda(Engine):
         self._noted = 0.0
         self._flags = _Flags(exact=site.network.half is None)
         number = slots or (1 if draws_numbers(site) else SLOTS * len(devices))
-        self.places = [DeviceContext(site, device, record) for device in devices]
-        self.hands = [
-            StreamWorker(self.places[index % len(devices)], compile, beside_others=number > 1)
+        self.device_contexts = [DeviceContext(site, device, record) for device in devices]
+        self.workers = [
+            StreamWorker(self.device_contexts[index % len(devices)], compile, concurrent=number > 1)
             for index in range(min(number, clients))
         ]
-        self.slots = Slots([hand.do for hand in self.hands])
-        site.forward = RecordedForward(site.network, self.places[0].record_apart)
+        self.slots = Slots([worker.do for worker in self.workers])
+        site.forward = RecordedForward(site.network, self.device_contexts[0].record_on_default_stream)
 
     @property
     def reasons(self) -> list[str]:
-        """Why something was not recorded and ran eagerly."""
-        return sorted({reason for hand in self.hands for reason in hand.recorder.reasons})
+        """The reasons why steps could not be recorded and ran eagerly."""
+        return sorted({reason for worker in self.workers for reason in worker.recorder.reasons})
 
     @property
     def setup_seconds(self) -> float:
-        """Time spent so far in compiling and recording steps, instead of training."""
-        return sum(place.seconds for place in self.places)
+        """The time spent so far on compiling and recording steps."""
+        return sum(context.seconds for context in self.device_contexts)
 
     def notes(self) -> dict[str, Any]:
-        """Return the seconds of set-up in the round, and what could not be recorded."""
+        """Return the seconds that compiling and recording took in the round, and the reasons why steps ran eagerly."""
         new, self._noted = self.setup_seconds - self._noted, self.setup_seconds
         return {"setup_seconds": new, **({"not_recorded": self.reasons} if self.reasons else {})}
 
@@ -97,29 +97,32 @@ class Cuda(Engine):
         before = _generators()
         for result in self.slots.run(jobs):
             yield _handed_over(result, self.site.device)
-        if len(self.hands) > 1 and not all(map(torch.equal, before, _generators())):
+        if len(self.workers) > 1 and not all(map(torch.equal, before, _generators())):
             raise InputError(
                 "the model or the method draws random numbers in its local steps, which clients that train side by "
                 "side cannot do repeatably; set engine.slots = 1"
             )
 
     def close(self) -> None:
-        """End the threads, and restore torch's settings."""
+        """Stop the threads, and restore torch's settings."""
         self.slots.close()
-        for hand in self.hands:
-            hand.close()
-        for place in self.places:
-            place.close()
+        for worker in self.workers:
+            worker.close()
+        for context in self.device_contexts:
+            context.close()
         self.site.forward = self.site.network
         self._flags.restore()
 
 
 def devices_of(device: torch.device, workers: int) -> list[torch.device]:
-    """Return the CUDA devices to work on, the site's own first.
+    """Return the CUDA devices on which clients train, the site's own first.
 
     Args:
         device: The site's device. If it has a number, it is the only one.
-        workers: How many devices to use; 0 means all.
+        workers: The number of devices; 0 means all.
+
+    Raises:
+        InputError: If there are fewer devices.
     """
     first = torch.cuda.current_device() if device.index is None else device.index
     others: list[int] = [] if device.index is not None else [k for k in range(torch.cuda.device_count()) if k != first]
@@ -130,10 +133,10 @@ def devices_of(device: torch.device, workers: int) -> list[torch.device]:
 
 
 class DeviceContext:
-    """One device: the site whose data its slots share, and the recording of their steps.
+    """A device: the site whose data its slots share, and the thread in which steps are recorded.
 
-    Everything that calls the network outside a replay does so in one thread, because libraries keep their plans for a
-    shape by thread.
+    Everything that calls the network outside a replay does so in that thread, because libraries such as cuDNN keep
+    their plans for a shape by thread.
     """
 
     def __init__(self, site: Site, device: torch.device, record: Record | None = None):
@@ -150,7 +153,7 @@ class DeviceContext:
         site.data.pipeline.place(device, site.network.dtype)
 
     def record(self, step: Callable[[], None], changed: list[Tree], pool: Any = None) -> Callable[[], None]:
-        """Return a step's replay; no other thread starts work on the device meanwhile."""
+        """Record a step and return its replay. No other thread starts work on the device meanwhile."""
         with self.lock.exclusive():
             start = time.monotonic()
             with _unchanged(changed, self.device):
@@ -158,8 +161,8 @@ class DeviceContext:
             self.seconds += time.monotonic() - start
         return replay
 
-    def record_apart(self, step: Callable[[], None]) -> Callable[[], None]:
-        """Return the replay of a step that changes nothing, for use on the device's default stream."""
+    def record_on_default_stream(self, step: Callable[[], None]) -> Callable[[], None]:
+        """Record a step that changes no state, and return its replay for the device's default stream."""
         with self.lock.shared():
             if (stream := _stream(self.device)) is None:
                 return self.record(step, [])
@@ -170,7 +173,7 @@ class DeviceContext:
             return replay
 
     def eagerly(self, work: Callable[[], Any]) -> Any:
-        """Do something that calls the network, on this thread's stream, in the one thread for it."""
+        """Call a function that uses the network in the thread for that, on the stream of the calling thread."""
         if self.device.type != "cuda":
             return self._builder.submit(work).result()
         stream = torch.cuda.current_stream(self.device)
@@ -182,7 +185,7 @@ class DeviceContext:
         return self._builder.submit(there).result()
 
     def _captured(self, step: Callable[[], None], pool: Any) -> Callable[[], None]:
-        """Capture a step in a graph, on the current stream; graphs of one pool never run at the same time."""
+        """Capture a step in a graph on the current stream. Graphs of one pool never run at the same time."""
         for _ in range(WARM_UP):
             step()
         torch.cuda.current_stream(self.device).synchronize()
@@ -192,34 +195,34 @@ class DeviceContext:
             try:
                 step()
             except BaseException:
-                with suppress(RuntimeError):  # the capture is spoilt; what spoilt it is what matters
+                with suppress(RuntimeError):  # the capture has failed; the exception that made it fail is raised
                     graph.capture_end()
                 raise
             graph.capture_end()
         return graph.replay
 
     def forward(self, stats: str) -> Forward:
-        """Return the compiled forward for a mode of the norm layers."""
+        """Return the compiled network for a mode of the norm layers."""
         if stats not in self.forwards:
             self.forwards[stats] = Forward(self.site.network, stats)
         return self.forwards[stats]
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._builder.shutdown()
 
 
 class StreamWorker:
-    """What one slot works with: a copy of the network, a stream, and the steps recorded on them."""
+    """The resources of one slot: a copy of the network, a stream, and the steps recorded for them."""
 
-    def __init__(self, place: DeviceContext, compile: bool, beside_others: bool):
-        self.place = place
-        self.site = place.site.twin(place.device)
-        self.stream = _stream(place.device)
-        self.recorder = Recorder(self, self._backend)
+    def __init__(self, device_context: DeviceContext, compile: bool, concurrent: bool):
+        self.device_context = device_context
+        self.site = device_context.site.twin(device_context.device)
+        self.stream = _stream(device_context.device)
+        self.recorder = StepRecorder(self, self._backend)
         self.site.stepper_of = self.recorder.stepper
         self.site.forward = RecordedForward(self.site.network, lambda step: self.record(step, []))
-        self._beside_others = beside_others
+        self._concurrent = concurrent
         self._pool: Any = None
         network, entries = self.site.network, self.site.entries
         self._compile = compile and isinstance(network.module, Net)
@@ -232,21 +235,23 @@ class StreamWorker:
         network.flatten_([name for names in classes for name in order_of(network, names)])
 
     def do(self, job: Job) -> Result:
-        """Do one job on this slot's stream, and return when it is complete."""
-        if self._beside_others:
-            leave_generators_alone()
-        with self.place.lock.shared():
+        """Run one job on this slot's stream, and return its result when the stream has finished."""
+        if self._concurrent:
+            disable_seeding()
+        with self.device_context.lock.shared():
             if self.stream is None:
-                return self._kept_apart(self.site.do(job))
-            with torch.cuda.device(self.place.device), torch.cuda.stream(self.stream):
-                self.stream.wait_stream(torch.cuda.default_stream(self.place.device))
-                result = self._kept_apart(self.site.do(_sent_to(self.place.device, job) if self.place.away else job))
+                return self._with_uploads_copied(self.site.do(job))
+            with torch.cuda.device(self.device_context.device), torch.cuda.stream(self.stream):
+                self.stream.wait_stream(torch.cuda.default_stream(self.device_context.device))
+                result = self._with_uploads_copied(
+                    self.site.do(_sent_to(self.device_context.device, job) if self.device_context.away else job)
+                )
                 with self.released():
                     self.wait()
         return result
 
-    def _kept_apart(self, result: Result) -> Result:
-        """Copy what a method uploads if it is the network's own: the next client overwrites it before it is read."""
+    def _with_uploads_copied(self, result: Result) -> Result:
+        """Copy uploads of methods that are the network's own tensors, because the next client overwrites those."""
         further = [parts for space, parts in result.upload.items() if space]
         own = {_storage(tensor) for tensor in self.site.network.tensors().values()} if further else set()
         for parts in further:
@@ -256,40 +261,43 @@ class StreamWorker:
         return result
 
     def record(self, step: Callable[[], None], changed: list[Tree]) -> Callable[[], None]:
-        """Return a step's replay, which works in this slot's memory."""
+        """Record a step in this slot's memory, and return its replay."""
         if self._pool is None and self.stream is not None:
             self._pool = torch.cuda.graph_pool_handle()
-        return self.place.record(step, changed, self._pool)
+        return self.device_context.record(step, changed, self._pool)
 
     def eagerly(self, work: Callable[[], Any]) -> Any:
-        """Do something that calls the network outside a recorded step."""
-        return self.place.eagerly(work)
+        """Call a function that uses the network outside a recorded step."""
+        return self.device_context.eagerly(work)
 
     def released(self) -> AbstractContextManager[None]:
-        """Let other slots record inside, where this one only replays."""
-        return self.place.lock.released()
+        """Let other slots record steps inside the block, in which this slot only replays."""
+        return self.device_context.lock.released()
 
     def wait(self) -> None:
-        """Wait until this slot's stream has done all its work."""
+        """Wait until this slot's stream has finished its work."""
         if self.stream is not None:
             self.stream.synchronize()
 
     def close(self) -> None:
-        """Free what was recorded, and its memory on the device."""
-        self.recorder.arenas.clear()
+        """Free the recorded steps and their memory on the device."""
+        self.recorder.static_buffers.clear()
         self.site.forward = self.site.network
 
     def _backend(self, step: Step, state: State, size: int) -> Bound:
-        width = self.place.width
+        width = self.device_context.width
         if size == width and self._compile:
-            return Compiled(self.site.network, state.trained, self.place.forward(step.stats))
+            return Compiled(self.site.network, state.trained, self.device_context.forward(step.stats))
         if size < width and self._fillable:
             return Filled(self.site.network, state.trained, width)
         return HalfWeights(self.site.network, state.trained)
 
 
 class RecordedForward:
-    """Runs the network in evaluation mode by replays, on batches of any size up to a width."""
+    """Runs the network in evaluation mode by replays of one recorded forward pass.
+
+    Batches are filled up to the width of that pass. Larger batches, and those in training mode, run eagerly.
+    """
 
     def __init__(self, network: Network, record: Callable[[Callable[[], None]], Callable[[], None]]):
         self._network, self._record = network, record
@@ -329,13 +337,13 @@ def _stream(device: torch.device) -> Any:
 
 
 def _sent_to(device: torch.device, job: Job) -> Job:
-    """Return a job with its tensors on the device that does it, which need not be the server's."""
+    """Return a job with its tensors on the device on which it will run."""
     sent, frozen, personal = (moved(tree, device) for tree in (job.broadcast, job.frozen, job.personal))
     return dataclasses.replace(job, broadcast=sent, frozen=frozen, personal=personal)
 
 
 def _handed_over(result: Result, device: torch.device) -> Result:
-    """Return a result for use on the server's stream; its memory is not reused while that stream reads it."""
+    """Return a result for use on the server's stream. Its memory is not reused as long as that stream reads it."""
 
     def mine(tensor: Tensor) -> Tensor:
         if tensor.is_cuda:
@@ -354,7 +362,10 @@ def _handed_over(result: Result, device: torch.device) -> Result:
 
 @torch.no_grad()
 def draws_numbers(site: Site) -> bool:
-    """Return whether a training forward draws random numbers: by the layers, or by a trial for a user's network."""
+    """Return whether a training forward of the site's network draws random numbers.
+
+    For the library's networks this follows from their layers; a user's network is tried on a few samples.
+    """
     network = site.network
     if isinstance(network.module, Net) or network.has_dropout:
         return network.has_dropout
@@ -377,7 +388,7 @@ def _generators() -> list[Tensor]:
 
 @contextmanager
 def _unchanged(trees: list[Tree], device: torch.device) -> Iterator[None]:
-    """Undo afterwards what happens inside to these trees and to the device's generator."""
+    """Restore these trees and the device's random generator at the end of the block."""
     saved = [clone(tree) for tree in trees]
     generator = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     try:
@@ -390,12 +401,15 @@ def _unchanged(trees: list[Tree], device: torch.device) -> Iterator[None]:
 
 
 _COLLECTOR = threading.Lock()
-"""Held by the thread that has stopped the garbage collector."""
+"""The lock of the thread that has disabled the garbage collector."""
 
 
 @contextmanager
 def nothing_collected() -> Iterator[None]:
-    """Collect no garbage inside: it may hold a former engine's graphs, and freeing one spoils a capture."""
+    """Disable Python's garbage collector inside the block.
+
+    Garbage may include CUDA graphs of an engine that was closed, and freeing a graph makes a capture in progress fail.
+    """
     with _COLLECTOR:
         collects = gc.isenabled()
         gc.disable()
@@ -407,7 +421,7 @@ def nothing_collected() -> Iterator[None]:
 
 
 class _Flags:
-    """torch's switches for shorter products in float32: off in the exact modes, restored afterwards."""
+    """Disables TF32 in the exact modes, and restores torch's settings afterwards."""
 
     def __init__(self, exact: bool):
         self._before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
@@ -415,5 +429,5 @@ class _Flags:
             torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
 
     def restore(self) -> None:
-        """Restore the switches."""
+        """Restore the settings."""
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = self._before

@@ -1,4 +1,4 @@
-"""Weights in a shorter dtype for the layers that compute in it, and their gradients back, each by one conversion."""
+"""Mixed precision in which all weights are converted to the shorter dtype at once, and all gradients back at once."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from torch import Tensor, nn
 from fullrank.local.step import Bound, Objective, depending
 from fullrank.models.net import Output
 from fullrank.models.network import Network
-from fullrank.trees import Flat, Layout, Tensors
+from fullrank.trees import Flat, FlatLayout, Tensors
 
 SHORTENED = (nn.modules.conv._ConvNd, nn.Linear)
-"""Layers that compute in the shorter dtype under autocast."""
+"""The types of layers that compute in the shorter dtype under autocast."""
 
 
 def order_of(network: Network, names: Sequence[str]) -> list[str]:
-    """Return names with those side by side that are shortened; matrices first, as they may be all that decays.
+    """Return names in an order in which those of converted weights are adjacent, so that one conversion serves all.
 
-    Sizes that would disturb the alignment of others come last.
+    Matrices come before vectors, because weight decay may apply to matrices only. Weights whose sizes would break the
+    alignment of others come last.
     """
     shortened, parameters = shortened_names(network), network.parameters()
 
@@ -36,9 +37,9 @@ def shortened_names(network: Network) -> set[str]:
 
 
 class HalfWeights(Bound):
-    """Makes steps that convert all weights to the shorter dtype at once, and gather their gradients in one vector.
+    """A backend that converts all weights to the shorter dtype at once, and collects their gradients in one vector.
 
-    Autocast converts each weight and each gradient separately; entries in one vector need one conversion.
+    Autocast would convert each weight and each gradient separately.
     """
 
     def __init__(self, network: Network, trained: Tensors):
@@ -47,17 +48,19 @@ class HalfWeights(Bound):
         self._short: Flat | None = None
 
     def run(self, entries: Tensors, x: Tensor) -> Output:
-        """Run the network with all its entries given; the buffers among them change in place."""
+        """Run the network with the given entries. The buffers among them change in place."""
         return self.at(entries, x)
 
     def call(self, trained: Tensors, rest: Tensors, buffers: Tensors, x: Tensor) -> tuple[Output, Tensors]:
-        """Run the network with the given entries; at other entries than the client's, copies of its buffers change."""
+        """Run the network with the given entries. If they are not the client's own, copies of the buffers change
+        instead.
+        """
         moved = buffers if trained is self.bound else {name: value.clone() for name, value in buffers.items()}
         self._short = self._shortened(trained)
         return self.run({**rest, **trained, **(self._short or {}), **moved}, x), moved
 
     def _shortened(self, trained: Tensors) -> Flat | None:
-        """Return the weights that the network takes in the shorter dtype: new leaves, by one conversion."""
+        """Return the weights that the network takes in the shorter dtype, as new leaves that were converted at once."""
         chosen = [name for name in trained if name in self._names]
         block = trained.part(chosen) if isinstance(trained, Flat) and chosen else None
         if not isinstance(block, Flat):
@@ -66,7 +69,7 @@ class HalfWeights(Bound):
         return Flat(short.base, short.layout, {name: value.requires_grad_() for name, value in short.items()})
 
     def gradient(self, objective: Objective, trained: Tensors) -> tuple[Tensors, Any]:
-        """Take the gradient by `torch.autograd.grad`; that of shortened weights goes to the place of the weights'."""
+        """Compute the gradient by `torch.autograd.grad`. Gradients of converted weights are converted back."""
         if trained is not self.bound:
             trained = self.leaves(trained)
         value, aux = objective(trained)
@@ -83,9 +86,16 @@ class HalfWeights(Bound):
 
 @torch.no_grad()
 def _gathered(
-    trained: Flat, passed: Mapping[str, Tensor | None], direct: Mapping[str, Tensor | None], block: Layout
+    trained: Flat, passed: Mapping[str, Tensor | None], direct: Mapping[str, Tensor | None], block: FlatLayout
 ) -> Flat:
-    """Return the gradient as one vector: the block's by way of the shorter dtype, the rest's, the block's own."""
+    """Return the gradient of all entries as one vector.
+
+    Args:
+        trained: The trained entries.
+        passed: The gradients of the converted weights, in the shorter dtype.
+        direct: The gradients of the entries themselves, which converted weights have only from terms of a method.
+        block: The layout of the converted weights.
+    """
     layout, base = trained.layout, torch.empty_like(trained.base)
     g = Flat(base, layout)
 
@@ -104,7 +114,7 @@ def _gathered(
         else:
             put(_part(g, names), filled(direct, names, trained))
     for name in block.names:
-        if (more := direct[name]) is not None:  # a method's term that depends on the weights themselves
+        if (more := direct[name]) is not None:  # from a term of a method that depends on the weights directly
             g[name].add_(more)
     return g
 
@@ -115,8 +125,8 @@ def _part(tree: Flat, names: Sequence[str]) -> Flat:
     return part
 
 
-def _runs(layout: Layout, block: Layout) -> list[tuple[tuple[str, ...], bool]]:
-    """Return the names of a layout in order, divided where a block of them begins and ends."""
+def _runs(layout: FlatLayout, block: FlatLayout) -> list[tuple[tuple[str, ...], bool]]:
+    """Split the names of a layout where the converted weights begin and end; return whether each part is converted."""
     start = layout.names.index(block.names[0])
     cut = layout.names[:start], block.names, layout.names[start + len(block.names) :]
     return [(names, names is block.names) for names in cut if names]

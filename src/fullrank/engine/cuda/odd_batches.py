@@ -1,8 +1,8 @@
-"""Odd batches in the shape of full ones, with the same arithmetic as in their own.
+"""Batches that are smaller than the others, padded so that they have the same shape.
 
-A library of convolutions plans for seconds for every new shape. An odd batch is therefore filled up with copies of its
-last sample: layers that treat samples separately are unaffected, BatchNorm takes its statistics over the true samples
-only, and everything behind the network sees only these. No gradient flows into the copies.
+Libraries such as cuDNN take seconds to plan for every new shape. A smaller batch is therefore padded with copies of its
+last sample. Layers that treat samples separately are unaffected, BatchNorm computes its statistics over the real
+samples only, and everything after the network sees only these. No gradient flows into the copies.
 """
 
 from __future__ import annotations
@@ -43,29 +43,31 @@ SAMPLEWISE = (
     nn.Dropout,
     nn.Dropout2d,
 )
-"""Layers in which no sample of a batch affects another."""
+"""The types of layers in which no sample of a batch affects another."""
 
 
 class Counted:
-    """BatchNorm that can take its statistics over the first samples of a batch only."""
+    """A mixin for BatchNorm layers whose statistics can be limited to the first samples of a batch."""
 
     live = 0
-    """How many samples count; 0 means all."""
+    """The number of samples that the statistics are computed over; 0 means all."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise the samples that count, as the batch that they are."""
+        """Normalise the first `live` samples as a batch; the output of the others is zero."""
         if not self.live or not self.training:  # type: ignore[attr-defined]
             return super().forward(x)  # type: ignore[misc,no-any-return]
         out: Tensor = super().forward(x[: self.live])  # type: ignore[misc]
-        return torch.cat([out, out.new_zeros(len(x) - self.live, *out.shape[1:])])  # the others are never read
+        return torch.cat(
+            [out, out.new_zeros(len(x) - self.live, *out.shape[1:])]
+        )  # the output of the copies is not used
 
 
 class CountedBatchNorm1d(Counted, nn.BatchNorm1d):
-    """`nn.BatchNorm1d` that can count."""
+    """`nn.BatchNorm1d` whose statistics can be limited to the first samples of a batch."""
 
 
 class CountedBatchNorm2d(Counted, nn.BatchNorm2d):
-    """`nn.BatchNorm2d` that can count."""
+    """`nn.BatchNorm2d` whose statistics can be limited to the first samples of a batch."""
 
 
 COUNTED: dict[type[nn.Module], type[nn.Module]] = {
@@ -75,27 +77,27 @@ COUNTED: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def can_be_filled(network: Network) -> bool:
-    """Return whether every layer is known to treat samples separately, or is a BatchNorm that can count."""
+    """Return whether batches can be padded: every layer of the network treats samples separately or is a BatchNorm."""
     leaves = [part for part in network.module.modules() if not list(part.children())]
     return all(type(leaf) in (*SAMPLEWISE, *COUNTED, *COUNTED.values()) for leaf in leaves)
 
 
 def count_samples_(network: Network) -> None:
-    """Make a network's BatchNorm layers able to count; layers and entries stay the same."""
+    """Make it possible to limit the statistics of a network's BatchNorm layers; layers and entries stay the same."""
     for part in network.module.modules():
         if type(part) in COUNTED:
             part.__class__ = COUNTED[type(part)]
 
 
 class Filled(HalfWeights):
-    """Makes steps on odd batches, filled up to a width."""
+    """A backend that pads every batch to a fixed number of samples."""
 
     def __init__(self, network: Network, trained: Tensors, width: int):
         super().__init__(network, trained)
         self.width = width
 
     def at(self, tensors: Tensors, x: Tensor) -> Output:
-        """Run the network with other tensors."""
+        """Run the network on the padded batch with the given entries, and return the output of the real samples."""
         with self._counting(len(x)):
             return _first(super().at(tensors, self._filled(x)), len(x), self.width)
 

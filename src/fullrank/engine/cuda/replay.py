@@ -1,8 +1,8 @@
 """Local steps that are recorded once for each kind of fit and replayed for every batch of every client.
 
-A recorded step reads and writes tensors that stay where they are: the network's own entries, and an arena's copies of
-optimiser and context. The rows of many batches are put into place at once, and the step itself counts which is next, so
-that a replay is all that the host has to ask for.
+A recorded step reads and writes tensors that stay where they are: the network's own entries, and copies of optimiser
+and context in `StaticBuffers`. The rows of many batches are copied at once, and the step itself counts which batch is
+next, so that the host only has to start the replays.
 """
 
 from __future__ import annotations
@@ -20,57 +20,61 @@ from fullrank.local import interrupt
 from fullrank.local.loop import Eager, Samples, Stepper
 from fullrank.local.step import Bound, Context, State, Step
 from fullrank.methods._method import Method
-from fullrank.trees import Flat, Layout, Tensors, Tree, clone, copy_, outline, part_of, pointwise
+from fullrank.trees import Flat, FlatLayout, Tensors, Tree, clone, copy_, outline, part_of, pointwise
 
 AHEAD = 128
-"""Batches whose rows are copied at once."""
+"""The number of batches whose rows are copied at once."""
 WORTH_RECORDING = 4
-"""Steps of one size from which on recording them pays."""
+"""The number of steps on batches of one size from which on recording is worth its cost."""
 
 BackendOf: TypeAlias = Callable[[Step, State, int], Bound]
-"""Returns the backend by which steps on batches of a size call the network."""
+"""A function that returns the backend of steps on batches of a given size."""
 
 
 class CaptureBackend(Protocol):
-    """Records steps, and keeps other threads from disturbing the recording."""
+    """The protocol of objects that record steps, and keep other threads from disturbing the recording."""
 
     def record(self, step: Callable[[], None], changed: list[Tree]) -> Callable[[], None]:
-        """Return a step's replay; the trees that the step changes are as before."""
+        """Record a step and return its replay. The trees that the step changes have their former values afterwards."""
 
     def eagerly(self, work: Callable[[], Any]) -> Any:
-        """Do something that calls the network outside a recorded step, and return what it returns."""
+        """Call a function that uses the network outside a recorded step, and return its result."""
 
     def released(self) -> AbstractContextManager[None]:
-        """Let other threads record inside, where this one only replays and waits."""
+        """Let other threads record steps inside the block, in which this thread only replays and waits."""
 
     def wait(self) -> None:
-        """Wait until the device has done all that this thread asked for."""
+        """Wait until the device has finished the work of this thread."""
 
 
-class Recorder:
-    """The steps that one slot recorded, by kind of fit; steps that cannot be recorded run eagerly."""
+class StepRecorder:
+    """Records the steps of one slot, one for each kind of fit and batch size. Steps that cannot be recorded run
+    eagerly.
+    """
 
     def __init__(self, backend: CaptureBackend, backend_of: BackendOf):
         self.backend = backend
         self.backend_of = backend_of
-        self.arenas: dict[Hashable, StaticBuffers] = {}
+        self.static_buffers: dict[Hashable, StaticBuffers] = {}
         self.reasons: list[str] = []
-        """Why steps ran eagerly."""
+        """The reasons why steps ran eagerly."""
 
     def stepper(self, step: Step, state: State, context: Context, samples: Samples, dtype: torch.dtype) -> Stepper:
-        """Return what makes the steps of one fit."""
+        """Return the stepper of a fit, which replays recorded steps where there are any."""
         own = _key_of(step.criterion), _key_of(step.loss)
         if None in own:
-            self._say("a term that a method gives for one fit holds values of its own; keep them in the client's state")
+            self._say(
+                "a term that a method passes to one fit closes over an object; keep its values in the client's state"
+            )
             return Eager(step, state, context, samples, dtype)
         # The learning rate and the length of a fit are no part of a step.
         settings = dataclasses.replace(step.settings, lr=0.0, moving=None, epochs=0, steps=0)
         key = (settings, step.side, step.stats, step.space, own, tuple(state.trained), _shape(context), dtype)
-        if key not in self.arenas:
-            self.arenas[key] = StaticBuffers(self, step, state, context, samples, dtype)
-        arena = self.arenas[key]
-        arena.take(state, context, samples, step.settings.lr)
-        return Replayed(arena, state)
+        if key not in self.static_buffers:
+            self.static_buffers[key] = StaticBuffers(self, step, state, context, samples, dtype)
+        buffers = self.static_buffers[key]
+        buffers.take(state, context, samples, step.settings.lr)
+        return Replayed(buffers, state)
 
     def recorded(self, step: Callable[[], None], changed: list[Tree]) -> Callable[[], None] | None:
         """Return the replay of a step, or None if it cannot be recorded."""
@@ -86,25 +90,25 @@ class Recorder:
 
 
 class StaticBuffers:
-    """The tensors that the steps of one kind of fit work on, and the steps recorded on them by batch size."""
+    """The tensors on which the steps of one kind of fit are recorded, and these steps by batch size."""
 
     def __init__(
-        self, recorder: Recorder, step: Step, state: State, context: Context, samples: Samples, dtype: torch.dtype
+        self, recorder: StepRecorder, step: Step, state: State, context: Context, samples: Samples, dtype: torch.dtype
     ):
         self.recorder = recorder
         self.step, self.samples, self.dtype = step, samples, dtype
-        # numbers in the order in which the entries hold theirs, as one kernel wants them
+        # in the memory order of the entries, which the kernel that updates all of them at once needs
         self.state = State(state.trained, state.rest, state.buffers, pointwise(state.memory, torch.clone))
         self.context = _static(context, state, step)
         self.seen: dict[int, int] = {}
-        self.recordings: dict[int, Recording | None] = {}
+        self.recordings: dict[int, RecordedStep | None] = {}
         self._eager: dict[int, Eager] = {}
 
     def take(self, state: State, context: Context, samples: Samples, lr: float) -> None:
-        """Copy a client's optimiser and context to where the recorded steps read them."""
+        """Copy a client's optimiser memory and context into the tensors that the recorded steps read."""
         mine = self.context
         copy_(self.state.memory, state.memory)
-        copy_(mine.received, context.received)  # of which w0 is a part
+        copy_(mine.received, context.received)  # w0 is a view of some of these
         for part in ("own", "sent", "fixed"):
             copy_(getattr(mine, part), getattr(context, part))
         mine.counts.copy_(context.counts)
@@ -113,19 +117,19 @@ class StaticBuffers:
         self.samples = samples
 
     def give(self, state: State) -> None:
-        """Copy the optimiser's memory back to the client."""
+        """Copy the optimiser's memory back into the client's tensors."""
         copy_(state.memory, self.state.memory)
 
-    def recording(self, size: int, steps: int) -> Recording | None:
-        """Return the recorded step for a batch size, or None if recording it does not pay."""
+    def recording(self, size: int, steps: int) -> RecordedStep | None:
+        """Return the recorded step for a batch size, or None if recording is not worth its cost."""
         self.seen[size] = self.seen.get(size, 0) + steps
         if size not in self.recordings and self.seen[size] >= WORTH_RECORDING:
-            made = Recording(self.eager(size), size, self.recorder.backend)
+            made = RecordedStep(self.eager(size), size, self.recorder.backend)
             self.recordings[size] = made if made.prepare(self.recorder) else None
         return self.recordings.get(size)
 
     def eager(self, size: int) -> Eager:
-        """Return what makes steps on the same tensors one by one, for batches of a size."""
+        """Return a stepper on the same tensors that runs steps of a batch size eagerly."""
         if size not in self._eager:
             backend = self.recorder.backend_of(self.step, self.state, size)
             step = dataclasses.replace(self.step, backend=backend)
@@ -133,8 +137,8 @@ class StaticBuffers:
         return self._eager[size]
 
 
-class Recording:
-    """One step on batches of one size, with the tensors for its rows and for what it measures."""
+class RecordedStep:
+    """A recorded step on batches of one size, with the tensors for their rows and for the terms that it measures."""
 
     def __init__(self, eager: Eager, size: int, backend: CaptureBackend):
         self.eager, self.size, self.backend = eager, size, backend
@@ -147,7 +151,7 @@ class Recording:
         self.sums = torch.zeros(0, dtype=torch.float64, device=device)
         self.replay: Callable[[], None] | None = None
 
-    def prepare(self, recorder: Recorder) -> bool:
+    def prepare(self, recorder: StepRecorder) -> bool:
         """Record the step and return whether that succeeded."""
         state = self.eager.state
         changed: list[Tree] = [state.trained, state.buffers, state.memory, {"at": self.at}]
@@ -156,7 +160,7 @@ class Recording:
         return self.replay is not None
 
     def step(self) -> None:
-        """Make the step on the next rows, and add up what it measures."""
+        """Run the step on the next rows, and add its terms to the sums."""
         rows = self.rows.index_select(0, self.at).view(-1)
         draws = None if self.draws is None else self.draws.index_select(0, self.at).view(self.size, -1)
         terms = self.eager.one(rows, draws)
@@ -167,7 +171,7 @@ class Recording:
         self.at.add_(1)
 
     def run(self, rows: Tensor, draws: Tensor | None) -> dict[str, Tensor]:
-        """Replay the step for rows (steps, size) and return the sum of each term."""
+        """Replay the step for each of the given rows (steps, size), and return the sum of each term."""
         assert self.replay is not None
         self.sums.zero_()
         for start in range(0, len(rows), AHEAD):
@@ -184,13 +188,13 @@ class Recording:
 
 
 class Replayed:
-    """Makes the steps of one fit from recorded ones."""
+    """Runs the steps of one fit by replaying recorded ones."""
 
-    def __init__(self, arena: StaticBuffers, state: State):
-        self.arena, self.state = arena, state
+    def __init__(self, buffers: StaticBuffers, state: State):
+        self.buffers, self.state = buffers, state
 
     def __call__(self, rows: Tensor, draws: Tensor | None, sizes: Sequence[int]) -> dict[str, Tensor]:
-        """Replay runs of batches of one size, and return the mean of each term."""
+        """Run the steps, grouped by equal batch sizes, and return the mean of each term."""
         totals: list[dict[str, Tensor]] = []
         start = 0
         for size, alike in itertools.groupby(sizes):
@@ -201,31 +205,31 @@ class Replayed:
         return {name: torch.stack([part[name] for part in totals]).sum(0) / len(sizes) for name in totals[0]}
 
     def _span(self, rows: Tensor, draws: Tensor | None, size: int, steps: int) -> dict[str, Tensor]:
-        if (recording := self.arena.recording(size, steps)) is not None:
+        if (recording := self.buffers.recording(size, steps)) is not None:
             shaped = draws.view(steps, size, -1) if draws is not None else None
             return recording.run(rows.view(steps, size), shaped)
-        eager = self.arena.eager(size)
-        means: dict[str, Tensor] = self.arena.recorder.backend.eagerly(lambda: eager(rows, draws, [size] * steps))
+        eager = self.buffers.eager(size)
+        means: dict[str, Tensor] = self.buffers.recorder.backend.eagerly(lambda: eager(rows, draws, [size] * steps))
         return {name: mean * steps for name, mean in means.items()}
 
     def take_rate(self, lr: float) -> None:
-        """Write another learning rate to where the recorded steps read it."""
-        assert self.arena.context.lr is not None
-        self.arena.context.lr.fill_(lr)
+        """Write the learning rate into the tensor from which the recorded steps read it."""
+        assert self.buffers.context.lr is not None
+        self.buffers.context.lr.fill_(lr)
 
     def finish(self) -> None:
         """Wait for the last step, and copy the optimiser's memory back to the client."""
-        backend = self.arena.recorder.backend
+        backend = self.buffers.recorder.backend
         with backend.released():
             backend.wait()
-        self.arena.give(self.state)
+        self.buffers.give(self.state)
 
 
 def _static(context: Context, state: State, step: Step) -> Context:
-    """Return a copy of a context whose tensors stay where they are.
+    """Return a copy of a context, whose tensors recorded steps read at fixed addresses.
 
-    Trees like the trained entries, or like the shared ones, become vectors like theirs, so that a correction of the
-    gradient is one operation whatever the number of entries.
+    Trees with the names and shapes of the trained or the shared entries become vectors with the same layout, so that a
+    correction of the gradient is one operation for any number of entries.
     """
     near = part_of(state.trained, step.shared)
     shared = near.layout if isinstance(near, Flat) and len(near) == len(step.shared) else None
@@ -243,7 +247,7 @@ def _static(context: Context, state: State, step: Step) -> Context:
     )
 
 
-def _laid_out(tree: Mapping[str, Any], layout: Layout | None) -> Tree:
+def _laid_out(tree: Mapping[str, Any], layout: FlatLayout | None) -> Tree:
     """Return a copy of a tree in which every subtree with a layout's names and shapes is one vector."""
     if layout is None:
         return clone(tree)
@@ -260,9 +264,9 @@ def _shape(context: Context) -> tuple[Any, ...]:
 
 
 def _key_of(term: Any) -> Hashable:
-    """Return what distinguishes a term of one fit from others, or None if it may hold anything.
+    """Return a key by which a term that a method passes to one fit can be recognised, or None if there is none.
 
-    A function is known by its code and by what it closes over, as long as these are methods and plain values.
+    Two functions are the same term if they have the same code and close over equal methods and plain values.
     """
     if term is None:
         return ()

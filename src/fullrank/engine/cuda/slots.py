@@ -1,4 +1,4 @@
-"""Several clients at a time in one process: each slot is a thread with its own site."""
+"""Slots, which run the jobs of several clients at a time in one process, each in a thread with its own site."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Done: TypeAlias = tuple["Slot", int, "Result | BaseException"]
 
 
 class Slot:
-    """A thread that does one job at a time, and remembers whose jobs it did."""
+    """A thread that runs one job at a time, and remembers the clients whose jobs it has run."""
 
     def __init__(self, do: Do, done: queue.SimpleQueue[Done], given_up: threading.Event):
         self.job: Job | None = None
@@ -29,8 +29,8 @@ class Slot:
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
 
-    def give(self, number: int, job: Job) -> None:
-        """Start a job."""
+    def start(self, number: int, job: Job) -> None:
+        """Start a job in the slot's thread."""
         self.job = job
         self.met.add(job.client)
         self._inbox.put((number, job))
@@ -46,17 +46,21 @@ class Slot:
             number, job = given
             try:
                 self._done.put((self, number, self._do(job)))
-            except BaseException as error:  # handed to the thread that waits for the result
+            except BaseException as error:  # raised again in the thread that waits for the result
                 self._done.put((self, number, error))
 
 
 class Slots:
-    """Runs jobs on several slots at once; results come in the order of the jobs."""
+    """Runs jobs on several slots at once, and yields their results in the order of the jobs.
 
-    def __init__(self, hands: Sequence[Do]):
+    Args:
+        functions: For each slot the function that runs a job.
+    """
+
+    def __init__(self, functions: Sequence[Do]):
         self._done: queue.SimpleQueue[Done] = queue.SimpleQueue()
         self._given_up = threading.Event()
-        self.slots = [Slot(do, self._done, self._given_up) for do in hands]
+        self.slots = [Slot(do, self._done, self._given_up) for do in functions]
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Yield the results in the order of the jobs."""
@@ -77,7 +81,7 @@ class Slots:
         return {number: result}
 
     def _empty(self) -> None:
-        """Stop the slots that still work, because their results are no longer wanted."""
+        """Stop all jobs that are still running, and discard their results."""
         self._given_up.set()
         while any(slot.job is not None for slot in self.slots):
             slot, _, result = self._done.get()
@@ -87,6 +91,6 @@ class Slots:
         self._given_up.clear()
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop all slots after their current jobs."""
         for slot in self.slots:
             slot.stop()

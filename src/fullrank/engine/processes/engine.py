@@ -1,4 +1,4 @@
-"""The processes engine trains clients in several processes at once and gives the same bits as `serial`."""
+"""The engine `processes`, which trains clients in several processes at once and gives the same bits as `serial`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ WAKE_SECONDS = 0.2
 
 
 class Processes(Engine):
-    """Hands jobs to worker processes: as many as `options.workers`, or one per core, and no more than clients."""
+    """An engine with worker processes: as many as `options.workers`, or one per core, and no more than clients."""
 
     def __init__(self, site: Site, options: EngineOptions):
         if site.device.type != "cpu":
@@ -59,7 +59,9 @@ class Processes(Engine):
             raise
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Start the jobs in order and yield their results in order, of which twice as many as workers wait at most."""
+        """Run the jobs and yield their results in order. At most twice as many results as there are workers are held
+        back.
+        """
         return run_in_order(jobs, self._alive, self._some)
 
     def _some(self) -> dict[int, Result]:
@@ -78,7 +80,7 @@ class Processes(Engine):
             self._replace(worker)
             if job is None:
                 return {}
-            result = Result(job.client, self.site.data.size(job.client), error=worker.obituary())
+            result = Result(job.client, self.site.data.size(job.client), error=worker.exit_error())
         worker.job = None
         return {number: result}
 
@@ -99,7 +101,7 @@ class Processes(Engine):
         return fresh
 
     def close(self) -> None:
-        """End the workers at once."""
+        """Stop the worker processes at once."""
         for worker in self._workers:
             worker.stop()
         self._selector.close()
@@ -133,7 +135,7 @@ class Processes(Engine):
 
 
 class _Worker:
-    """One worker process and the job that it runs."""
+    """A worker process, and the job that it is running."""
 
     def __init__(self, data: _SharedFile, hello: list[Any], threads: int):
         self.job: Job | None = None
@@ -160,15 +162,15 @@ class _Worker:
             self.wire.send_packed(self._hello)
             answer = self.wire.receive()
         except (EOFError, BrokenPipeError):
-            raise InputError(f"a worker process did not start: {self.obituary()}") from None
+            raise InputError(f"a worker process did not start: {self.exit_error()}") from None
         if isinstance(answer, RemoteError):
             raise InputError(
                 f"a worker process cannot load the model or method ({answer.kind}: {answer}); "
                 'move it into a module that can be imported, or take engine.name = "serial"'
             )
 
-    def give(self, number: int, job: Job) -> None:
-        """Start a job; the broadcast of a round is sent once per worker."""
+    def start(self, number: int, job: Job) -> None:
+        """Send a job to the worker process; the broadcast of a round is sent once per worker."""
         self.number, self.job = number, job
         try:
             if job.broadcast is not self._broadcast:
@@ -176,16 +178,16 @@ class _Worker:
                 self._broadcast = job.broadcast
             self.wire.send(("job", replace(job, broadcast={})))
         except BrokenPipeError:
-            self.process.wait()  # its end is found, and told, where its result is awaited
+            self.process.wait()  # the dead process is found where its result is awaited
 
-    def obituary(self) -> RemoteError:
+    def exit_error(self) -> RemoteError:
         """Return an error that says how the worker ended."""
         status = self.process.wait()
         how = f"signal {-status}" if status < 0 else f"status {status}"
         return RemoteError("WorkerDied", f"its worker process died ({how})", "")
 
     def stop(self) -> None:
-        """End the worker at once."""
+        """Stop the worker process at once."""
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -203,7 +205,7 @@ def _wait(pipe: IO[bytes], to_write: bool) -> None:
 
 @dataclass(frozen=True)
 class _Recipe:
-    """What a worker builds its site from."""
+    """Everything from which a worker process builds its site."""
 
     network: Network
     composition: Composition
@@ -227,7 +229,7 @@ class _Recipe:
 
 
 class _SharedFile:
-    """A file with the samples, which workers map: the data set's own, or one that exists while they run."""
+    """A file with the samples, which workers map into memory: the file of the data set, or a temporary one."""
 
     VARIABLE = "FULLRANK_WORKER_DATA"
 

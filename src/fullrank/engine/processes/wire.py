@@ -1,4 +1,4 @@
-"""Messages between this process and its own workers: pickles whose tensors travel as separate plain bytes.
+"""Messages between this process and its own workers: pickles whose tensors are sent as separate plain bytes.
 
 They carry live objects such as the network and the method. Between machines, `federated/codec.py` is used instead.
 """
@@ -21,7 +21,7 @@ Wait: TypeAlias = Callable[[IO[bytes], bool], None]
 
 
 class Wire:
-    """One end of a pair of pipes.
+    """One end of a connection by two pipes.
 
     With `wait` the pipes do not block. Where the other end is not ready, `wait` is called with the pipe and whether it
     is to be written to; it returns when the pipe may be ready, or raises an exception that ends the waiting.
@@ -40,7 +40,7 @@ class Wire:
         self.send_packed(pack(message))
 
     def send_packed(self, frames: list[Any]) -> None:
-        """Send what `pack` made of an object."""
+        """Send the frames that `pack` returned."""
         self._write(_LENGTH.pack(len(frames)))
         for frame in frames:
             self._write(_LENGTH.pack(frame.nbytes))

@@ -1,6 +1,6 @@
-"""A worker process does clients' jobs at its own site, and ends with the process that started it.
+"""The program of a worker process, which runs clients' jobs at its own site and ends with the process that started it.
 
-It starts here and never imports the user's main module, so a script needs no `__main__` guard.
+A worker starts here and never imports the user's main module, so a script needs no `__main__` guard.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import torch
 
 from fullrank.engine.allocator import keep_freed_memory
 from fullrank.engine.processes.wire import Wire, unpack
-from fullrank.errors import RemoteError, kind_of, said_by
+from fullrank.errors import RemoteError, kind_of, message_of
 from fullrank.federated.site import Result, Site
 from fullrank.local import interrupt
 
 
 def main() -> None:
-    """Serve jobs until the other end of the pipe is gone."""
+    """Run jobs until the parent closes the pipe."""
     interrupt.leave_to_parent()
     keep_freed_memory()
     wire = _pipes()
@@ -48,7 +48,7 @@ def _pipes() -> Wire:
     reader, writer = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    os.dup2(2, 1)  # what user code prints goes where the parent's errors go
+    os.dup2(2, 1)  # what the user's code prints goes to the parent's standard error
     return Wire(reader, writer)
 
 
@@ -79,4 +79,4 @@ def _sendable(result: Result) -> Result:
 
 
 def _remote(error: BaseException) -> RemoteError:
-    return RemoteError(kind_of(error), said_by(error), "".join(traceback.format_exception(error)))
+    return RemoteError(kind_of(error), message_of(error), "".join(traceback.format_exception(error)))

@@ -1,4 +1,4 @@
-"""Convert a network with branches into a plain one that computes the same function."""
+"""The conversion of networks with branches into plain ones that compute the same function."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def to_deploy(net: Module) -> Module:
 
 
 def collapse_(net: nn.Module, keep_scales: bool) -> None:
-    """Make every operator of a network plain in place; `keep_scales` gives the "repopt" mode."""
+    """Convert every operator of a network to its plain form in place. With `keep_scales` the result has the "repopt"
+    mode.
+    """
     for name, operator in operators(net):
         if operator.has_norms_in_branches:
             raise InputError(
@@ -67,7 +69,7 @@ def collapse_(net: nn.Module, keep_scales: bool) -> None:
             raise InputError(f'"{name}" has no scales to keep; build the network with mode = "csla" or "hs"')
         operator.become_plain_(operator.sum_of_branches()[0])
         if keep_scales:
-            operator.imagine_(scales["kernel"], scales.get("pointwise"), identity)
+            operator.register_scales_(scales["kernel"], scales.get("pointwise"), identity)
     if isinstance(net, Net):
         net.made_for = MADE_FOR if keep_scales else ""
 

@@ -1,4 +1,4 @@
-"""Build a re-parameterisable network in a given mode."""
+"""The modes of re-parameterisable networks."""
 
 from __future__ import annotations
 

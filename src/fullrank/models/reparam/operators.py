@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 Mode: TypeAlias = Literal["tr", "inf", "csla", "hs", "repopt"]
-"""How a network trains: with BatchNorm in each branch ("tr"), as one plain convolution ("inf"), with constant scales
-behind its branches ("csla"), with trained ones ("hs"), or plain with the constant scales in its gradient ("repopt")."""
+"""The way in which a network trains: with BatchNorm in each branch ("tr"), as one plain convolution ("inf"), with
+constant scales behind its branches ("csla"), with trained ones ("hs"), or plain with the constant scales in its
+gradient ("repopt")."""
 
 TAILS: tuple[str, ...] = ("tr", "csla", "hs")
 """The modes that have branches."""
@@ -48,7 +49,7 @@ class Branch(nn.Module):
         self.tail = tail
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the branch adds to the sum."""
+        """Return the term that the branch adds to the sum."""
         out: Tensor = x if self.conv is None else self.conv(x)
         return out if self.tail is None else self.tail(out)
 
@@ -72,7 +73,9 @@ class Branch(nn.Module):
 
 
 class FrozenScales(nn.Module):
-    """The constant scales of the branches that a plain convolution stands for: entries sent once and never trained."""
+    """The constant scales of the branches that a plain convolution stands for. They are sent to a client once and never
+    trained.
+    """
 
     def __init__(self, kernel: Tensor, pointwise: Tensor | None):
         super().__init__()
@@ -140,7 +143,7 @@ class RepConv(nn.Module):
 
     @property
     def branches(self) -> dict[str, Branch]:
-        """The existing branches by name."""
+        """The branches of the block that exist, by name."""
         found = {"kernel": self.kernel, "pointwise": self.pointwise, "identity": self.identity}
         return {name: branch for name, branch in found.items() if branch is not None}
 
@@ -151,7 +154,7 @@ class RepConv(nn.Module):
 
     @property
     def plain(self) -> nn.Conv2d:
-        """The 3×3 convolution."""
+        """The single 3×3 convolution of a plain block."""
         assert self.kernel.conv is not None
         return self.kernel.conv
 
@@ -167,7 +170,7 @@ class RepConv(nn.Module):
         return kernel, bias
 
     def scales_by_branch(self) -> dict[str, Tensor]:
-        """Return the scales by branch."""
+        """Return the scales of the block by branch."""
         return {name: branch.tail.weight for name, branch in self.branches.items() if isinstance(branch.tail, Scale)}
 
     def become_plain_(self, kernel: Tensor, bias: Tensor | None = None) -> None:
@@ -183,7 +186,7 @@ class RepConv(nn.Module):
             if hasattr(self, name):
                 delattr(self, name)
 
-    def imagine_(self, kernel: Tensor, pointwise: Tensor | None, identity: bool) -> None:
+    def register_scales_(self, kernel: Tensor, pointwise: Tensor | None, identity: bool) -> None:
         """Register the scales of the branches that the plain convolution stands for."""
         self.add_module(SCALES[identity], FrozenScales(kernel, pointwise))
 

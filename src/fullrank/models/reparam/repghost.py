@@ -57,8 +57,12 @@ class GhostModule(nn.Module):
         return out
 
 
-class SqueezeExcite(nn.Module):
-    """Multiply each channel by a number in [0, 1] that two dense layers compute from the means of all channels."""
+class HardSqueezeExcite(nn.Module):
+    """Squeeze-and-excitation with a hard sigmoid, which multiplies each channel by a number that depends on all
+    channels.
+
+    Two dense layers compute the numbers, between 0 and 1, from the means of the channels.
+    """
 
     def __init__(self, width: int):
         super().__init__()
@@ -100,7 +104,7 @@ class Bottleneck(nn.Module):
         first, second = (1.0, 1.0) if place is None else (math.sqrt(2 / (2 * place)), math.sqrt(2 / (2 * place + 1)))
         self.ghost1 = GhostModule(in_width, inner, mode, first, relu=True)
         self.depthwise = conv_bn(inner, inner, kernel, stride, groups=inner) if stride > 1 else nn.Identity()
-        self.excite = SqueezeExcite(inner) if excite else nn.Identity()
+        self.excite = HardSqueezeExcite(inner) if excite else nn.Identity()
         self.ghost2 = GhostModule(inner, width, mode, second, relu=False)
         self.shortcut: nn.Module = nn.Identity()
         if stride > 1 or in_width != width:

@@ -77,7 +77,7 @@ def shipped(name: str, model: str) -> Path:
 
 @torch.no_grad()
 def set_scales_(net: nn.Module, given: Mapping[str, Tensor], model: str, identity: bool) -> None:
-    """Put scales behind the branches of a network; those of identity branches only if `identity`."""
+    """Write scales into the branches of a network, into identity branches only with `identity`."""
     wanted = scales_of(net)
     if problem := _misfit(given, wanted):
         raise InputError(f"model.scales does not fit {model}: {problem}")

@@ -15,7 +15,11 @@ from fullrank.theory.disjoint import CENTRES, OPTIMAL, PRINTED, RADIUS, disjoint
 
 
 def draw_disjoint(path: str | Path) -> None:
-    """Draw the discs, the right and the printed optimal weights, and the average over clients with two classes."""
+    """Draw the discs, the right and the printed optimal weights, and the average over clients with two classes.
+
+    Args:
+        path: The file, whose suffix is the format.
+    """
     found = disjoint_example()
     right = rf"optimal $w^*$: {found.angle:.0f}° from $\hat w$"
     printed = rf"$w^*$ as printed: {found.printed_angle:.0f}° from $\hat w$"
@@ -30,8 +34,8 @@ def draw_disjoint(path: str | Path) -> None:
         axes = figure.subplots()
         for c, (x, y) in enumerate(CENTRES):
             axes.add_patch(Circle((x, y), RADIUS, facecolor="#E4E4E4", edgecolor=GREY, linewidth=0.8))
-            beside: dict[str, Any] = {"ha": "right" if c else "left", "va": "center", "fontsize": 7}
-            axes.text(x + (-1 if c else 1) * (RADIUS + 0.1), y, f"class {c + 1}", **beside)
+            text_style: dict[str, Any] = {"ha": "right" if c else "left", "va": "center", "fontsize": 7}
+            axes.text(x + (-1 if c else 1) * (RADIUS + 0.1), y, f"class {c + 1}", **text_style)
         for label, (W, colour, style) in arrows.items():
             for c, (x, y) in enumerate(W / np.linalg.norm(W, axis=1, keepdims=True)):
                 axes.plot([0, x], [0, y], color=colour, linestyle=style, label=label if c == 0 else None)
@@ -47,7 +51,13 @@ def draw_disjoint(path: str | Path) -> None:
 
 
 def draw_bound(path: str | Path, p: float = 0.25, rounds: int = 8) -> None:
-    """Draw FedMR's bound over rounds, for several shares p̂ and margins δ."""
+    """Draw FedMR's bound over rounds, for several shares p̂ and margins δ.
+
+    Args:
+        path: The file, whose suffix is the format.
+        p: The share p of the old error that is kept.
+        rounds: The number of rounds.
+    """
     t = np.arange(rounds + 1)
     colours = {0.0: GREY, 0.25: ORANGE, 0.5: BLUE, 0.75: GREEN}
     with drawing(path, 2.2) as figure:

@@ -14,7 +14,12 @@ from fullrank.theory.theorem import Rates
 
 
 def draw_theorem(found: Mapping[int, Sequence[Rates]], path: str | Path) -> None:
-    """Draw the predictions of both forms of Theorem 1, by depth, against the exact speeds of singular values."""
+    """Draw the predictions of both forms of Theorem 1, by depth, against the exact speeds of singular values.
+
+    Args:
+        found: The speeds of several examples for each depth.
+        path: The file, whose suffix is the format.
+    """
     markers = {1: ("o", BLUE), 2: ("^", ORANGE), 3: ("s", VERMILLION)}
     titles = {"formal": "appendix: product\noutside the root", "printed": "main text: product\nunder the root"}
     with drawing(path, 2.2) as figure:
@@ -44,7 +49,12 @@ def draw_theorem(found: Mapping[int, Sequence[Rates]], path: str | Path) -> None
 
 
 def draw_growth(found: Mapping[str, Growth], path: str | Path) -> None:
-    """Draw singular values of Π over time, one panel for each division of the classes."""
+    """Draw the singular values of Π over time, with one panel for each division of the classes.
+
+    Args:
+        found: The growth for each division, by its name.
+        path: The file, whose suffix is the format.
+    """
     with drawing(path, 2.0) as figure:
         panels = np.atleast_1d(figure.subplots(1, len(found), sharex=True, sharey=True))
         for axes, (name, grown) in zip(panels, found.items(), strict=True):
@@ -60,7 +70,12 @@ def draw_growth(found: Mapping[str, Growth], path: str | Path) -> None:
 
 
 def draw_alignment(found: Mapping[int, NDArray[np.float64]], path: str | Path) -> None:
-    """Draw ICLR Fig. 6: |u_kᵀ v_k'| as pixels, dark for 1, one panel per epoch."""
+    """Draw ICLR Fig. 6: |u_kᵀ v_k'| as pixels, dark for 1, with one panel per epoch.
+
+    Args:
+        found: A (C, C) matrix for each epoch, as `alignment` returns them.
+        path: The file, whose suffix is the format.
+    """
     rows = -(-len(found) // 2)
     with drawing(path, 0.5 + 1.25 * rows) as figure:
         panels = figure.subplots(rows, min(2, len(found)), sharex=True, sharey=True, squeeze=False)

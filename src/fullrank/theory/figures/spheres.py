@@ -17,15 +17,20 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 View = tuple[float, float]
-"""Elevation and azimuth from which a sphere is seen, in radians."""
+"""The elevation and the azimuth from which a sphere is seen, in radians."""
 OBLIQUE: View = (float(np.radians(25)), float(np.radians(35)))
-"""The view of points that are on no side more than on others."""
+"""The view from which points are drawn that are spread over all sides."""
 ONE_SIDED = 0.1
-"""The least length of the mean point with which the points count as being on one side."""
+"""The smallest length of the mean point for which the points count as being on one side."""
 
 
 def draw_toy_sphere(panels: Sequence[Sphere], path: str | Path) -> None:
-    """Draw FedMR Fig. 1(c), two panels per row."""
+    """Draw FedMR Fig. 1(c), with two panels per row.
+
+    Args:
+        panels: The panels, as `toy_sphere` returns them.
+        path: The file, whose suffix is the format.
+    """
     rows = -(-len(panels) // 2)
     with drawing(path, 0.25 + 1.85 * rows) as figure:
         places = figure.subplots(rows, 2, squeeze=False)
@@ -38,7 +43,12 @@ def draw_toy_sphere(panels: Sequence[Sphere], path: str | Path) -> None:
 
 
 def draw_unit_sphere(found: UnitSphere, path: str | Path) -> None:
-    """Draw FedDecorr's Fig. 1: the clients' classes, and the three global models."""
+    """Draw FedDecorr's Fig. 1: the clients' classes, and the three global models.
+
+    Args:
+        found: The numbers, as `unit_sphere` returns them.
+        path: The file, whose suffix is the format.
+    """
     with drawing(path, 4.1) as figure:
         places = figure.subplots(2, 2)
         _draw_counts(places[0, 0], found.counts)
@@ -105,7 +115,7 @@ def view_of(points: NDArray[np.float64]) -> View:
 def seen(
     points: NDArray[np.float64], view: View
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return the coordinates of points to the right, upwards and towards the viewer."""
+    """Return the coordinates of points as they are seen: to the right, upwards, and towards the viewer."""
     x, y, z = points.T
     (sine, sideways), (cosine, forward) = np.sin(view), np.cos(view)
     ahead = forward * x + sideways * y
