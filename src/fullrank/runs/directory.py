@@ -166,6 +166,11 @@ MESSAGES: dict[str, dict[Status, str]] = {
         Status.BEFORE_END: _STOPPED,
         Status.CUT: _NO_MODEL,
     },
+    "predict": {
+        **_LOST,
+        Status.UNSAVED: 'no round of the run in "{path}" is saved, so it has no model that can predict',
+        Status.CUT: _NO_MODEL,
+    },
     "read the model": dict.fromkeys((Status.NUMBERS_ONLY, Status.ROWS_ONLY, Status.UNSAVED, Status.CUT), _NO_MODEL),
     "compare": dict.fromkeys((status for status in Status if not status.finished), _NOT_COMPLETE),
 }
