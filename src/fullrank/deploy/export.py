@@ -32,6 +32,7 @@ from fullrank.plugins import GIVEN, reject_untrusted
 from fullrank.randomness import seeded
 from fullrank.runs.directory import read_json
 from fullrank.runs.network import apply_method
+from fullrank.runs.prediction import note_on
 from fullrank.runs.result import Run, check_model, chosen_model, run_at
 
 DESCRIPTION = "model.json"
@@ -245,7 +246,7 @@ def _facts(run: Run, client: int | None, stage: Stage | None, plain: nn.Module, 
         },
         "output": "logits",
         "method": {"name": experiment.method.name, **experiment.method.tables},
-        "note": _note(assembly.composition) if client is not None else "",
+        "note": note_on(assembly.composition) if client is not None else "",
         "client": client,
         "stage": run.stage_of(stage) if client is not None else None,
         "accuracy": score.get("final", score.get("last")),
@@ -256,14 +257,6 @@ def _facts(run: Run, client: int | None, stage: Stage | None, plain: nn.Module, 
         "weights": _hash_of(plain),
         "versions": {"fullrank": __version__, "torch": str(torch.__version__), "python": platform.python_version()},
     }
-
-
-def _note(composition: Composition) -> str:
-    """Return a note if clients predict with more than the exported model and no `personalise` hook adds that to it."""
-    predicting = composition.defined("predict")
-    if not predicting or composition.defined("personalise"):
-        return ""
-    return f"{predicting[0].name} lets a client predict by more than these logits"
 
 
 def _hash_of(module: nn.Module) -> str:

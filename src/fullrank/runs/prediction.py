@@ -15,6 +15,7 @@ from fullrank.data.sources.memory import as_tensor, channels_first
 from fullrank.engine.machine import threads
 from fullrank.errors import InputError
 from fullrank.federated.site import Stage
+from fullrank.methods import Composition
 from fullrank.metrics.evaluate import at_once
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Predictor:
     classes: tuple[str, ...]
     threads: int
     """The number of threads of torch's operations."""
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, run: Run, client: int | None = None, stage: Stage | None = None) -> Predictor:
@@ -54,12 +56,8 @@ class Predictor:
             data.train.x.dtype,
             data.classes,
             run.experiment.engine.threads,
+            (note,) if client is not None and (note := note_on(parts.composition)) else (),
         )
-
-    @property
-    def takes_images(self) -> bool:
-        """Whether samples are 8-bit images, grey or in colour, so that image files can be read for the model."""
-        return self.stored == torch.uint8 and len(self.shape) == 3 and self.shape[0] in (1, 3)
 
     def __call__(self, x: object) -> Tensor:
         """Return the probability of each class, (N, C), for samples (N, ...)."""
@@ -103,6 +101,14 @@ class Predictor:
         return (is_integer(dtype) and is_integer(self.stored)) or (
             dtype.is_floating_point and self.stored.is_floating_point
         )
+
+
+def note_on(composition: Composition) -> str:
+    """Return a note if clients predict with more than their module and no `personalise` hook adds that to it."""
+    predicting = composition.defined("predict")
+    if not predicting or composition.defined("personalise"):
+        return ""
+    return f"{predicting[0].name} lets a client predict by more than these logits"
 
 
 def _name(dtype: torch.dtype) -> str:
