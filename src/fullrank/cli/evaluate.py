@@ -15,7 +15,7 @@ from fullrank.federated.site import Stage
 from fullrank.files import writable
 from fullrank.metrics.bootstrap import LEVEL, RESAMPLES, Interval
 from fullrank.metrics.measures import Metric
-from fullrank.report.evaluate import PARTS, Evaluated, Measured, Part, evaluate_run
+from fullrank.report.evaluate import PARTS, Evaluated, Measured, evaluate_run
 from fullrank.runs.display import STAGES
 from fullrank.runs.result import run_at
 
@@ -62,7 +62,7 @@ def evaluate_command(
         run_at(run, trust, "" if data else root),
         data,
         root,
-        part=cast(Part, part),
+        part=part,
         client=client,
         stage=cast(Stage | None, stage),
         metrics=names,

@@ -72,7 +72,7 @@ class Predictor:
     def _batches(self, x: Tensor) -> Iterator[Tensor]:
         some = next(self.module.parameters(), x)
         dtype = some.dtype if some.is_floating_point() else torch.get_default_dtype()
-        for part in x.split(at_once(some.device)):
+        for part in torch.split(x, at_once(some.device)):
             yield self.prepare(part.to(some.device), None, dtype)
 
     def _checked(self, x: Tensor) -> Tensor:
