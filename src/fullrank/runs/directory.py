@@ -39,6 +39,7 @@ CHECKPOINT_FILE = re.compile(r"\d+\.json|(server|clients)-\d+\.safetensors|\..*\
 BEFORE_THE_START = (
     "checkpoints",
     "log.txt",
+    "start.safetensors",
     "partition.safetensors",
     "partition.json",
     "environment.json",
