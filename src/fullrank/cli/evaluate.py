@@ -27,7 +27,7 @@ ROW_NAMES, COLUMN = 20, 24
 def evaluate_command(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run directory.")],
     data: Annotated[
-        str, typer.Argument(metavar="DATA", help="Data set, by name or path. By default that of the run.")
+        str, typer.Argument(metavar="DATA", help="Data set or folder of images. By default the data of the run.")
     ] = "",
     part: Annotated[
         str, typer.Option("--part", metavar="PART", help=f"Samples to evaluate on: {', '.join(PARTS)}.")
@@ -46,7 +46,8 @@ def evaluate_command(
 ) -> None:
     """Evaluate the model of a run on a data set, with 95 % bootstrap intervals.
 
-    DATA is a data set by name or path, as data.name takes it. Samples are prepared as in the run, images of another
+    DATA is a data set by name or path, as data.name takes it, or a folder of images, as data.root takes it. Of data
+    without a test split, a part is split off as for a run; --part all takes all samples. Samples are prepared as in the run, images of another
     size are resized, and classes are matched by their names. Where the data come in domains or from natural clients,
     the metrics are printed for each of these sites too.
 

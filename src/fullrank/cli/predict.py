@@ -60,7 +60,6 @@ def predict_command(
         unreadable=cast(Literal["stop", "skip"], unreadable),
         trust=trust,
         root=root,
-        progress=_shown_progress() if sys.stderr.isatty() else lambda done, number: None,
     )
     if out is not None:
         found.write(out)
@@ -86,10 +85,3 @@ def _facts(found: Predictions, out: str | None) -> dict[str, Any]:
         rows = zip(found.names, found.labels, found.probabilities.tolist(), strict=True)
         facts["predictions"] = [{found.kind: name, "label": label, "probabilities": row} for name, label, row in rows]
     return facts
-
-
-def _shown_progress() -> Any:
-    def show(done: int, number: int) -> None:
-        print(f"\r{done} of {number} images", end="" if done < number else "\n", file=sys.stderr, flush=True)
-
-    return show

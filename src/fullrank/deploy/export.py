@@ -277,10 +277,12 @@ def _input_facts(run: Run, inputs: Inputs) -> dict[str, Any]:
     data = run._data_facts()
     stored: torch.dtype = getattr(torch, data["dtype"])
     taken = torch.uint8 if stored == torch.uint8 and inputs == "raw" else _prepared_dtype(stored)
+    shape = data["input_shape"]
     facts = {
         "takes": inputs,
         "dtype": str(taken).removeprefix("torch."),
-        "shape": data["input_shape"],
+        "shape": shape if inputs == "raw" else list(run._without_data().federation.pipeline.shape(shape)),
+        "cropped_to": data.get("crop"),
         "channels": run._without_data().federation.data.in_channels,
         "resized_to": run.experiment.data.size or None,
         "stored_as": data["dtype"],
@@ -303,6 +305,7 @@ def _hash_of(module: nn.Module) -> str:
 def _rebuilt(facts: Mapping[str, Any]) -> nn.Module:
     """Build a module like the exported one from model.json, without loading its entries."""
     model, shape, seed = facts["model"], facts["input"]["shape"], facts["seed"]
+    shape = [*shape[:-2], *(facts["input"].get("cropped_to") or shape[-2:])]
     tables = dict(facts["method"])
     example = torch.zeros(2, *shape, dtype=_prepared_dtype(getattr(torch, facts["input"]["stored_as"])))
     with seeded(seed, "model"):

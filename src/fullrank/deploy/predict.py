@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -83,7 +83,6 @@ def predict(
     unreadable: Literal["stop", "skip"] = "stop",
     trust: bool = False,
     root: str | Path = "",
-    progress: Callable[[int, int], None] = lambda done, number: None,
 ) -> Predictions:
     """Predict the classes of images or arrays with a run's model.
 
@@ -97,7 +96,6 @@ def predict(
         unreadable: Whether image files that cannot be read are an error or are left out.
         trust: Whether code outside the library that a run's directory names may be imported, which runs it.
         root: The folder of the run's data, if not the one of the run; only a client's own model may need them.
-        progress: Called with the number of files that have been read and of all files.
 
     Raises:
         InputError: If there is no such model, or if samples do not fit it.
@@ -115,8 +113,8 @@ def predict(
     if arrays:
         return _of_array(Predictor.of(run, client, stage), arrays[0])
     shape = _image_shape(run)
-    files = image_files(given, shape)
-    return _of_files(Predictor.of(run, client, stage), files, unreadable, progress)
+    files = image_files(given, shape, run.experiment.data.size)
+    return _of_files(Predictor.of(run, client, stage), files, unreadable)
 
 
 def reject_others(file: Path) -> None:
@@ -158,16 +156,13 @@ def _of_array(predictor: Predictor, file: Path) -> Predictions:
     return Predictions("index", numbers, predictor.classes, probabilities, {}, predictor.notes)
 
 
-def _of_files(
-    predictor: Predictor, files: ImageFiles, unreadable: str, progress: Callable[[int, int], None]
-) -> Predictions:
+def _of_files(predictor: Predictor, files: ImageFiles, unreadable: str) -> Predictions:
     names: list[str] = []
     found: list[Tensor] = [torch.empty(0, len(predictor.classes))]
     for some, images in files.read():
         names += some
         if not files.unreadable or unreadable == "skip":
             found.append(predictor(images))
-        progress(len(names) + len(files.unreadable), len(files.files))
     if files.unreadable and (unreadable == "stop" or not names):
         number = len(files.unreadable)
         advice = "; repair them, or leave them out with --unreadable skip (unreadable=)" if names else ""

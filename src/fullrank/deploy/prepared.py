@@ -16,18 +16,27 @@ INPUTS: tuple[Inputs, ...] = ("raw", "prepared")
 
 
 class WithPreparation(nn.Module):
-    """A model and the preparation of its inputs: division by 255 (uint8 only) and normalisation.
+    """A model and the preparation of its inputs: the window in the middle, division by 255 (uint8 only), normalisation.
 
     >>> model = WithPreparation(nn.Flatten(), torch.uint8, mean=[0.5], std=[0.25])
     >>> model(torch.tensor([[[[0, 255]]]], dtype=torch.uint8))
     tensor([[-2.,  2.]])
     """
 
-    def __init__(self, model: nn.Module, dtype: torch.dtype, mean: Sequence[float] | None, std: Sequence[float] | None):
+    def __init__(
+        self,
+        model: nn.Module,
+        dtype: torch.dtype,
+        mean: Sequence[float] | None,
+        std: Sequence[float] | None,
+        crop: Sequence[int] | None = None,
+    ):
         super().__init__()
         self.model = model
         self.dtype = dtype
         """The dtype of the samples."""
+        self.crop = crop
+        """Height and width of the window in the middle of an image that the model sees, if that is not all of it."""
         for name, numbers in (("mean", mean), ("std", std)):
             constant = None if numbers is None else torch.tensor(numbers, dtype=torch.float32)[:, None, None]
             self.register_buffer(name, constant, persistent=False)
@@ -35,7 +44,7 @@ class WithPreparation(nn.Module):
     @classmethod
     def described(cls, model: nn.Module, facts: Mapping[str, Any]) -> WithPreparation:
         """Return the model with the preparation that the table "input" of a model.json describes."""
-        return cls(model, getattr(torch, facts["dtype"]), facts["mean"], facts["std"])
+        return cls(model, getattr(torch, facts["dtype"]), facts["mean"], facts["std"], facts["cropped_to"])
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the scores of the classes (N, C) for samples (N, ...)."""
@@ -43,6 +52,9 @@ class WithPreparation(nn.Module):
             name, given = (str(dtype).removeprefix("torch.") for dtype in (self.dtype, x.dtype))
             pixels = " with values 0 to 255" if self.dtype == torch.uint8 else ""
             raise InputError(f"the model takes {name}{pixels} and normalises them itself, but x is {given}")
+        if self.crop is not None:
+            top, left = (x.shape[2] - self.crop[0]) // 2, (x.shape[3] - self.crop[1]) // 2
+            x = x[:, :, top : top + self.crop[0], left : left + self.crop[1]]
         if x.dtype == torch.uint8:
             x = x.to(torch.float32) / 255
         if isinstance(self.mean, Tensor) and isinstance(self.std, Tensor):
@@ -62,7 +74,8 @@ def description(facts: Mapping[str, Any]) -> str:
     if facts["takes"] == "raw" and facts["dtype"] == "uint8":
         return f"8-bit images {shape} with values 0 to 255 in uint8, for any N; the model normalises them itself"
     what = f"{facts['dtype']} samples {shape} for any N"
-    steps = ["divided by 255"] if facts["divide_by"] != 1 else []
+    steps = [f"cropped to {facts['cropped_to']} in the middle"] if facts["cropped_to"] else []
+    steps += ["divided by 255"] if facts["divide_by"] != 1 else []
     steps += [f"normalised per channel by mean {facts['mean']} and std {facts['std']}"] if facts["mean"] else []
     if facts["takes"] == "raw":
         return f"{what}, as the training data had them" + ("; the model normalises them itself" if steps else "")

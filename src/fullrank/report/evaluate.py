@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fullrank.data import DataSet, Split, load_dataset
+from fullrank.data.sources.registry import DATA_SETS
 from fullrank.data.sources.unlabelled import as_trained
 from fullrank.errors import InputError
 from fullrank.federated.site import Stage
@@ -101,7 +103,7 @@ def evaluate_run(
 
     Args:
         run: The run.
-        data: A data set, as `load_dataset` takes it; by default the data of the run.
+        data: A data set, as `load_dataset` takes it, or a folder of images; by default the data of the run.
         root: The folder of the data set.
         part: The split whose samples are used, or "all".
         client: The number of a client, to evaluate the client's own model in place of the global one.
@@ -118,6 +120,8 @@ def evaluate_run(
     find_metrics(metrics)  # rejects unknown names before the work is done
     predictor = Predictor.of(run, client, stage)
     asked = tuple(find_metrics([*ALWAYS, *run.experiment.evaluate.metrics, *metrics]))
+    if data not in DATA_SETS.own and Path(data).is_dir() and data:
+        data, root = "folder", data
     loaded = (
         load_dataset(data, root, seed=run.experiment.seed, size=run.experiment.data.size)
         if data

@@ -26,7 +26,7 @@ def federation_facts(federation: Federation) -> dict[str, Any]:
 
 def data_facts(federation: Federation) -> dict[str, Any]:
     """Return what is recorded about the data: enough to build the network and to prepare inputs without them."""
-    data, statistics = federation.data, federation.pipeline.statistics
+    data, statistics, crop = federation.data, federation.pipeline.statistics, federation.pipeline.crop
     return {
         "name": data.name,
         "fingerprint": data.fingerprint(),
@@ -38,6 +38,8 @@ def data_facts(federation: Federation) -> dict[str, Any]:
         "mean": list(statistics[0]) if statistics else None,
         "std": list(statistics[1]) if statistics else None,
         "augment": list(data.augment),
+        "crop": list(crop) if crop else None,
+        "unreadable": list(data.unreadable),
     }
 
 

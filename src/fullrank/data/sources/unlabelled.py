@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fullrank.data.augment.resize import resize
+from fullrank.data.sources.decode import Pixels
+from fullrank.data.sources.decoders import decoded
+from fullrank.data.sources.folder import SUFFIXES
+from fullrank.data.sources.images import FEW_FILES, cores, middle, reject_missing_pillow
+from fullrank.data.sources.listing import visible
 from fullrank.data.sources.memory import as_tensor
 from fullrank.data.sources.npz import opened_npz, read_array
+from fullrank.data.sources.progress import report
 from fullrank.errors import InputError
 
-IMAGES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"})
-"""Suffixes of the files in a folder that are taken for images."""
 ARRAYS = ("x", "x_test", "x_train")
 """Arrays of an `.npz` that hold samples, of which the first that is there is taken."""
-AT_ONCE = 256
+AT_ONCE = 128
 """The number of images that are decoded at a time."""
 
 
@@ -28,8 +30,8 @@ AT_ONCE = 256
 class ImageFiles:
     """Image files that are decoded a few at a time, in the shape of the images with which a model was trained.
 
-    Images of another size are resized to the trained height and width, and grey and colour images are converted into
-    each other; `changed` counts them.
+    They are resized by the rule of the training data, and those that have another shape then to the trained height and
+    width; grey and colour images are converted into each other. `changed` counts the latter two.
     """
 
     files: Sequence[Path]
@@ -37,6 +39,8 @@ class ImageFiles:
     """What each file is called, relative to the folder that was named."""
     shape: tuple[int, ...]
     """Channels, height and width of the model's images."""
+    size: int | Sequence[int] = 0
+    """The key `data.size` of the training data."""
     ignored: Sequence[str] = ()
     """Names of files in the folders that are no images."""
     unreadable: dict[str, str] = field(default_factory=dict)
@@ -46,39 +50,44 @@ class ImageFiles:
 
     def read(self) -> Iterator[tuple[list[str], Tensor]]:
         """Yield names and images (N, C, H, W) of the files that can be read, some at a time."""
-        for start in range(0, len(self.files), AT_ONCE):
+        starts = range(0, len(self.files), AT_ONCE)
+        chunks = ([str(file) for file in self.files[start : start + AT_ONCE]] for start in starts)
+        processes = 1 if len(self.files) <= FEW_FILES else min(cores(), len(starts))
+        for start, found in zip(starts, decoded(chunks, self.size, processes), strict=True):
             names: list[str] = []
             images: list[Tensor] = []
-            for name, file in zip(
-                self.names[start : start + AT_ONCE], self.files[start : start + AT_ONCE], strict=True
-            ):
-                try:
-                    images.append(self._fitted(decoded(file)))
+            for name, pixels in zip(self.names[start : start + AT_ONCE], found, strict=True):
+                if isinstance(pixels, str):
+                    self.unreadable[name] = pixels
+                else:
                     names.append(name)
-                except InputError as error:
-                    self.unreadable[name] = str(error)
+                    images.append(self._fitted(pixels))
+            report("decoding images", start + len(found), len(self.files))
             if images:
                 yield names, torch.stack(images)
 
-    def _fitted(self, image: Tensor) -> Tensor:
-        fitted, changes = as_trained(image[None], self.shape)
+    def _fitted(self, pixels: Pixels) -> Tensor:
+        side = self.size
+        if isinstance(side, int) and side and tuple(self.shape[1:]) == (side, side):
+            pixels = middle(pixels, side)
+        fitted, changes = as_trained(torch.from_numpy(pixels.copy())[None], self.shape)
         for change in changes:
             self.changed[change] = self.changed.get(change, 0) + 1
         return fitted[0]
 
 
-def image_files(given: Sequence[str | Path], shape: tuple[int, ...]) -> ImageFiles:
+def image_files(given: Sequence[str | Path], shape: tuple[int, ...], size: int | Sequence[int] = 0) -> ImageFiles:
     """Return the image files among files and folders, in order of their names.
 
     Args:
         given: Image files, and folders that are searched for images at any depth.
         shape: Channels, height and width of the images that are wanted.
+        size: The key `data.size` of the training data.
 
     Raises:
         InputError: If a path does not exist, a folder has no images, or Pillow is missing.
     """
-    if importlib.util.find_spec("PIL") is None:
-        raise InputError("image files are read with Pillow, which is missing: pip install 'fullrank[images]'")
+    reject_missing_pillow()
     files: list[Path] = []
     names: list[str] = []
     ignored: list[str] = []
@@ -89,15 +98,24 @@ def image_files(given: Sequence[str | Path], shape: tuple[int, ...]) -> ImageFil
             files.append(one)
             names.append(one.as_posix())
             continue
-        there = sorted(path for path in one.rglob("*") if path.is_file() and not _hidden(path.relative_to(one)))
+        there = list(_files_in(one))
         start = one if len(given) == 1 else Path()
-        found = [path for path in there if path.suffix.lower() in IMAGES]
+        found = [path for path in there if path.suffix.lower() in SUFFIXES]
         if not found:
-            raise InputError(f'the folder "{one}" has no images ({", ".join(sorted(IMAGES))}) at any depth')
+            raise InputError(f'the folder "{one}" has no images at any depth ({", ".join(SUFFIXES)})')
         files += found
         names += [path.relative_to(start).as_posix() for path in found]
-        ignored += [path.relative_to(start).as_posix() for path in there if path.suffix.lower() not in IMAGES]
-    return ImageFiles(files, names, shape, ignored)
+        ignored += [path.relative_to(start).as_posix() for path in there if path.suffix.lower() not in SUFFIXES]
+    return ImageFiles(files, names, shape, size, ignored)
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    """Yield the files in a folder at any depth, without those that are hidden; links to folders are not followed."""
+    folders, files = visible(folder)
+    yield from (folder / name for name in files)
+    for name in folders:
+        if not (folder / name).is_symlink():
+            yield from _files_in(folder / name)
 
 
 def array_in(path: Path) -> tuple[str, Tensor]:
@@ -132,26 +150,6 @@ def as_trained(images: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, tuple[st
     return images, tuple(done)
 
 
-def decoded(path: Path) -> Tensor:
-    """Return the image of a file, (1, H, W) in grey or (3, H, W) in colour.
-
-    Raises:
-        InputError: If it cannot be read; the message is a clause.
-    """
-    from PIL import Image
-
-    try:
-        with Image.open(path) as image:
-            pixels = np.array(image.convert("L" if image.mode in ("1", "L", "LA") else "RGB"))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise InputError(" ".join(str(error).split())) from None
-    return torch.from_numpy(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1).copy())
-
-
 def _grey(images: Tensor) -> Tensor:
     red, green, blue = images.int().unbind(1)
     return ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16).to(torch.uint8)[:, None]
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
