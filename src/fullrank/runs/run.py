@@ -213,8 +213,9 @@ def _run_rounds(
 
 
 def _start_report(assembly: Assembly) -> list[str]:
-    """Return what of `model.start` fitted, before round 1."""
-    return [assembly.start.text()] if assembly.start is not None and assembly.server.round == 0 else []
+    """Return what of `model.start` fitted, before round 1; without `start_partial` everything did."""
+    asked = assembly.start is not None and assembly.experiment.model.start_partial and assembly.server.round == 0
+    return [assembly.start.text()] if asked and assembly.start is not None else []
 
 
 def all_callbacks(watching: Callbacks, assembly: Assembly, directory: RunDirectory | None, prober: Prober) -> Callbacks:
