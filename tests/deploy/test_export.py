@@ -219,6 +219,95 @@ def test_the_opset_is_the_one_that_is_told(finished, tmp_path):
     assert onnx.load(tmp_path / "model.onnx").opset_import[0].version == facts["opset"]
 
 
+# What models take
+
+
+DESCRIBED = {
+    "raw": "8-bit images (N, 1, 8, 8) with values 0 to 255 in uint8, for any N; the model normalises them itself",
+    "prepared": "float32 samples (N, 1, 8, 8) for any N, divided by 255 and normalised per channel by mean [0.306] and "
+    "std [0.3762] by the program",
+}
+
+
+@onnx
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_every_format_rejects_another_dtype_than_it_takes(finished, tmp_path):
+    import onnxruntime
+
+    export_run(finished, tmp_path, ["safetensors", "onnx", "torch"])
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    assert session.get_inputs()[0].type == "tensor(uint8)"
+    x = raw(finished).float()
+    with pytest.raises(Exception, match="Unexpected input data type"):
+        session.run(None, {"x": x.numpy()})
+    with pytest.raises(RuntimeError, match="dtype mismatch"):
+        torch.export.load(tmp_path / "model.pt2").module()(x)
+    with pytest.raises(InputError, match=r"the model takes uint8 with values 0 to 255 .* but x is float32"):
+        load_export(tmp_path)(x)
+
+
+@onnx
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("inputs", ["raw", "prepared"])
+def test_files_say_what_they_take(inputs, finished, tmp_path):
+    import onnxruntime
+
+    export_run(finished, tmp_path, ["onnx", "torch"], inputs=inputs)
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    in_onnx = session.get_modelmeta().custom_metadata_map
+    in_program = {"model.json": ""}
+    torch.export.load(tmp_path / "model.pt2", extra_files=in_program)
+    expected = read_json(tmp_path / "model.json")
+    assert json.loads(in_onnx["input"]) == json.loads(in_program["model.json"])["input"] == expected["input"]
+    assert json.loads(in_onnx["classes"]) == expected["classes"]
+    given = expected["input"]
+    assert (given["takes"], given["dtype"]) == (inputs, "uint8" if inputs == "raw" else "float32")
+    assert given["description"] == DESCRIBED[inputs]
+
+
+@onnx
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_prepared_inputs_are_taken_if_asked(finished, tmp_path, capsys):
+    import onnxruntime
+
+    command = ("export", finished.path, "--format", "onnx,torch,safetensors", "--to", tmp_path, "--input", "prepared")
+    assert fullrank(*command, capsys=capsys)[0] == 0
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    for exported in (
+        lambda x: torch.from_numpy(session.run(None, {"x": x.numpy()})[0]),
+        torch.export.load(tmp_path / "model.pt2").module(),
+        load_export(tmp_path),
+    ):
+        assert_alike(exported, finished.model(), prepared(finished))
+    status, _, err = fullrank(*command[:-1], "normal", capsys=capsys)
+    assert status == 2
+    assert 'the input "normal" is not known; choose from raw, prepared' in err
+
+
+def test_floating_images_are_normalised_inside(tmp_path):
+    torch.manual_seed(0)
+    x = 40 + 10 * torch.randn(30, 3, 6, 6)
+    normalise = {"mean": [40.0, 41.0, 39.0], "std": [10.0, 9.0, 11.0]}
+    module = build("cnn", 3, 3, width=4)
+    trained = fit(module, [(x, torch.arange(30) % 3)], method="fedavg", rounds=1, set={"data.normalise": normalise})
+    done = export_run(trained, tmp_path, ["torch"])
+    by_hand = (x - torch.tensor([40.0, 41.0, 39.0]).view(3, 1, 1)) / torch.tensor([10.0, 9.0, 11.0]).view(3, 1, 1)
+    program = torch.export.load(done.path / "model.pt2").module()
+    with torch.no_grad():
+        torch.testing.assert_close(program(x[:5]), trained.model()(by_hand[:5]), rtol=1e-5, atol=1e-5)
+    assert done.facts["input"]["description"] == (
+        "float32 samples (N, 3, 6, 6) for any N, as the training data had them; the model normalises them itself"
+    )
+
+
+def test_an_export_of_an_earlier_version_takes_prepared_inputs(finished, tmp_path):
+    facts = export_run(finished, tmp_path).facts
+    for key in ("takes", "dtype", "description", "cropped_to"):
+        del facts["input"][key]
+    (tmp_path / "model.json").write_text(json.dumps({**facts, "format": 1}))
+    assert_alike(load_export(tmp_path), finished.model(), prepared(finished), 0)
+
+
 # The check
 
 
