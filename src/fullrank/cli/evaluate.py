@@ -44,10 +44,11 @@ def evaluate_command(
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Evaluate the model of a run on a data set, with 95 % bootstrap intervals.
+    """Evaluate the model of a run on any data set.
 
-    DATA is a data set by name or path, as data.name takes it, or a folder of images, as data.root takes it. Of data
-    without a test split, a part is split off as for a run; --part all takes all samples.
+    Prints metrics with 95 % bootstrap intervals. DATA is a data set by name or path, as data.name takes it, or a folder
+    of images, as data.root takes it. Of data without a test split, a part is split off as for a run; --part all takes
+    all samples.
 
     Samples are prepared as in the run, images of another size are resized, and classes are matched by their names.
     Where the data come in domains or from natural clients, the metrics are printed for each of these sites too.
