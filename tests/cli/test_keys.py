@@ -44,7 +44,7 @@ def test_types_and_bounds_are_those_of_the_schema(capsys):
         "train.rounds": "integer, >= 1",
         "data.holdout": "float, >= 0, < 1",
         "train.participation": "integer or float",
-        "data.name": 'digits, mnist, fashion-mnist, cifar10, cifar100 or "package.module:function"',
+        "data.name": f'{", ".join(DATA_SETS.own)} or "package.module:function"',
         "data.partition_options": "table",
         "data.normalise": "auto, none, half or table",
         "model.freeze": "list of strings",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ def list_folder(root: Path, seed: int = 0) -> Listing:
     of the images of each domain and class become the test part, by the seed.
 
     `groups.csv` in the folder, with the columns path and group, names images that must not be separated. It must list
-    every image; an empty group is a group of its own.
+    every image; an image with an empty group belongs to no other.
 
     Raises:
         InputError: If the tree or `groups.csv` is not of this form, or a group is in both training and test.
@@ -103,8 +104,10 @@ class _Class:
 
     def images(self, label: int, groups: Mapping[str, str]) -> Iterator[ImageFile]:
         """Yield its images, with the groups that paths below the root have."""
+        folder = str(self.folder)
         for file in self.files:
-            yield ImageFile(self.folder / file, label, self.domain, groups.get(f"{self.below}/{file}", ""))
+            group = groups.get(f"{self.below}/{file}", "") if groups else ""
+            yield ImageFile(os.path.join(folder, file), label, self.domain, group)
 
 
 @dataclass(frozen=True)
@@ -228,7 +231,7 @@ def _reject_unlisted(root: Path, found: Sequence[_Class], groups: Mapping[str, s
     if missing:
         raise InputError(
             f"{root / GROUPS} lacks {len(missing)} of {len(names)} images, such as {', '.join(missing[:_NAMED])}; it "
-            "must list all of them by their paths below its folder, with an empty group for an image of its own"
+            "must list all of them by their paths below its folder, with an empty group for those that belong to none"
         )
 
 
@@ -257,7 +260,7 @@ def _reject_torn(root: Path, train: Sequence[ImageFile], test: Sequence[ImageFil
     trained = {file.group: file for file in train if file.group}
     for file in test:
         if file.group in trained:
-            one, other = (at.path.relative_to(root) for at in (trained[file.group], file))
+            one, other = (os.path.relpath(at.path, root) for at in (trained[file.group], file))
             raise InputError(
                 f"{root / GROUPS}: group {file.group} is in both training and test, with {one} and {other}; move all "
                 "images of a group to one side"

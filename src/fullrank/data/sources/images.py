@@ -29,9 +29,9 @@ from fullrank.errors import InputError
 FILES_NAMED = 5
 CHUNK_FILES = 128
 CHUNK_BYTES = 2**22
-"""Files are handed to a process in pieces of at most so many files and bytes."""
+"""The largest number of files, and of their bytes, that a process is given at once."""
 FEW_FILES = 256
-"""So many files are decoded before other processes would have started."""
+"""The number of files that are decoded before other processes would have started."""
 _LEAST_KEPT = LIMIT // 64  # files take longer to decode than the same bytes of a binary format
 _DECODING = "1"  # another number when the same files give other pixels
 
@@ -134,7 +134,7 @@ class _Inside:
 
     def state_of(self, path: str) -> tuple[int, ...]:
         """Return size, times and inode of a file; zeros for one that does not exist."""
-        folder = os.path.dirname(path)
+        folder = path[: path.rfind(os.sep) + 1]
         if folder not in self._folders:
             self._reject_outside(folder)
             self._folders.add(folder)

@@ -17,12 +17,13 @@ SYSTEM_FILES = ("thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir",
 class ImageFile(NamedTuple):
     """An image file and what belongs to it."""
 
-    path: Path
+    path: str | Path
+    """Its path; text where files are many, since a Path takes longer to make than the file to find."""
     label: int
     domain: str = ""
     """The domain or site, such as "webcam"; empty for data without domains."""
     group: str = ""
-    """The group of files that must not be separated, such as a patient; empty for a file of its own."""
+    """The group of files that must not be separated, such as a patient; empty for a file that belongs to no other."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Who is told how far the reading of a data set is: nobody, unless a program asks."""
+"""Reports how far the reading of a data set is, to programs that ask for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _watches: ContextVar[tuple[Watch, ...]] = ContextVar("watches", default=())
 
 @contextmanager
 def watching(watch: Watch | None) -> Iterator[None]:
-    """Also tell `watch` of the reading of data sets inside a `with` block; with None, tell nobody.
+    """Also report the reading of data sets to `watch` inside a `with` block; with None, report it to none.
 
     A watch may raise an exception to stop the reading.
     """
@@ -27,7 +27,7 @@ def watching(watch: Watch | None) -> Iterator[None]:
 
 
 def report(what: str, done: int, total: int) -> None:
-    """Tell whoever watches how far something is.
+    """Report how far something is.
 
     >>> with watching(lambda what, done, total: print(f"{what}: {done} of {total}")):
     ...     report("decoding digits", 5, 10)

@@ -18,9 +18,9 @@ DATA_SETS: Registry[Callable[..., Any]] = Registry(
     "data.name",
     {
         "digits": digits,
-        "folder": folder,
         **{stored.name: stored for stored in (MNIST, FASHION_MNIST, CIFAR10, CIFAR100)},
         "tiny-imagenet": tiny_imagenet,
+        "folder": folder,
     },
     or_else="the path of an .npz file",
 )

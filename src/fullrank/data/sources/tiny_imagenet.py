@@ -51,7 +51,7 @@ def _list(place: Place) -> Listing:
     train = []
     for wnid in wnids:
         folder = place.folder / "train" / wnid / "images"
-        train += [ImageFile(folder / name, label[wnid]) for name in visible(folder)[1]]
+        train += [ImageFile(f"{folder}/{name}", label[wnid]) for name in visible(folder)[1]]
     images = place.folder / "val" / "images"
     test = []
     for number, line in enumerate(_lines(annotations), 1):
@@ -61,8 +61,8 @@ def _list(place: Place) -> Listing:
             raise InputError(
                 f'{annotations}, line {number}: "{line[:80]}" must have the name of an image and a class of {ids.name}'
             )
-        test.append(ImageFile(images / name, label[wnid]))
-    test.sort(key=lambda file: file.path.name)
+        test.append(ImageFile(f"{images}/{name}", label[wnid]))
+    test.sort()
     return Listing(train, test, _names(words, wnids), place.files)
 
 
