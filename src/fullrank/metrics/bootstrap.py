@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fullrank.metrics.measures import Metric
+from fullrank.metrics.measures import BINS, Metric, among_highest, bin_of
 
 RESAMPLES = 1000
 LEVEL = 0.95
@@ -98,10 +98,13 @@ Compute: TypeAlias = Callable[[npt.NDArray[np.int64]], Floats]
 
 
 def _on_draws(metric: Metric, scores: Tensor, labels: Tensor) -> Compute:
-    """Return the metric as a function of draws: vectorised for most of the library's, otherwise draw by draw."""
+    """Return the metric as a function of draws: vectorised for the library's, otherwise draw by draw."""
     if metric.key in _MEANS:
         each = _MEANS[metric.key](scores, labels)
         return lambda draws: each[draws].mean(1)
+    if metric.key in _OF_WEIGHTS:
+        of_weights, number = _OF_WEIGHTS[metric.key](scores, labels), len(labels)
+        return lambda draws: of_weights(_weights(draws, number))
     if metric.key in _OF_TABLES:
         of_tables, classes = _OF_TABLES[metric.key], scores.shape[1]
         pairs = (labels * classes + scores.argmax(1)).numpy()
@@ -124,6 +127,50 @@ def _losses(scores: Tensor, labels: Tensor) -> Floats:
     return F.cross_entropy(scores, labels, reduction="none").double().numpy()
 
 
+def _hits_top5(scores: Tensor, labels: Tensor) -> Floats:
+    return among_highest(5, scores, labels).double().numpy()
+
+
+def _weights(draws: npt.NDArray[np.int64], number: int) -> Floats:
+    """Return how often each draw has each sample, (B, N)."""
+    offset = np.arange(len(draws))[:, None] * number
+    counts = np.bincount((draws + offset).ravel(), minlength=len(draws) * number)
+    return counts.reshape(len(draws), number).astype(np.float64)
+
+
+def _areas(scores: Tensor, labels: Tensor) -> Callable[[Floats], Floats]:
+    """Return `auroc` as a function of weights (B, N)."""
+    probabilities, truth = scores.double().softmax(1).numpy(), labels.numpy()
+
+    def of_class(weights: Floats, c: int) -> Floats:
+        order = np.argsort(probabilities[:, c])
+        values, own = probabilities[order, c], truth[order] == c
+        ties = np.flatnonzero(np.r_[True, values[1:] != values[:-1]])
+        inside, outside = (np.add.reduceat(weights[:, order] * part, ties, axis=1) for part in (own, ~own))
+        below = outside.cumsum(1) - outside / 2
+        pairs = inside.sum(1) * outside.sum(1)
+        area: Floats = np.divide((inside * below).sum(1), pairs, out=np.full_like(pairs, np.nan), where=pairs > 0)
+        return area
+
+    return lambda weights: _mean_of_defined(np.stack([of_class(weights, c) for c in range(scores.shape[1])], axis=1))
+
+
+def _mean_of_defined(values: Floats) -> Floats:
+    """Return the mean of each row over what is defined in it, and NaN for a row without."""
+    defined = ~np.isnan(values)
+    number = defined.sum(1)
+    mean: Floats = np.divide(np.nansum(values, axis=1), number, out=np.full(len(values), np.nan), where=number > 0)
+    return mean
+
+
+def _calibration_errors(scores: Tensor, labels: Tensor) -> Callable[[Floats], Floats]:
+    """Return `calibration_error` as a function of weights (B, N)."""
+    confidence, predicted = scores.double().softmax(1).max(1)
+    gaps = np.zeros((len(labels), BINS))
+    gaps[np.arange(len(labels)), bin_of(confidence).numpy()] = ((predicted == labels).double() - confidence).numpy()
+    return lambda weights: np.abs(weights @ gaps).sum(1) / len(gaps)
+
+
 def _tables(pairs: npt.NDArray[np.int64], draws: npt.NDArray[np.int64], classes: int) -> Floats:
     """Return the confusion matrix of each draw, (B, C, C) with the true classes as rows."""
     occurring, place = np.unique(pairs, return_inverse=True)
@@ -142,18 +189,20 @@ def _recalls(tables: Floats) -> Floats:
 
 
 def _balanced_accuracy(tables: Floats) -> Floats:
-    mean: Floats = np.nanmean(_recalls(tables), axis=1)
-    return mean
+    return _mean_of_defined(_recalls(tables))
 
 
 def _macro_f1(tables: Floats) -> Floats:
     both = tables.sum(2) + tables.sum(1)
     hits = 2 * np.diagonal(tables, axis1=1, axis2=2)
-    mean: Floats = np.nanmean(np.divide(hits, both, out=np.full_like(both, np.nan), where=both > 0), axis=1)
-    return mean
+    return _mean_of_defined(np.divide(hits, both, out=np.full_like(both, np.nan), where=both > 0))
 
 
-_MEANS: dict[str, Callable[[Tensor, Tensor], Floats]] = {"accuracy": _hits, "loss": _losses}
+_MEANS: dict[str, Callable[[Tensor, Tensor], Floats]] = {"accuracy": _hits, "loss": _losses, "top5": _hits_top5}
+_OF_WEIGHTS: dict[str, Callable[[Tensor, Tensor], Callable[[Floats], Floats]]] = {
+    "auroc": _areas,
+    "calibration": _calibration_errors,
+}
 _OF_TABLES: dict[str, Callable[[Floats], Floats]] = {
     "per_class": _recalls,
     "balanced_accuracy": _balanced_accuracy,
