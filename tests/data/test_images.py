@@ -380,7 +380,7 @@ def test_many_files_are_decoded_by_processes_in_the_order_of_the_list(tmp_path, 
     names = many(tmp_path, 40)
     monkeypatch.setattr(images, "FEW_FILES", 10)
     monkeypatch.setattr(images, "CHUNK_FILES", 6)
-    monkeypatch.setattr(images, "_cores", lambda: 3)
+    monkeypatch.setattr(images, "cores", lambda: 3)
     seen = []
     with watching(lambda *facts: seen.append(facts)):
         data = loaded(tmp_path, names[:30], names[30:])

@@ -105,10 +105,15 @@ def _area(score: Tensor, positive: Tensor) -> float | None:
 
 def top(k: int, scores: Tensor, labels: Tensor) -> float:
     """Return the share of samples whose class is among the k highest scores; ties are resolved as by `accuracy`."""
+    return float(among_highest(k, scores, labels).double().mean())
+
+
+def among_highest(k: int, scores: Tensor, labels: Tensor) -> Tensor:
+    """Return for each sample whether its class is among the k highest scores."""
     own = scores.gather(1, labels[:, None])
     lower = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]
     ahead = (scores > own) | ((scores == own) & lower)
-    return float((ahead.sum(1) < k).double().mean())
+    return ahead.sum(1) < k
 
 
 def top5(scores: Tensor, labels: Tensor) -> float:
@@ -131,10 +136,15 @@ def binned_error(confidence: Tensor, right: Tensor, bins: int = BINS) -> float:
     >>> round(binned_error(torch.tensor([0.95, 0.92, 0.65, 0.62, 0.55]), torch.tensor([1.0, 1, 1, 0, 0])), 6)
     0.19
     """
-    which = ((confidence.double() * bins).ceil().long() - 1).clamp(0, bins - 1)
+    which = bin_of(confidence, bins)
     gap = torch.zeros(bins, dtype=torch.float64, device=confidence.device)
     gap.index_add_(0, which, right.double() - confidence.double())
     return float(gap.abs().sum() / len(confidence))
+
+
+def bin_of(confidence: Tensor, bins: int = BINS) -> Tensor:
+    """Return the number of each confidence's bin (j/M, (j+1)/M]."""
+    return ((confidence.double() * bins).ceil().long() - 1).clamp(0, bins - 1)
 
 
 # The registry

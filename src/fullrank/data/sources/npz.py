@@ -45,16 +45,7 @@ def from_npz(path: Path, seed: int, num_classes: int | None) -> DataSet:
 
 def _read_npz(path: Path) -> dict[str, Array]:
     """Read those arrays of the file that a data set can have."""
-    if not path.is_file():
-        raise InputError(f"there is no file {path}; give the path of an .npz file")
-    try:
-        with path.open("rb") as opened:
-            opened.read(1)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    if not zipfile.is_zipfile(path):
-        raise InputError(f"{path} is not an .npz file; numpy.savez writes such files")
-    with _opened(path) as file:
+    with opened_npz(path) as file:
         found = set(file.files)
         if found.issuperset(_APART):
             wanted = {*_APART, "domain_train", "domain_test", "group_train", "group_test", "classes"}
@@ -65,17 +56,32 @@ def _read_npz(path: Path) -> dict[str, Array]:
                 f"{path} has the arrays {', '.join(sorted(found)) or '(none)'};"
                 f" it must have {', '.join(_APART)}, or {' and '.join(_WHOLE)}"
             )
-        return {name: _read_array(path, file, name) for name in sorted(found & wanted)}
+        return {name: read_array(path, file, name) for name in sorted(found & wanted)}
 
 
-def _opened(path: Path) -> Any:
+def opened_npz(path: Path) -> Any:
+    """Open an `.npz` file without reading its arrays.
+
+    Raises:
+        InputError: If there is no such file, or it is no `.npz` file.
+    """
+    if not path.is_file():
+        raise InputError(f"there is no file {path}; give the path of an .npz file")
+    try:
+        with path.open("rb") as opened:
+            opened.read(1)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    if not zipfile.is_zipfile(path):
+        raise InputError(f"{path} is not an .npz file; numpy.savez writes such files")
     try:
         return np.load(path, allow_pickle=False)
     except (zipfile.BadZipFile, OSError, ValueError, RuntimeError, NotImplementedError) as error:
         raise InputError(f"{path} cannot be read ({error}); the file is damaged") from None
 
 
-def _read_array(path: Path, file: Any, name: str) -> Array:
+def read_array(path: Path, file: Any, name: str) -> Array:
+    """Return an array of an open `.npz` file; Python objects and damaged headers are rejected."""
     try:
         _reject_header(path, file.zip, name)
         array = file[name]
