@@ -12,11 +12,12 @@ import numpy as np
 import torch
 
 from fullrank.data import partition
-from fullrank.data.augment.pipeline import Pipeline
+from fullrank.data.augment.pipeline import Pipeline, Statistics
 from fullrank.data.dataset import DataSet
 from fullrank.data.heterogeneity import counts, describe, partition_hash
 from fullrank.data.hosted import HostedData, positions
 from fullrank.data.split import split_by_class
+from fullrank.data.standardise import standardisation
 from fullrank.errors import InputError
 from fullrank.files import load_tensors
 from fullrank.randomness import generator, key
@@ -236,6 +237,12 @@ def keep_unseen(federation: Federation, share: float, seed: int) -> Federation:
         )
     chosen = generator(seed, "unseen").choice(federation.clients, number, replace=False)
     return replace(federation, unseen=np.sort(chosen))
+
+
+def standardised(federation: Federation) -> Statistics:
+    """Return the statistics of a table's features over the training samples of the clients that may train."""
+    data = federation.data
+    return standardisation(data.columns, data.train.x, [federation.parts[client] for client in federation.seen])
 
 
 def _reject_to_tear_groups(data: DataSet, how: str, holdout: float, validation: float) -> None:

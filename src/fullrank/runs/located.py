@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fullrank.config.experiment import Experiment
-from fullrank.plugins import is_foreign
+from fullrank.plugins import FILES, is_foreign
 
 
 def located(experiment: Experiment, path: Path, facts: Mapping[str, Any], root: str = "") -> Experiment:
@@ -40,7 +40,7 @@ def located(experiment: Experiment, path: Path, facts: Mapping[str, Any], root: 
 def _data(experiment: Experiment, start: Path, root: str) -> dict[str, Any]:
     name, recorded = experiment.data.name, experiment.data.root
     given = Path(root).expanduser().absolute() if root else None
-    if name.endswith(".npz"):
+    if name.endswith(FILES["data.name"]):
         places = [start / recorded / name] if given is None else [given / name, given / Path(name).name, given]
         found = _first_file(places)
         return {"name": str(found), "root": ""} if found else {"root": str(given or recorded)}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from fullrank.data.dataset import DataSet
 from fullrank.data.sources.cifar import CIFAR10, CIFAR100
 from fullrank.data.sources.digits import digits
 from fullrank.data.sources.idx import FASHION_MNIST, MNIST
+from fullrank.data.sources.npz import from_npz
 from fullrank.data.sources.stored import Stored
+from fullrank.data.sources.table import from_file
 from fullrank.plugins import Registry
 
 DATA_SETS: Registry[Callable[..., Any]] = Registry(
@@ -18,13 +21,18 @@ DATA_SETS: Registry[Callable[..., Any]] = Registry(
         "digits": digits,
         **{stored.name: stored for stored in (MNIST, FASHION_MNIST, CIFAR10, CIFAR100)},
     },
-    or_else="the path of an .npz file",
+    or_else="the path of an .npz, .csv or .parquet file",
 )
 """The data sets that `data.name` can name: functions of `root` and `seed` that return what `load_dataset` accepts.
 
 >>> DATA_SETS.names()[:2]
 ('digits', 'mnist')
 """
+
+
+FORMATS: Mapping[str, Callable[..., DataSet]] = {".npz": from_npz, ".csv": from_file, ".parquet": from_file}
+"""The files that `data.name` can be the path of, by suffix: functions of the path, the seed of the test split and the
+number of classes; further arguments are the keys of [data] that they can use."""
 
 
 def stored() -> dict[str, Stored]:
