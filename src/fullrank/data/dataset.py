@@ -99,9 +99,7 @@ class DataSet:
         if self.test is not None:
             self._reject_unlike(self.test.x)
         if self.columns and (width := sum(column.width for column in self.columns),) != self.input_shape:
-            raise InputError(
-                f"samples of {self.name} have shape {self.input_shape} and its columns {width} features; make them equal"
-            )
+            raise InputError(f"samples of {self.name} have shape {self.input_shape} but its columns {width} features")
         if (self.mean is None) != (self.std is None):
             raise InputError(f"data set {self.name} has only one of mean and std; give both or neither")
 
