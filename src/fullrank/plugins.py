@@ -41,7 +41,10 @@ LIBRARY = {
 Where the package is empty, every import path counts as foreign: the objects get options from the experiment, with which
 a function of fullrank that was never meant for that key could import anything.
 """
-FILES = {"data.name": (".npz", ".csv", ".parquet"), "data.partition": (".safetensors",)}
+FILES: dict[str, tuple[str, ...]] = {
+    "data.name": (".npz", ".csv", ".parquet"),
+    "data.partition": (".safetensors", ".csv"),
+}
 """The file suffixes of each key: a name with one is a path, even with a colon in it, and nothing is imported."""
 HUB = "hub"
 """The word before the colon in the name of a data set that the library `datasets` reads."""

@@ -506,7 +506,7 @@ GOOD = {
             "has the arrays x_train, y_train; it must have x_train, y_",
         ),
         ({}, r"has the arrays \(none\); .* or x and y"),
-        ({"x": np.zeros((4, 2)), "y": np.zeros(4, int), "group": np.zeros(4, int)}, "no class has two|groups"),
+        ({"x": np.zeros((4, 2)), "y": np.zeros(4, int), "group": np.zeros(4, int)}, "no class has two groups"),
         ({**GOOD, "x_train": np.array([None, 1])}, "the array x_train holds Python objects"),
         ({**GOOD, "y_train": np.array(["a", "b"])}, "y_train and y_test are numbers and text"),
         ({**GOOD, "y_test": np.array([0.0, 1.0])}, "test split: y is torch.float64"),

@@ -1,5 +1,7 @@
 """Clients that the data name: writers, hospitals."""
 
+import time
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 from fullrank import Experiment
 from fullrank.data import DataSet, Pipeline, Split
 from fullrank.data.federation import divide
+from fullrank.data.heterogeneity import draw_text
 from fullrank.errors import InputError
 
 
@@ -44,3 +47,54 @@ def test_data_without_natural_clients_are_rejected():
     object.__setattr__(bare.train, "client", None)
     with pytest.raises(InputError, match="the data set has no natural"):
         divide(bare, Pipeline(), "natural", {**Experiment(data={"partition": "natural"}).data.model_dump(), "seed": 0})
+
+
+def test_clients_with_too_few_samples_for_a_hold_out_are_kept():
+    federation = divided(holdout=0.4)  # of two samples and of three
+    assert [len(held) for held in federation.holdouts] == [0, 1]
+    assert [len(part) for part in federation.parts] == [2, 2]
+
+
+def test_a_client_whose_samples_are_all_left_out_has_no_name_and_no_test_samples():
+    y = torch.tensor([0] * 10 + [1])
+    clients = torch.tensor([1] * 5 + [2] * 5 + [0])  # that of the only sample of a class is never split off
+    train = Split(torch.zeros(11, 1), y, client=clients)
+    test = Split(torch.zeros(3, 1), y[:3], client=torch.tensor([2, 1, 0]))
+    data = DataSet("mine", train, test, ("a", "b"), clients=("x", "y", "z"))
+    for seed in range(20):
+        keys = Experiment(data={"partition": "natural", "share": 0.2}).data.model_dump()
+        federation = divide(data, Pipeline(), "natural", {**keys, "seed": seed})
+        names = ["xyz"[int(clients[part[0]])] for part in federation.parts]
+        assert list(federation.names) == names
+        assert [int(test.client[own[0]]) for own in federation.tests] == ["xyz".index(name) for name in names]
+
+
+def test_thousands_of_clients_take_a_moment(tmp_path):
+    rng = np.random.default_rng(0)
+    number = 3000
+    clients = torch.from_numpy(rng.permutation(np.repeat(np.arange(number), rng.integers(1, 40, number))))
+    x, y = torch.zeros(len(clients), 4), torch.from_numpy(rng.integers(0, 10, len(clients)))
+    names = tuple(f"writer{k:04}" for k in range(number))
+    split = Split(x, y, group=torch.from_numpy(rng.integers(0, 3, len(clients))) + 3 * clients, client=clients)
+    test = Split(x, y, client=clients)
+    data = DataSet("writers", split, test, tuple(map(str, range(10))), clients=names)
+    keys = Experiment(data={"partition": "natural", "holdout": 0.2, "validation": 0.1}).data.model_dump()
+    start = time.perf_counter()
+    federation = divide(data, Pipeline(), "natural", {**keys, "seed": 0})
+    facts, saved = federation.describe(), federation.tensors()
+    assert time.perf_counter() - start < 10  # about one second; with steps that are quadratic in clients, minutes
+    assert federation.clients == len(federation.tests) == len(federation.names) > 2900
+    assert sum(map(len, federation.tests)) <= len(test)
+    assert sum(facts["sizes"]) + facts["holdout"] + facts["validation"] == len(split)
+    assert bytes(saved["names"].tolist()).startswith(b'["writer0')
+
+
+def test_the_table_and_the_figure_name_few_clients():
+    counts = np.array([[3, 0], [1, 2]])
+    lines = draw_text(counts, ["a", "b"], 60, ["st-thomas", "a\x1bhospital-with-a-very-long-name"]).splitlines()
+    assert lines[0].split() == ["client", "size", "a", "b"]
+    assert lines[1].split()[:2] == ["st-thomas", "3"]
+    assert lines[2].split()[:2] == ["a?hospital-with-a-v…", "3"]
+    assert lines[0].index("size") + 4 == lines[1].index("3") + 1
+    many = np.ones((41, 2), int)
+    assert draw_text(many, None, 60, [f"site{k}" for k in range(41)]).splitlines()[1].split()[0] == "0"

@@ -166,12 +166,14 @@ def test_domains_and_groups(mine, tmp_path):
     federation = divided("by_group", name="patients.npz")
     assert federation.parts[1].tolist() == [i for i in range(60) if i // 3 % 4 == 1]
     assert federation.shared_groups() == 0
-    with pytest.raises(InputError, match=r'"ownsplit:torn": samples of group 2 .* client 0 .* client 1'):
+    with pytest.raises(InputError, match=r'"ownsplit:torn": samples of group 2 are at client 0 and at client 1'):
         divided("torn", name="patients.npz", clients=8)
     with pytest.raises(InputError, match=r'data.partition = "ownsplit:sorted_by_label" would put samples of one group'):
         divided("sorted_by_label", name="patients.npz")
-    with pytest.raises(InputError, match=r"data.holdout = 0.2 would put samples of one group"):
-        divided("by_group", name="patients.npz", holdout=0.2)
+    federation = divided("by_group", name="patients.npz", holdout=0.2, validation=0.2)
+    assert sum(map(len, federation.parts)) + sum(map(len, federation.holdouts)) + len(federation.validation) == 60
+    sides = [federation.data.train.group[s].tolist() for s in (*federation.parts, *federation.holdouts)]
+    assert sum(len(set(side)) for side in sides) == len({group for side in sides for group in side})
     for name, column in {"by_half": "domains", "by_group": "groups"}.items():
         with pytest.raises(InputError, match=f'"ownsplit:{name}": the data set has no {column}'):
             divided(name)

@@ -6,6 +6,7 @@ import json
 import sys
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.console import Console
 
@@ -153,11 +154,11 @@ def partition(
     if png is not None:
         from fullrank.report.partition import draw_partition
 
-        draw_partition(federation.class_counts, png, federation.data.classes)
+        draw_partition(federation.class_counts, png, federation.data.classes, federation.names)
     if as_json:
         print(json.dumps({"fingerprint": federation.data.fingerprint(), **facts}, indent=1))
         return
-    print(draw_text(federation.class_counts, federation.data.classes, width=Console().width))
+    print(draw_text(federation.class_counts, federation.data.classes, Console().width, federation.names))
     size, entropy, emd = facts["size"], facts["entropy"], facts["emd"]
     print()
     print(f"clients              {facts['clients']}")
@@ -165,6 +166,9 @@ def partition(
     if left_out := federation.left_out():
         print(f"without a client     {left_out}")
     print(f"size                 {size['min']} to {size['max']}, median {size['median']:g}")
+    if federation.groups is not None:
+        least, most, median = federation.groups.min(), federation.groups.max(), np.median(federation.groups)
+        print(f"groups per client    {least} to {most}, median {median:g}, of the training samples")
     print(f"classes per client   {facts['classes_per_client']:.2f} on average, of {federation.data.num_classes}")
     print(f"label entropy        {entropy['mean']:.3f} nats on average")
     print(f"distance to global   {emd['mean']:.3f} on average (earth mover's, 0 equal to 2 disjoint)")

@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator,
 from pydantic_core import PydanticCustomError
 
 from fullrank.data.augment.pipeline import AUGMENTATIONS
-from fullrank.data.federation import SITE_PARTITIONS
-from fullrank.data.partition import COLUMNS, PARTITIONS, VARIANTS, check_options
+from fullrank.data.partition import COLUMNS, PARTITIONS, SITE_PARTITIONS, VARIANTS, check_options
+from fullrank.data.partition_files import is_file
 from fullrank.data.sources.load import READING
 from fullrank.data.sources.registry import DATA_SETS
 from fullrank.engine import ENGINES
@@ -67,9 +67,9 @@ class Data(Table):
     root: str = ""
     """Folder of the data set. If empty, fullrank searches $FULLRANK_DATA, ./data and its own cache."""
     partition: Annotated[str, NameIn(PARTITIONS)] = "dirichlet"
-    """How samples are divided among clients, or the path of a saved partition.safetensors. A function gets those of
-    labels, domains, groups and the keys of this table that its arguments name, and returns one list of samples per
-    client."""
+    """How samples are divided among clients, or the path of a saved partition.safetensors or of a .csv with the columns
+    sample and client. A function gets those of labels, domains, groups and the keys of this table that its arguments
+    name, and returns one list of samples per client."""
     partition_options: dict[str, Any] = {}
     """Further arguments of a partition function of your own."""
     alpha: Annotated[float, Field(gt=0)] = 0.1
@@ -84,8 +84,8 @@ class Data(Table):
     """Samples per client in the domain partition, as a fraction of the size of the smallest domain. 0 gives each
     client all samples of its domain."""
     clients: Annotated[int, Field(ge=0)] = 10
-    """Number of clients. 0 gives as many as there are domains or natural clients in the data, which is the default of
-    the domain and natural partitions."""
+    """Number of clients. 0 gives as many as there are domains or natural clients in the data, or clients in the file of
+    a partition, which is the default of the domain and natural partitions and of such files."""
     seed: Annotated[int, Field(ge=-1)] = -1
     """Seed of the partition. -1 uses the seed of the run."""
     unseen: Annotated[float, Field(ge=0, lt=1)] = 0.0
@@ -108,6 +108,9 @@ class Data(Table):
     group: str = ""
     """Column or array of the group of each sample, such as a patient. The samples of a group are never divided between
     training, hold-out, validation and test."""
+    share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Fraction of the training samples that is used, for a quick look: of each class its share, drawn from the seed.
+    The other samples are left out before the rest is divided."""
     normalise: Literal["auto", "none", "half"] | Statistics = "auto"
     """Normalisation of inputs: with the statistics of the data set (auto), none, to the range -1 to 1 (half), or with
     { mean = [...], std = [...] }, one number per channel."""
@@ -120,7 +123,8 @@ class Data(Table):
     @classmethod
     def _as_many_as_there_are(cls, values: Any) -> Any:
         """Let the number of clients follow from the data, where they say it and it was not given."""
-        if isinstance(values, dict) and values.get("partition") in SITE_PARTITIONS:
+        how = values.get("partition") if isinstance(values, dict) else None
+        if isinstance(how, str) and (how in SITE_PARTITIONS or is_file(how)):
             return {"clients": 0, **values}
         return values
 
@@ -133,7 +137,7 @@ class Data(Table):
     def _names(self) -> Data:
         """Check the names and the options of the library's own partitions; nothing outside it is imported for that."""
         own = self.partition in PARTITIONS.own
-        if not own and (self.partition == GIVEN or self.partition.endswith(".safetensors")):
+        if not own and (self.partition == GIVEN or is_file(self.partition)):
             if self.partition_options:
                 raise ValueError(f'data.partition_options: data.partition = "{self.partition}" takes no options')
         elif not own and ":" not in self.partition:
@@ -309,6 +313,9 @@ class Evaluate(Table):
     """Metrics of every evaluation; accuracy and loss are always computed. A function takes scores (N, C) and labels
     (N,) and returns a number, a list of numbers or None. Results have its name, and its attributes lower_is_better and
     is_share describe them."""
+    samples: Annotated[int, Field(ge=0)] = 0
+    """Number of test samples on which the global model is evaluated: of each class its share, drawn from the seed. 0
+    uses all."""
 
 
 class ProbeTable(Table):

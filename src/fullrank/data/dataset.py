@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -100,6 +101,7 @@ class DataSet:
             self._reject_unlike(self.test.x)
         if self.columns and (width := sum(column.width for column in self.columns),) != self.input_shape:
             raise InputError(f"samples of {self.name} have shape {self.input_shape} but its columns {width} features")
+            self._reject_groups_in_both(self.test)
         if (self.mean is None) != (self.std is None):
             raise InputError(f"data set {self.name} has only one of mean and std; give both or neither")
 
@@ -109,6 +111,19 @@ class DataSet:
             raise InputError(
                 f"training samples of {self.name} are {train.dtype} of shape {tuple(train.shape[1:])} and"
                 f" test samples {test.dtype} of shape {tuple(test.shape[1:])}; both must be equal"
+            )
+
+    def _reject_groups_in_both(self, test: Split) -> None:
+        if self.train.group is None or test.group is None:
+            return
+        train_group, test_group = self.train.group.numpy(), test.group.numpy()
+        both = np.intersect1d(train_group, test_group)
+        if len(both):
+            trained, tested = (np.flatnonzero(group == both[0])[0] for group in (train_group, test_group))
+            raise InputError(
+                f"{len(both)} groups of {self.name} (samples that belong together, such as those of one patient) have "
+                f"samples in both the training and the test split, first that of training sample {trained} and test "
+                f"sample {tested}; a group must be in one split, so divide the data by group, or leave the groups out"
             )
 
     def _splits(self) -> list[tuple[str, Split]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,15 +16,13 @@ from fullrank.data.augment.pipeline import Pipeline, Statistics
 from fullrank.data.dataset import DataSet
 from fullrank.data.heterogeneity import counts, describe, partition_hash
 from fullrank.data.hosted import HostedData, positions
-from fullrank.data.split import split_by_class
+from fullrank.data.partition_files import as_bytes, divided, is_file, read_partition
+from fullrank.data.split import keep_share, split_by_class
 from fullrank.data.standardise import standardisation
 from fullrank.errors import InputError
-from fullrank.files import load_tensors
 from fullrank.randomness import generator, key
 
 CLASSES_NAMED = 10
-SITE_PARTITIONS = {"domain": "domain", "natural": "client"}
-"""The partitions whose clients are the values of a column of the data, and the column."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +103,14 @@ class Federation:
         there = np.bincount(self.data.train.y.numpy(), minlength=self.data.num_classes)
         return [self.data.classes[c] for c in np.flatnonzero((there > 0) & (self.class_counts.sum(0) == 0))]
 
+    @cached_property
+    def groups(self) -> np.ndarray | None:
+        """The number of groups among the training samples of each client, or None if the data have no groups."""
+        if self.data.train.group is None:
+            return None
+        groups = self.data.train.group.numpy()
+        return np.array([len(np.unique(groups[part])) for part in self.parts], dtype=np.int64)
+
     def shared_groups(self) -> int:
         """Return the number of groups that have training samples at several clients."""
         if self.data.train.group is None:
@@ -124,8 +130,11 @@ class Federation:
     def describe(self) -> dict[str, Any]:
         """Return sizes, entropy and distances of the partition, for `partition.json`."""
         facts = describe(self.data.train.y.numpy(), self.parts, self.data.num_classes)
+        groups = self.groups
         return {
             **facts,
+            **({"names": list(self.names)} if self.names else {}),
+            **({"groups": groups.tolist()} if groups is not None else {}),
             "hash": self.hash,
             "holdout": sum(map(len, self.holdouts)),
             "validation": len(self.validation),
@@ -136,6 +145,7 @@ class Federation:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the tensors of `partition.safetensors`."""
+        names = {"names": torch.from_numpy(as_bytes(self.names))} if self.names else {}
         return {
             "train": torch.from_numpy(_joined(self.parts)),
             "train_sizes": torch.from_numpy(_sizes(self.parts)),
@@ -143,6 +153,7 @@ class Federation:
             "holdout_sizes": torch.from_numpy(_sizes(self.holdouts)),
             "validation": torch.from_numpy(self.validation),
             "fingerprint": torch.tensor(list(bytes.fromhex(self.data.fingerprint())), dtype=torch.uint8),
+            **names,
         }
 
     def __getstate__(self) -> dict[str, Any]:
@@ -151,7 +162,7 @@ class Federation:
         return {**self.__dict__, **{name: (_joined(of), _sizes(of)) for name, of in lists.items()}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, parts=_divided(*state["parts"]), holdouts=_divided(*state["holdouts"]))
+        self.__dict__.update(state, parts=divided(*state["parts"]), holdouts=divided(*state["holdouts"]))
 
 
 def divide(
@@ -162,53 +173,82 @@ def divide(
     Args:
         data: The data set.
         pipeline: How its batches are prepared.
-        how: The name of a partition, `package.module:function`, or the path of a saved partition.
+        how: The name of a partition, `package.module:function`, or the path of a partition in a file.
         keys: The values of the keys of [data], with the seed of the partition.
         options: Further arguments of the partition.
 
     Raises:
         InputError: If the data cannot be divided in this way.
     """
-    clients, seed, holdout, validation = (keys[name] for name in ("clients", "seed", "holdout", "validation"))
-    if how.endswith(".safetensors"):
-        if holdout or validation:
-            raise InputError("data.holdout and data.validation: a saved partition brings its own; leave both at 0")
-        return _saved(data, pipeline, Path(how), clients, repeats=keys["passes"] > 1)
+    seed, holdout, validation, share = (keys[name] for name in ("seed", "holdout", "validation", "share"))
+    if is_file(how):
+        return _from_file(data, pipeline, Path(how), keys)
+    train = data.train
     itself = partition.takes(how, "validation")
-    if data.train.group is not None:
-        _reject_to_tear_groups(data, how, holdout, validation)
-    keep, kept_back = split_by_class(data.train.y.numpy(), 0.0 if itself else validation, seed)
-    samples = {
-        "labels": data.train.y,
-        "domains": data.train.domain,
-        "groups": data.train.group,
-        "natural": data.train.client,
-    }
+    there = np.arange(len(train)) if share == 1 else keep_share(train.y, share, seed, train.group)
+    groups = None if train.group is None else train.group[there]
+    pair = split_by_class(train.y[there], 0.0 if itself else validation, seed, groups)
+    keep, kept_back = (there[part] for part in pair)
+    samples = {"labels": train.y, "domains": train.domain, "groups": train.group, "natural": train.client}
     columns = {name: column.numpy()[keep] for name, column in samples.items() if column is not None}
     found = partition.call(how, columns, keys, options or {})
     parts = [keep[part] for part in found]
     if itself:
-        kept_back = np.sort(np.concatenate(found.validation))
+        kept_back = np.sort(keep[_joined(found.validation)])
     if not any(map(len, parts)):
         raise InputError("no client has any sample")
-    if partition.takes(how, "groups"):
-        _reject_torn_groups(data, how, parts)
-    names, tests = _sites(data, how)
+    names, tests = _sites(data, how, keep)
     return replace(_held_out(data, parts, kept_back, pipeline, holdout, seed), names=names, tests=tests)
 
 
-def _sites(data: DataSet, how: str) -> tuple[tuple[str, ...], list[np.ndarray]]:
-    """Return the names of the sites that the clients of a partition are, and the test samples of each."""
-    column = SITE_PARTITIONS.get(how)
+def _sites(data: DataSet, how: str, samples: np.ndarray) -> tuple[tuple[str, ...], list[np.ndarray]]:
+    """Return the names of the sites that the clients of a partition of samples are, and the test samples of each."""
+    column = partition.SITE_PARTITIONS.get(how)
     train = None if column is None else getattr(data.train, column)
     if train is None:
         return (), []
     assert column is not None
-    there = np.unique(train.numpy())
+    there = np.unique(train.numpy()[samples])
     known = data.domains if column == "domain" else data.clients
     names = tuple(known[int(k)] if known else str(k) for k in there)
     of_test = None if data.test is None else getattr(data.test, column)
-    return names, [] if of_test is None else [np.flatnonzero(of_test.numpy() == k) for k in there]
+    return names, [] if of_test is None else _positions(of_test.numpy(), there)
+
+
+def _positions(values: np.ndarray, wanted: np.ndarray) -> list[np.ndarray]:
+    """Return the ascending positions of each wanted value."""
+    order = np.argsort(values, kind="stable")
+    starts, ends = (np.searchsorted(values[order], wanted, side) for side in ("left", "right"))
+    return [order[start:end] for start, end in zip(starts, ends, strict=True)]
+
+
+def _from_file(data: DataSet, pipeline: Pipeline, path: Path, keys: Mapping[str, Any]) -> Federation:
+    """Return the federation that a file divides the data into."""
+    seed, holdout, validation = (keys[name] for name in ("seed", "holdout", "validation"))
+    if keys["share"] != 1:
+        raise InputError("data.share: a partition in a file says which samples are used; leave it at 1.0")
+    stored = read_partition(path, data, keys["clients"], repeats=keys["passes"] > 1)
+    if stored.complete:
+        if holdout or validation:
+            raise InputError(
+                "data.holdout and data.validation: a saved partition, or a CSV with a column part, brings its own; "
+                "leave both at 0"
+            )
+        return Federation(data, stored.parts, stored.holdouts, stored.validation, pipeline, names=stored.names)
+    parts, kept_back = _without_validation(data, stored.parts, validation, seed)
+    return replace(_held_out(data, parts, kept_back, pipeline, holdout, seed), names=stored.names)
+
+
+def _without_validation(
+    data: DataSet, parts: list[np.ndarray], validation: float, seed: int
+) -> tuple[list[np.ndarray], np.ndarray]:
+    """Draw the validation share from the samples of clients; return what the clients keep, and the share."""
+    used = np.sort(_joined(parts))
+    groups = None if data.train.group is None else data.train.group[used]
+    kept_back = used[split_by_class(data.train.y[used], validation, seed, groups)[1]]
+    kept = np.ones(len(data.train), dtype=bool)
+    kept[kept_back] = False
+    return [part[kept[part]] for part in parts], kept_back
 
 
 def given(
@@ -217,11 +257,7 @@ def given(
     """Make a federation of clients that came with their own data: consecutive pieces of the training split."""
     ends = np.cumsum(sizes)
     parts = [np.arange(end - size, end, dtype=np.int64) for size, end in zip(sizes, ends, strict=True)]
-    _, kept_back = split_by_class(data.train.y.numpy(), validation, seed)
-    if len(kept_back):
-        kept = np.ones(len(data.train), dtype=bool)
-        kept[kept_back] = False
-        parts = [part[kept[part]] for part in parts]
+    parts, kept_back = _without_validation(data, parts, validation, seed)
     return _held_out(data, parts, kept_back, pipeline, holdout, seed)
 
 
@@ -245,97 +281,19 @@ def standardised(federation: Federation) -> Statistics:
     return standardisation(data.columns, data.train.x, [federation.parts[client] for client in federation.seen])
 
 
-def _reject_to_tear_groups(data: DataSet, how: str, holdout: float, validation: float) -> None:
-    """Reject divisions that are drawn sample by sample, because they would separate samples of one group."""
-    drawn = [f"data.{name} = {share}" for name, share in (("holdout", holdout), ("validation", validation)) if share]
-    if how != "domain" and not partition.takes(how, "groups"):
-        drawn.append(f'data.partition = "{how}"')
-    if drawn:
-        raise InputError(
-            f'the data set "{data.name}" has groups (samples that belong together, such as those of one patient), and '
-            f"{' and '.join(drawn)} would put samples of one group on both sides; give a partition that keeps groups "
-            'together (data.partition = "mine.safetensors", or a function of your own that takes groups), or '
-            'data.partition = "domain" without hold-out and validation, or leave the groups out of the data'
-        )
-
-
-def _reject_torn_groups(data: DataSet, how: str, parts: Sequence[np.ndarray]) -> None:
-    """Reject a partition that was given the groups and still puts samples of one group at two clients."""
-    if data.train.group is None:
-        return
-    groups = data.train.group.numpy()
-    owner: dict[int, int] = {}
-    for client, part in enumerate(parts):
-        for group in np.unique(groups[part]).tolist():
-            if owner.setdefault(group, client) != client:
-                raise InputError(
-                    f'data.partition = "{how}": samples of group {group} are at client {owner[group]} and at client '
-                    f"{client}; all samples of a group must be at one client"
-                )
-
-
 def _held_out(
     data: DataSet, parts: list[np.ndarray], kept_back: np.ndarray, pipeline: Pipeline, holdout: float, seed: int
 ) -> Federation:
     held = [part[:0] for part in parts]
     if holdout:
-        parts, held = map(list, partition.hold_out(parts, holdout, key(seed, "holdout") % 2**32))
+        groups = data.train.group
+        parts, held = map(list, partition.hold_out(parts, holdout, key(seed, "holdout") % 2**32, groups))
     return Federation(data, parts, held, kept_back, pipeline)
 
 
 def _joined(parts: list[np.ndarray]) -> np.ndarray:
-    return np.concatenate(parts).astype(np.int64)
+    return np.concatenate([np.empty(0, np.int64), *parts]).astype(np.int64)
 
 
 def _sizes(parts: list[np.ndarray]) -> np.ndarray:
     return np.array([len(part) for part in parts], dtype=np.int64)
-
-
-def _saved(data: DataSet, pipeline: Pipeline, path: Path, clients: int, repeats: bool) -> Federation:
-    """Read a partition from a file; it must divide these data, and training, hold-outs and validation must not overlap.
-
-    `repeats` allows training samples that several clients have, or one client twice.
-    """
-    if not path.is_file():
-        raise InputError(f'data.partition: there is no file "{path}"')
-    try:
-        saved = {name: tensor.numpy() for name, tensor in load_tensors(path).items()}
-        lists = {name: _divided(saved[name], saved[f"{name}_sizes"]) for name in ("train", "holdout")}
-        validation, fingerprint = saved["validation"].astype(np.int64, casting="safe"), saved["fingerprint"]
-    except Exception as error:
-        raise InputError(f'data.partition: "{path}" is not a saved partition ({error})') from None
-    if bytes(fingerprint).hex() != data.fingerprint():
-        raise InputError(f'data.partition: "{path}" divides other data than "{data.name}": their fingerprints differ')
-    if clients and len(lists["train"]) != clients:
-        raise InputError(
-            f'data.clients = {clients}, but the saved partition "{path}" has {len(lists["train"])} clients'
-        )
-    if problem := _problem_of(data, lists["train"], lists["holdout"], validation, repeats):
-        raise InputError(f'data.partition: in "{path}" {problem}')
-    return Federation(data, lists["train"], lists["holdout"], validation, pipeline)
-
-
-def _problem_of(
-    data: DataSet, parts: list[np.ndarray], holdouts: list[np.ndarray], validation: np.ndarray, repeats: bool
-) -> str:
-    """Return what is wrong with a saved partition, or an empty text."""
-    if len(holdouts) != len(parts):
-        return f"{len(parts)} clients have training samples, but there are hold-outs of {len(holdouts)}"
-    trained, apart = np.concatenate(parts), np.concatenate([*holdouts, validation])
-    used = np.concatenate([trained, apart])
-    if len(used) and not (used.min() >= 0 and used.max() < len(data.train)):
-        return f"some indices are outside the {len(data.train)} samples of the data set"
-    if len(np.intersect1d(trained, apart)) or len(np.unique(apart)) < len(apart):
-        return "training samples, hold-outs and validation overlap"
-    if not repeats and len(np.unique(trained)) < len(trained):
-        return "some training samples belong to several clients, which is allowed with data.passes = 2 only"
-    groups = data.train.group
-    if groups is not None and len(np.intersect1d(groups.numpy()[trained], groups.numpy()[apart])):
-        return "a group of samples that belong together is both in training and in a hold-out or the validation share"
-    return ""
-
-
-def _divided(joined: np.ndarray, sizes: np.ndarray) -> list[np.ndarray]:
-    if sizes.ndim != 1 or joined.ndim != 1 or not len(sizes) or (sizes < 0).any() or int(sizes.sum()) != len(joined):
-        raise ValueError("its sizes do not add up")
-    return np.split(joined.astype(np.int64, casting="safe"), np.cumsum(sizes)[:-1])

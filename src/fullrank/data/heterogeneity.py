@@ -19,6 +19,7 @@ FloatArray = npt.NDArray[np.float64]
 
 RAMP = " ·░▒▓█"
 MAX_CLIENTS_DRAWN = 40
+MAX_NAME = 20
 MIN_NAME_WIDTH = 4  # three letters and a space; with fewer, numbers are clearer
 _TICK_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
@@ -84,28 +85,49 @@ def describe(labels: Labels, parts: Sequence[IndexArray], num_classes: int) -> d
     }
 
 
-def draw_text(counts: CountArray, class_names: Sequence[str] | None = None, width: int = 80) -> str:
-    """Draw a partition as text, one line per client: its number, its size and a shaded cell for each class.
+def draw_text(
+    counts: CountArray,
+    class_names: Sequence[str] | None = None,
+    width: int = 80,
+    client_names: Sequence[str] = (),
+) -> str:
+    """Draw a partition as text, one line per client: its number or name, its size and a shaded cell for each class.
 
     The shade is the class's share of the client's samples, relative to the largest share drawn. Adjacent classes share
-    a cell if they would not fit ``width`` otherwise.
+    a cell if they would not fit ``width`` otherwise. Names are used for up to 40 clients, and long ones are shortened.
     """
+    clients = client_labels(counts, client_names)
+    client_width = max(len("client"), *map(len, clients))
     drawn = counts[:MAX_CLIENTS_DRAWN]
     sizes = drawn.sum(axis=1)
     size_width = max(len("size"), len(str(sizes.max())))
-    room = max(1, width - len("client") - size_width - 4)
+    room = max(1, width - client_width - size_width - 4)
     labels, cell, per_cell = _lay_out(counts, class_names, room)
     shares = np.add.reduceat(_shares(drawn), np.arange(0, counts.shape[1], per_cell), axis=1)
     darkest = shares.max()
 
-    lines = [f"client  {'size':>{size_width}}  {_header(labels, cell)}"]
-    for client, (size, row) in enumerate(zip(sizes, shares, strict=True)):
+    lines = [f"{'client':<{client_width}}  {'size':>{size_width}}  {_header(labels, cell)}"]
+    for client, size, row in zip(clients, sizes, shares, strict=False):
         blocks = (_shade(share, darkest) * max(1, cell - 1) for share in row)
-        lines.append(f"{client:>6}  {size:>{size_width}}  {''.join(block.ljust(cell) for block in blocks)}")
+        lines.append(
+            f"{client:>{client_width}}  {size:>{size_width}}  {''.join(block.ljust(cell) for block in blocks)}"
+        )
     if len(counts) > len(drawn):
         lines.append(f"and {len(counts) - len(drawn)} more clients")
     lines += textwrap.wrap(_legend(darkest, per_cell), max(width, 1))
     return "\n".join(line.rstrip() for line in lines)
+
+
+def client_labels(counts: CountArray, client_names: Sequence[str] = ()) -> list[str]:
+    """Return the names of the table's clients, shortened, if there are names and few clients; otherwise their numbers.
+
+    >>> client_labels(np.ones((2, 3)), ["north", "st-bartholomew-the-great"])
+    ['north', 'st-bartholomew-the-…']
+    """
+    if not client_names or len(counts) > MAX_CLIENTS_DRAWN:
+        return [str(client) for client in range(len(counts))]
+    printable = ("".join(letter if letter.isprintable() else "?" for letter in name) for name in client_names)
+    return [name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…" for name in printable]
 
 
 def class_labels(counts: CountArray, class_names: Sequence[str] | None) -> list[str]:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fullrank.data.groups import Together, members, nearly
 from fullrank.errors import InputError, nearest
 from fullrank.plugins import Registry, called
 
@@ -29,6 +30,11 @@ _ByClass: TypeAlias = list[IndexArray]  # of each class that occurs, in the orde
 
 MAX_TRIES = 1000
 MIN_SAMPLES = 10
+
+SITE_PARTITIONS = {"domain": "domain", "natural": "client"}
+"""The partitions whose clients are the values of a column of the data, and the column."""
+BY_LABEL = ("iid", "dirichlet", "pathological", "class-disjoint")
+"""The library's partitions that see nothing of the samples but labels, and so divide groups as they divide samples."""
 
 _Named = TypeVar("_Named")
 
@@ -124,13 +130,22 @@ def class_disjoint(labels: Labels, clients: int, classes: int, seed: int, passes
     return Partition(_collect(_divide_evenly(by_class, owned, rng) for _ in range(passes)))
 
 
-def by_domain(domains: Labels, equal: bool | float = False, validation: float = 0.0, seed: int = 0) -> Partition:
+def by_domain(
+    domains: Labels,
+    equal: bool | float = False,
+    validation: float = 0.0,
+    seed: int = 0,
+    groups: Labels | None = None,
+) -> Partition:
     """Make each domain a client, in sorted order, with its samples shuffled (Li et al. 2021, FedBN).
 
     ``equal=f`` gives every client ⌊f·L⌋ samples, where L is the size of the smallest domain (True means 1;
     with False a client has all samples of its domain). ``validation=v`` holds back ⌊v·L⌋ others, or ⌊v·n⌋
     of the n samples of the domain without ``equal``, in the attribute ``validation``. FedBN uses .5 and .4
     (Office-Caltech) and .05 and .05 (DomainNet).
+
+    Groups stay whole: both numbers are met as nearly as whole groups allow, and each domain has at least one group to
+    train on. A group with samples in several domains is not held back.
     """
     share = float(equal)
     _check_shares(share, validation)
@@ -142,13 +157,23 @@ def by_domain(domains: Labels, equal: bool | float = False, validation: float = 
             f"it must be at least 1/{smallest}"
         )
     rng = _generator(seed)
+    together = None if groups is None else Together(_as_array(groups, "groups"), by_value)
     training, kept_back = [], []
-    for indices in map(rng.permutation, by_value):
+    for indices in by_value:
         base = smallest if share else len(indices)
         kept = _floor_share(validation, base)
-        rest = len(indices) - kept
-        training.append(indices[: _floor_share(share, base) if share else rest])
-        kept_back.append(indices[rest:])
+        wanted = _floor_share(share, base) if share else len(indices) - kept
+        if together is None:
+            shuffled = rng.permutation(indices)
+            training.append(shuffled[:wanted])
+            kept_back.append(shuffled[len(indices) - kept :])
+            continue
+        pieces = _shuffled(together.pieces(indices), rng)
+        last = nearly(_sizes(pieces)[::-1], kept, len(pieces) - 1, together.at_one_client(pieces)[::-1])[::-1]
+        rest = [piece for piece, back in zip(pieces, last, strict=True) if not back]
+        first = nearly(_sizes(rest), wanted, len(rest)) if share else np.ones(len(rest), dtype=bool)
+        training.append(_chosen(rest, first))
+        kept_back.append(_chosen(pieces, last))
     return Partition(training, kept_back)
 
 
@@ -161,14 +186,26 @@ def natural_clients(natural: Labels) -> Partition:
     return Partition(_indices_by_value(_as_array(natural, "natural clients")))
 
 
-def hold_out(parts: Sequence[IndexArray], share: float, seed: int) -> tuple[Partition, Partition]:
+def hold_out(
+    parts: Sequence[IndexArray], share: float, seed: int, groups: Labels | None = None
+) -> tuple[Partition, Partition]:
     """Split the samples of each client at random into training and a personal test set of ⌊share·n⌋ samples.
 
     Li et al. 2023 (FedETF) hold out 30 % in this way. Classes may be missing on either side.
+
+    Groups stay whole: the number is met as nearly as whole groups allow, at least one group is held out unless the
+    number is 0, and at least one is left to train on. A group with samples at several clients is not held out.
+
+    Args:
+        parts: The samples of each client.
+        share: The share to hold out.
+        seed: The seed of the draw.
+        groups: The group of each sample of the data, if some belong together.
     """
     if not 0 <= share < 1:
         raise InputError(f"the hold-out share is {share}; it must be at least 0 and below 1")
     rng = _generator(seed)
+    together = None if groups is None else Together(_as_array(groups, "groups"), parts)
     training, held_out = Partition(validation=getattr(parts, "validation", ())), Partition()
     for client, part in enumerate(parts):
         if len(np.unique(part)) < len(part):
@@ -176,15 +213,37 @@ def hold_out(parts: Sequence[IndexArray], share: float, seed: int) -> tuple[Part
                 f"client {client} holds samples twice, so a hold-out would be trained on; "
                 "a class-disjoint partition needs passes=1 for a hold-out"
             )
-        shuffled = rng.permutation(part)
         held = _floor_share(share, len(part))
-        held_out.append(shuffled[:held])
-        training.append(shuffled[held:])
+        if together is None:
+            shuffled = rng.permutation(part)
+            held_out.append(shuffled[:held])
+            training.append(shuffled[held:])
+            continue
+        pieces = _shuffled(together.pieces(part), rng)
+        own = nearly(_sizes(pieces), held, len(pieces) - 1, together.at_one_client(pieces))
+        held_out.append(_chosen(pieces, own))
+        training.append(_chosen(pieces, ~own))
     return training, held_out
+
+
+def _shuffled(pieces: Sequence[IndexArray], rng: np.random.RandomState) -> list[IndexArray]:
+    return [pieces[int(place)] for place in rng.permutation(len(pieces))]
+
+
+def _sizes(pieces: Sequence[IndexArray]) -> list[int]:
+    return [len(piece) for piece in pieces]
+
+
+def _chosen(pieces: Sequence[IndexArray], chosen: npt.NDArray[np.bool_]) -> IndexArray:
+    """Join the pieces that are chosen."""
+    return np.concatenate([np.empty(0, np.int64), *(pieces[place] for place in np.flatnonzero(chosen).tolist())])
 
 
 def call(name: str, data: Mapping[str, Any], keys: Mapping[str, Any], options: Mapping[str, Any]) -> Partition:
     """Call the partition of this name with the arguments that its signature names, and check what it returns.
+
+    With groups, the partitions of :data:`BY_LABEL` divide groups in place of samples: each group is one sample with
+    the label that all its samples have.
 
     Args:
         name: A name of the registry, or `package.module:function`.
@@ -196,8 +255,65 @@ def call(name: str, data: Mapping[str, Any], keys: Mapping[str, Any], options: M
         One array per client, and `validation` if the partition keeps back the validation share itself.
 
     Raises:
-        InputError: If an argument is missing or an option unknown, or if the arrays are not a partition.
+        InputError: If an argument is missing or an option unknown, if the arrays are not a partition, or if they would
+            put samples of one group at several clients.
     """
+    if data.get("groups") is None or name in SITE_PARTITIONS:
+        return _called(name, data, keys, options)
+    if name in BY_LABEL:
+        return _called_for_groups(name, data, keys, options)
+    if not takes(name, "groups"):
+        raise InputError(
+            f'the data have groups (samples that belong together, such as those of one patient), and data.partition = "'
+            f'{name}" would put samples of one group on both sides, because the function does not take groups; let it '
+            "take groups, give a file with the client of each sample, or leave the groups out of the data"
+        )
+    found = _called(name, data, keys, options)
+    _reject_torn(name, np.asarray(data["groups"]), found)
+    return found
+
+
+def _called_for_groups(
+    name: str, data: Mapping[str, Any], keys: Mapping[str, Any], options: Mapping[str, Any]
+) -> Partition:
+    """Call a partition with one label for each group, and return the samples of the groups."""
+    where = f'data.partition = "{name}"'
+    if name == "class-disjoint" and keys.get("passes", 1) > 1:
+        raise InputError(
+            "data.passes = 2: each sample would be at several clients, but the data have groups, which are at one "
+            "client each; set data.passes = 1"
+        )
+    together = members(np.asarray(data["groups"]))
+    labels = np.asarray(data["labels"])
+    if name != "iid" and not (name == "dirichlet" and keys["alpha"] == math.inf):
+        mixed = [samples for samples in together if (labels[samples] != labels[samples[0]]).any()]
+        if mixed:
+            raise InputError(
+                f"{where}: divides each class, but {len(mixed)} of {len(together)} groups (samples that belong "
+                'together, such as those of one patient) have several classes; take "iid", a partition by site '
+                '("domain" or "natural"), or one of your own'
+            )
+    try:
+        found = _called(name, {"labels": labels[[samples[0] for samples in together]]}, keys, options)
+    except InputError as error:
+        raise InputError(f"{error} (the data have groups: each of the {len(together)} groups is one sample)") from None
+    return Partition(np.concatenate([np.empty(0, np.int64), *(together[k] for k in part)]) for part in found)
+
+
+def _reject_torn(name: str, groups: npt.NDArray[Any], found: Partition) -> None:
+    """Reject a partition that was given the groups and still puts samples of one group on two sides."""
+    sides = [(f"at client {client}", part) for client, part in enumerate(found)]
+    owner: dict[int, str] = {}
+    for side, part in [*sides, *(("in the validation share", part) for part in found.validation)]:
+        for group in np.unique(groups[part]).tolist():
+            if owner.setdefault(group, side) != side:
+                raise InputError(
+                    f'data.partition = "{name}": samples of group {group} are {owner[group]} and {side}; all samples '
+                    "of a group must be at one client, or in the validation share"
+                )
+
+
+def _called(name: str, data: Mapping[str, Any], keys: Mapping[str, Any], options: Mapping[str, Any]) -> Partition:
     function = PARTITIONS.find(name)
     known = {**keys, **{column: data.get(column) for column in COLUMNS}}
     check_options(name, known, options)
@@ -557,7 +673,7 @@ PARTITIONS: Registry[Callable[..., Sequence[IndexArray]]] = Registry(
         "domain": by_domain,
         "natural": natural_clients,
     },
-    or_else="the path of a saved partition.safetensors",
+    or_else="the path of a saved partition.safetensors or of a .csv",
 )
 """The functions that `data.partition` can name.
 

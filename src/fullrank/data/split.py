@@ -1,4 +1,4 @@
-"""Splitting a share of the samples off, by class."""
+"""Splitting a share or a number of the samples off, by class."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fullrank.data.dataset import Split
+from fullrank.data.groups import nearly_by_class
 from fullrank.errors import InputError
 from fullrank.randomness import generator
 
@@ -21,11 +22,24 @@ Indices = npt.NDArray[np.int64]
 TEST_SHARE = 0.2
 
 
-def split_by_class(y: Tensor | npt.NDArray[Any], share: float, seed: int) -> tuple[Indices, Indices]:
+def split_by_class(
+    y: Tensor | npt.NDArray[Any], share: float, seed: int, groups: Tensor | npt.NDArray[Any] | None = None
+) -> tuple[Indices, Indices]:
     """Return positions to keep and positions split off, each ascending; `share` of every class is split off.
 
     In total ceil(share · N) samples are split off, allotted to classes by largest remainder (the lower class on a tie).
     No class loses its last sample, so fewer are split off if there are almost as many classes as samples.
+
+    Groups are split off as wholes, so that the number in each class is met as nearly as whole groups allow. The total
+    exceeds the one above by less than one group, and no class loses its last group. Groups may have several labels.
+    Groups of one sample each give the split without groups. The rule is that of
+    :func:`fullrank.data.groups.nearly_by_class`.
+
+    Args:
+        y: The labels.
+        share: The share to split off.
+        seed: The seed of the draw.
+        groups: The group of each sample, if some belong together.
 
     >>> keep, taken = split_by_class(torch.tensor([0, 0, 0, 1, 1, 1]), 0.3, seed=0)
     >>> len(keep), len(taken)
@@ -33,23 +47,60 @@ def split_by_class(y: Tensor | npt.NDArray[Any], share: float, seed: int) -> tup
     """
     if not 0 <= share < 1:
         raise InputError(f"a share of {share} cannot be split off; it must be at least 0 and below 1")
-    labels = np.asarray(y.cpu() if isinstance(y, Tensor) else y)
-    if labels.ndim != 1:
-        raise InputError(f"labels have shape {labels.shape}; they must be one per sample")
+    # 0.07 · 100 is 7.000000000000001 in binary, but 7 in decimal
+    return _split(y, Fraction(str(float(share))), seed, groups)
+
+
+def choose_by_class(y: Tensor | npt.NDArray[Any], number: int, seed: int) -> Indices:
+    """Return the ascending positions of a number of samples, of each class its share; all of them if there are fewer.
+
+    >>> torch.tensor([0, 0, 0, 0, 1, 1])[choose_by_class(torch.tensor([0, 0, 0, 0, 1, 1]), 3, seed=0)]
+    tensor([0, 0, 1])
+    """
+    if number >= len(y):
+        return np.arange(len(y))
+    return _split(y, Fraction(number, len(y)), seed)[1]
+
+
+def keep_share(
+    y: Tensor | npt.NDArray[Any], share: float, seed: int, groups: Tensor | npt.NDArray[Any] | None = None
+) -> Indices:
+    """Return the ascending positions of a share of the samples, of each class its share and at least one.
+
+    Groups stay whole, as in :func:`split_by_class`.
+
+    >>> len(keep_share(torch.zeros(100), 0.1, seed=0))
+    10
+    """
+    return _split(y, 1 - Fraction(str(float(share))), seed, groups)[0]
+
+
+def _split(
+    y: Tensor | npt.NDArray[Any], share: Fraction, seed: int, groups: Tensor | npt.NDArray[Any] | None = None
+) -> tuple[Indices, Indices]:
+    labels = _one_per_sample("labels", y)
     _, class_of, sizes = np.unique(labels, return_inverse=True, return_counts=True)
     quotas = _largest_remainder([int(size) for size in sizes], share)
     # the length is part of the key, so that splitting the kept samples again with the same seed draws other numbers;
     # samples are ordered by drawn numbers, because only the raw stream is the same in every version of NumPy
     drawn = generator(seed, "split", len(labels)).random(len(labels))
+    if groups is not None:
+        chosen = nearly_by_class(_one_per_sample("groups", groups), class_of, quotas, drawn)
+        return np.flatnonzero(~chosen), np.flatnonzero(chosen)
     order = np.lexsort((drawn, class_of))
     rank = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     chosen = rank < np.repeat(np.asarray(quotas, dtype=np.int64), sizes)
     return np.sort(order[~chosen]), np.sort(order[chosen])
 
 
-def _largest_remainder(sizes: Sequence[int], share: float) -> list[int]:
-    # 0.07 · 100 is 7.000000000000001 in binary, but 7 in decimal
-    exact = Fraction(str(float(share)))
+def _one_per_sample(what: str, values: Tensor | npt.NDArray[Any]) -> npt.NDArray[Any]:
+    array = np.asarray(values.cpu() if isinstance(values, Tensor) else values)
+    if array.ndim != 1:
+        raise InputError(f"{what} have shape {array.shape}; they must be one per sample")
+    return array
+
+
+def _largest_remainder(sizes: Sequence[int], exact: Fraction) -> list[int]:
     quotas = [math.floor(exact * size) for size in sizes]
     missing = math.ceil(exact * sum(sizes)) - sum(quotas)
     by_remainder = sorted(range(len(sizes)), key=lambda label: (quotas[label] - exact * sizes[label], label))
@@ -64,15 +115,11 @@ def _largest_remainder(sizes: Sequence[int], share: float) -> list[int]:
 
 
 def split_off_test(whole: Split, seed: int) -> tuple[Split, Split]:
-    """Split a fifth of every class off as test data, for data that have no test split."""
-    if whole.group is not None:
-        raise InputError(
-            "the data have groups, and splitting off a test set by class would put samples of one group on both sides; "
-            "give training and test data separately"
-        )
-    keep, taken = split_by_class(whole.y, TEST_SHARE, seed)
+    """Split a fifth of every class off as test data, for data that have no test split; groups stay whole."""
+    keep, taken = split_by_class(whole.y, TEST_SHARE, seed, whole.group)
     if not len(taken):
+        what = "samples" if whole.group is None else "groups"
         raise InputError(
-            "no class has two samples, so no test set can be split off; give training and test data separately"
+            f"no class has two {what}, so no test set can be split off; give training and test data separately"
         )
     return whole.take(torch.from_numpy(keep)), whole.take(torch.from_numpy(taken))

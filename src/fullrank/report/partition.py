@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fullrank.data.heterogeneity import CountArray, class_labels
+from fullrank.data.heterogeneity import CountArray, class_labels, client_labels
 from fullrank.report.style import figure_file, save
 
 if TYPE_CHECKING:
@@ -24,10 +24,16 @@ MAX_SIZES_WRITTEN = 40
 _TICK_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
-def draw_partition(counts: CountArray, path: str | Path, class_names: Sequence[str] | None = None) -> None:
+def draw_partition(
+    counts: CountArray,
+    path: str | Path,
+    class_names: Sequence[str] | None = None,
+    client_names: Sequence[str] = (),
+) -> None:
     """Draw the (clients, classes) counts as a heat map with a bar of each client's size on its right.
 
-    Cells without samples stay white, so that classes that a client lacks are visible at once.
+    Cells without samples stay white, so that classes that a client lacks are visible at once. Up to 40 clients
+    are named, if they have names.
     """
     target = figure_file(path)
     labels = class_labels(counts, class_names)
@@ -42,7 +48,7 @@ def draw_partition(counts: CountArray, path: str | Path, class_names: Sequence[s
     cells, bars = figure.subplots(1, 2, sharey=True, width_ratios=[map_width, BARS])
     mesh = _draw_cells(cells, counts)
     _name_classes(cells, labels, map_width / classes)
-    _number_clients(cells, clients, map_height / clients)
+    _label_clients(cells, client_labels(counts, client_names), map_height / clients)
     _draw_sizes(bars, counts.sum(axis=1))
     scale = figure.colorbar(
         mesh,
@@ -82,9 +88,9 @@ def _name_classes(axes: Axes, labels: Sequence[str], column: float) -> None:
     axes.tick_params(axis="x", labelrotation=90 if upright else 0)
 
 
-def _number_clients(axes: Axes, clients: int, row: float) -> None:
-    shown = range(0, clients, _tick_step(LINE_HEIGHT, row))
-    axes.set_yticks([i + 0.5 for i in shown], [str(i) for i in shown], fontsize=FONT_SIZE)
+def _label_clients(axes: Axes, labels: Sequence[str], row: float) -> None:
+    shown = range(0, len(labels), _tick_step(LINE_HEIGHT, row))
+    axes.set_yticks([i + 0.5 for i in shown], [labels[i] for i in shown], fontsize=FONT_SIZE)
 
 
 def _tick_step(needed: float, spacing: float) -> int:

@@ -121,7 +121,9 @@ def assemble(
         **common,
         server=server,
         site=site,
-        evaluator=GlobalEvaluator(site, federation, no_global_model),
+        evaluator=GlobalEvaluator(
+            site, federation, no_global_model, samples=experiment.evaluate.samples, seed=experiment.seed
+        ),
         device=device,
         no_global_model=no_global_model,
         files_read=files_read,

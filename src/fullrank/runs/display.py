@@ -306,7 +306,8 @@ def setting(experiment: Experiment, clients: int = 0) -> str:
     amount = counted(train.steps, "step") if train.steps else counted(train.epochs, "epoch")
     part = f"{clients} per round, " if clients else ""
     rounds = f"{counted(train.rounds, 'round')} of {amount}"
-    return f"{data.name}: {counted(data.clients, 'client')} ({how}), {part}{rounds}, {experiment.model.name}"
+    divided = f"{counted(data.clients, 'client')} ({how})" if data.clients else how
+    return f"{data.name}: {divided}, {part}{rounds}, {experiment.model.name}"
 
 
 def counted(number: int, noun: str) -> str:

@@ -10,6 +10,7 @@ import torch
 
 from fullrank.data import Split
 from fullrank.data.federation import Federation
+from fullrank.data.split import choose_by_class
 from fullrank.federated.site import Site
 from fullrank.metrics.evaluate import FeatureRange, evaluate
 from fullrank.trees import Tensors
@@ -22,10 +23,21 @@ class GlobalEvaluator:
         site: The site, whose network and metrics are used.
         federation: The data, with the test set and the validation set.
         no_global_model: Why there is no complete global model to evaluate, if there is none.
+        samples: The number of test samples to evaluate on, of each class and domain its share; 0 is all.
+        seed: The seed that draws them.
     """
 
-    def __init__(self, site: Site, federation: Federation, no_global_model: str | None = None):
+    def __init__(
+        self,
+        site: Site,
+        federation: Federation,
+        no_global_model: str | None = None,
+        *,
+        samples: int = 0,
+        seed: int = 0,
+    ):
         self._site, self._federation, self._no_global_model = site, federation, no_global_model
+        self._samples, self._seed = samples, seed
 
     def evaluate(self, model: Tensors) -> dict[str, Any]:
         """Return the metrics of a global model by name; those of the validation set start with "validation_"."""
@@ -66,10 +78,18 @@ class GlobalEvaluator:
     def _splits(self) -> list[tuple[str, Split]]:
         """The sets to evaluate on, on the site's device, with the prefix of their metrics."""
         data, kept_back = self._federation.data, torch.from_numpy(self._federation.validation)
-        sets = [("", data.test)] if data.test is not None else []
+        sets = [("", self._some_of(data.test))] if data.test is not None else []
         if len(kept_back):
             sets.append(("validation_", Split(data.train.x[kept_back], data.train.y[kept_back])))
         return [(prefix, _on(split, self._site.device)) for prefix, split in sets]
+
+    def _some_of(self, test: Split) -> Split:
+        """Return the test samples to evaluate on."""
+        if not self._samples:
+            return test
+        classes = self._federation.data.num_classes
+        stratum = test.y if test.domain is None else test.y + classes * test.domain
+        return test.take(torch.from_numpy(choose_by_class(stratum, self._samples, self._seed)))
 
 
 def _on(split: Split, device: torch.device) -> Split:

@@ -58,7 +58,8 @@ def fit(
     Args:
         model: The module, in its own precision.
         clients: The data of each client, as (x, y) tensors or a torch Dataset. A Dataset is read once, so a random
-            transform in it is drawn only once.
+            transform in it is drawn only once. A `fullrank.data.Split` may have groups (samples that belong together,
+            such as those of a patient), numbered by each client for itself: hold-outs keep them whole.
         method: The method, by name or as a `Method`.
         test: Test data, in the form of a client's.
         rounds: Number of communication rounds.
@@ -98,7 +99,8 @@ def fit(
     device = device or ("cuda" if any(p.is_cuda for p in model.parameters()) else "")
     model = model.cpu()  # from where it goes to the device with everything else
     splits = [_client_split(number, data) for number, data in enumerate(clients)]
-    tested = None if test is None else as_split(test)
+    # Groups of test data are numbered independently of the clients'.
+    tested = None if test is None else dataclasses.replace(as_split(test), group=None)
     values: dict[str, Any] = {
         "seed": seed,
         "data": {
@@ -122,7 +124,6 @@ def fit(
         "engine": {"name": engine, "device": device},
     }
     experiment = Experiment(**_plain(merged(values, changes)))
-    _reject_to_tear_groups(clients, experiment)
     data = _joined(splits, tested, _width(model, splits[0], head))
     divided = given(
         data,
@@ -175,19 +176,9 @@ def _own_precision(model: nn.Module) -> str:
 def _client_split(number: int, data: Any) -> Split:
     try:
         split = as_split(data)
-        return Split(split.x.cpu(), split.y.cpu())
+        return Split(split.x.cpu(), split.y.cpu(), group=None if split.group is None else split.group.cpu())
     except InputError as problem:
         raise InputError(f"client {number}: {problem}") from None
-
-
-def _reject_to_tear_groups(clients: Sequence[Any], experiment: Experiment) -> None:
-    table = experiment.data
-    grouped = [k for k, data in enumerate(clients) if isinstance(data, Split) and data.group is not None]
-    if grouped and (table.holdout or table.validation):
-        raise InputError(
-            f"client {grouped[0]} has groups (samples that belong together), and data.holdout and data.validation are "
-            "drawn sample by sample, so samples of one group would be on both sides; leave both at 0"
-        )
 
 
 def _reject_arguments(changes: Mapping[str, Any]) -> None:
@@ -231,11 +222,25 @@ def _joined(splits: list[Split], test: Split | None, width: int) -> DataSet:
                 f"client {number} has {split.x.dtype} inputs of shape {tuple(split.x.shape[1:])}, "
                 f"client 0 {first.x.dtype} of {tuple(first.x.shape[1:])}; all clients' must agree"
             )
-    train = Split(torch.cat([split.x for split in splits]), torch.cat([split.y for split in splits]))
+    x, y = torch.cat([split.x for split in splits]), torch.cat([split.y for split in splits])
+    train = Split(x, y, group=_groups(splits))
     largest = max(int(split.y.max()) for split in (train, test) if split is not None)
     if largest >= MOST_CLASSES:
         raise InputError(f"the largest label is {largest}; labels must number the classes from 0")
     return DataSet(GIVEN, train, test, tuple(str(c) for c in range(max(width, largest + 1))))
+
+
+def _groups(splits: list[Split]) -> torch.Tensor | None:
+    """Number the groups of all clients; samples of a client without groups are groups of their own."""
+    if all(split.group is None for split in splits):
+        return None
+    found: list[torch.Tensor] = []
+    used = 0
+    for split in splits:
+        own = torch.arange(len(split)) if split.group is None else torch.unique(split.group, return_inverse=True)[1]
+        found.append(own + used)
+        used += int(own.max()) + 1
+    return torch.cat(found)
 
 
 def method_table(method: str | Method) -> dict[str, Any]:

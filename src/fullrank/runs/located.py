@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fullrank.config.experiment import Experiment
+from fullrank.data.partition_files import is_file
 from fullrank.plugins import FILES, is_foreign
 
 
@@ -27,8 +28,9 @@ def located(experiment: Experiment, path: Path, facts: Mapping[str, Any], root: 
     start = Path(facts.get("working_directory", ""))
     changes: dict[str, Any] = {"data": _data(experiment, start, root), "model": _model(experiment, start)}
     own = path / "partition.safetensors"
-    if experiment.data.partition.endswith(".safetensors") and own.is_file():
-        changes["data"]["partition"] = str(own)
+    if is_file(experiment.data.partition) and own.is_file():
+        # The saved partition has the hold-outs and the validation share that were drawn for a CSV without them.
+        changes["data"] |= {"partition": str(own), "holdout": 0.0, "validation": 0.0}
     table = experiment.engine
     if table.device.startswith("cuda") and not torch.cuda.is_available():
         # Runs that were trained on a GPU are often read on other machines, and bfloat16 is meant for GPUs.

@@ -20,6 +20,7 @@ from fullrank.config.experiment import Experiment, merged
 from fullrank.data import DataSet, Split, load_dataset
 from fullrank.data.augment.resize import resized
 from fullrank.data.federation import Federation
+from fullrank.data.partition_files import is_file
 from fullrank.errors import InputError
 from fullrank.files import write_json
 from fullrank.models.reparam.scales import write_scales
@@ -112,7 +113,7 @@ def searched(model: str, values: Mapping[str, Any]) -> Experiment:
     Experiment(**settled)  # reject invalid tables and values before anything is computed
     if settled["model"].get("mode") != "hs" or settled["method"]["name"] != "fedavg":
         raise InputError('a search trains a network in mode "hs" with fedavg; leave out model.mode and method.name')
-    saved = str(settled["data"]["partition"]).endswith(".safetensors")
+    saved = is_file(str(settled["data"]["partition"]))
     for key in ("holdout", "unseen") if saved else ("size", "holdout", "unseen"):
         if settled["data"].get(key):
             raise InputError(f"data.{key}: a search trains on 32×32 images of all its samples; leave it out")
@@ -131,7 +132,7 @@ def searched(model: str, values: Mapping[str, Any]) -> Experiment:
 def _divided(experiment: Experiment, stored: DataSet) -> Federation:
     """Return the data set of a search, divided by its settings or by the saved partition of a run."""
     data = for_search(stored)
-    if not experiment.data.partition.endswith(".safetensors"):
+    if not is_file(experiment.data.partition):
         return federate(experiment, data)
     as_then = federate(experiment.but(data__augment="none"), stored)
     return dataclasses.replace(as_then, data=data, pipeline=pipeline(experiment, data))
