@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import numpy as np
@@ -38,6 +39,7 @@ from fullrank.cli.options import (
 )
 from fullrank.config.experiment import Experiment, parse_overrides
 from fullrank.data.heterogeneity import draw_text
+from fullrank.data.sources.progress import watching
 from fullrank.engine.allocator import keep_freed_memory
 from fullrank.errors import InputError, Interrupted
 from fullrank.local import interrupt
@@ -96,7 +98,7 @@ def run(
     experiment = _experiment(file, overrides)
     _reject_without_effect(experiment, overrides)
     try:
-        with display.choose(quiet, as_json) as shown:
+        with display.choose(quiet, as_json) as shown, watching(None) if quiet else nullcontext():
             finished = run_experiment(experiment, out, change_engine=change_engine, callbacks=[shown])
     except Interrupted as stop:
         fail(str(stop), 130)  # here, because typer would print "Aborted." only

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
 from fullrank.cli.options import AsJson, Command, command_group
-from fullrank.data import load_dataset
+from fullrank.data import DataSet, load_dataset
 from fullrank.data.sources.download import Watch
 from fullrank.data.sources.download import get as get_data
+from fullrank.data.sources.registry import DATA_SETS
 from fullrank.data.sources.registry import stored as stored_sets
 from fullrank.data.sources.stored import FileFacts, Stored
 from fullrank.errors import InputError, nearest
 from fullrank.runs import display
 
 EMBEDDED = "digits"
-NAMES = (EMBEDDED, *stored_sets())
+SIDE = 32
+"""The side of the images when files are only checked, since images of different shapes are no problem then."""
 
 app = command_group("Download data sets and check them.", no_args_is_help=True)
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help=f"Data set: {', '.join(NAMES)}.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help=f"Data set: {', '.join(DATA_SETS.own)}.")]
 Root = Annotated[
     str,
     typer.Option("--root", metavar="DIR", help="Folder of data sets. By default $FULLRANK_DATA, ./data or the cache."),
@@ -57,14 +61,15 @@ def check(
     root: Root = "",
     as_json: AsJson = False,
 ) -> None:
-    """Check that a data set is complete and official.
+    """Check that a data set is complete, official and readable.
 
-    Prints the folder of the data set and the state of each file. The exit status is not 0 if the data set is missing
-    or damaged, or if a file has the official size but different content.
+    Prints the folder of the data set and the state of each file, or, of a data set of image files, the number of images
+    of each class and the files that cannot be read. The exit status is not 0 if the data set is missing or damaged, if
+    files cannot be read, or if a file has the official size but different content.
 
     Example: fullrank data check cifar10
     """
-    facts = _facts(None if name == EMBEDDED else _known(name), root)
+    facts = _facts(name, root)
     if as_json:
         print(json.dumps(facts, indent=1))
     else:
@@ -73,31 +78,65 @@ def check(
     if altered:
         print(f"fullrank: in {facts['folder']}, {', '.join(altered)} is not the official file", file=sys.stderr)
         raise typer.Exit(1)
+    if facts["unreadable"]:
+        print(f"fullrank: {len(facts['unreadable'])} files cannot be read", file=sys.stderr)
+        raise typer.Exit(1)
 
 
 def _known(name: str) -> Stored:
     if name not in stored_sets():
-        raise InputError(f'unknown data set "{name}": {nearest(name, NAMES)}')
+        if name in DATA_SETS.own:
+            raise InputError(
+                f'"{name}" cannot be downloaded by fullrank; "fullrank data check {name}" says where it is searched'
+            )
+        raise InputError(f'unknown data set "{name}": {nearest(name, DATA_SETS.own)}')
     return stored_sets()[name]
 
 
-def _facts(stored: Stored | None, root: str) -> dict[str, Any]:
+def _facts(name: str, root: str) -> dict[str, Any]:
+    if name not in DATA_SETS.own:
+        raise InputError(f'unknown data set "{name}": {nearest(name, DATA_SETS.own)}')
+    of_images = "unreadable" in inspect.signature(DATA_SETS.own[name]).parameters
+    stored = stored_sets().get(name)
     place = stored.find(root) if stored else None
     files = stored.inspect(place) if stored and place else []
-    data = stored.load(root) if stored else load_dataset(EMBEDDED)
+    how: dict[str, Any] = {"unreadable": "skip", "size": (SIDE, SIDE)} if of_images else {}
+    data = load_dataset(name, root, **how)
     return {
         "name": data.name,
         "title": stored.title if stored else data.name,
         "folder": str(place.folder) if place else None,
-        "form": place.layout.form if place else "part of fullrank",
+        "form": place.layout.form if place else _form(name, of_images),
         "files": [_file(fact) for fact in files],
         "official": all(fact.state == "official" for fact in files),
         "train": len(data.train),
         "test": len(data.test) if data.test else 0,
-        "shape": list(data.input_shape),
+        "shape": None if of_images else list(data.input_shape),
         "classes": list(data.classes),
-        "fingerprint": data.fingerprint(),
+        "images": _images(data) if of_images else None,
+        "unreadable": list(data.unreadable),
+        "remarks": list(data.remarks),
+        "fingerprint": None if of_images else data.fingerprint(),
     }
+
+
+def _form(name: str, of_images: bool) -> str:
+    return "part of fullrank" if name == EMBEDDED else "image files" if of_images else "files"
+
+
+def _images(data: DataSet) -> dict[str, dict[str, list[int]]]:
+    """Return how many images each class has in training and test, by domain."""
+    found: dict[str, dict[str, list[int]]] = {}
+    for number, domain in enumerate(data.domains or ("",)):
+        counts = [
+            torch.bincount(
+                split.y if split.domain is None else split.y[split.domain == number], minlength=data.num_classes
+            ).tolist()
+            for split in (data.train, data.test)
+            if split is not None
+        ]
+        found[domain] = {name: [*both] for name, *both in zip(data.classes, *counts, strict=True)}
+    return found
 
 
 def _file(fact: FileFacts) -> dict[str, Any]:
@@ -123,9 +162,30 @@ def _print(facts: dict[str, Any]) -> None:
         console.print(table, highlight=False)
     print(f"training samples  {facts['train']}")
     print(f"test samples      {facts['test']}")
-    print(f"sample            {'×'.join(map(str, facts['shape']))}")
+    if facts["shape"]:
+        print(f"sample            {'×'.join(map(str, facts['shape']))}")
     print(f"classes           {len(facts['classes'])}: {_shortened(facts['classes'])}")
-    print(f"fingerprint       {facts['fingerprint']}")
+    if facts["fingerprint"]:
+        print(f"fingerprint       {facts['fingerprint']}")
+    if facts["images"]:
+        _print_images(console, facts)
+
+
+def _print_images(console: Console, facts: dict[str, Any]) -> None:
+    """Print the numbers of images, one line per class, and the files that cannot be read."""
+    print("images of each class, in training and test:")
+    table = Table(box=None, pad_edge=False)
+    table.add_column("class")
+    for domain in facts["images"]:
+        table.add_column(domain, justify="right")
+    for name in facts["classes"]:
+        counts = (of_class[name] for of_class in facts["images"].values())
+        table.add_row(name, *(f"{train} + {test}" for train, test in counts))
+    console.print(table, highlight=False, markup=False)
+    for text in facts["remarks"]:
+        print(text)
+    for text in facts["unreadable"]:
+        print(f"unreadable        {text}")
 
 
 def _shortened(names: list[str], most: int = 10) -> str:

@@ -9,14 +9,17 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any, NoReturn
 
 import torch
 import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from typer.core import TyperCommand, TyperGroup
 
 from fullrank.config.experiment import merged, parse_overrides, read_toml
+from fullrank.data.sources.progress import watching
 from fullrank.errors import ClientFailed, InputError, RunFailed, WriteFailed, in_words
 
 File = Annotated[
@@ -114,7 +117,8 @@ def experiment_values(file: str | None, overrides: list[str] | None) -> dict[str
 def answer(command: Callable[[], Any]) -> None:
     """Run a command line. Errors that a user can cause end in one sentence and a non-zero exit status."""
     try:
-        _run_and_flush(command)
+        with bars_while_reading():
+            _run_and_flush(command)
     except InputError as problem:
         fail(str(problem), 2)
     except (ClientFailed, RunFailed) as failure:
@@ -142,6 +146,35 @@ def answer(command: Callable[[], Any]) -> None:
 def _shortened(name: object) -> str:
     text = str(name)
     return text if len(text) <= 120 else f"{text[:60]}…{text[-60:]}"
+
+
+@contextlib.contextmanager
+def bars_while_reading() -> Iterator[None]:
+    """Show a progress bar on the terminal while image files are decoded."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    bars = Progress(*columns, console=Console(stderr=True), transient=True)
+
+    def watch(what: str, done: int, total: int) -> None:
+        if not bars.tasks:
+            bars.start()
+            bars.add_task(what, total=total)
+        bars.update(bars.task_ids[0], completed=done)
+        if done == total:
+            hide()
+
+    def hide() -> None:
+        bars.stop()
+        for task in bars.task_ids:
+            bars.remove_task(task)
+
+    with watching(watch):
+        try:
+            yield
+        finally:
+            hide()
 
 
 def prepare_streams() -> None:

@@ -95,8 +95,9 @@ class Data(Table):
     validation: Share = 0.0
     """Fraction of the training set that is held out as a validation set, to choose settings or the best round."""
     size: Annotated[int, Field(ge=0)] | Annotated[list[PositiveInt], Field(min_length=2, max_length=2)] = 0
-    """Length of the short side of images in pixels, or [height, width]; images are resized once, on loading. 0 keeps
-    the stored size."""
+    """Length of the short side of images in pixels, or [height, width]; images are resized once, on loading. Images of
+    different proportions are resized to the short side and cut to the square in the middle. 0 keeps the stored size,
+    which must then be the same for all."""
     unreadable: Literal["stop", "skip"] = "stop"
     """Whether image files that cannot be read stop the run or are left out and listed."""
     label: str = ""
@@ -116,8 +117,9 @@ class Data(Table):
     { mean = [...], std = [...] }, one number per channel."""
     augment: Literal["auto", "none"] | list[Annotated[str, NameIn(AUGMENTATIONS)]] = "auto"
     """Augmentation of training images: the usual one for the data set (auto), none, or a list. Arguments follow a
-    colon, as in crop:4 (pixels), rotate:15 (degrees), randaugment:2,9, autoaugment:bins (as in the code of FedDecorr),
-    raug:15 (as in the code of FedRepOpt) or mine:Cutout:8."""
+    colon, as in crop:4 (pixels of the border), random-crop:200 (a window of that size, for which the model is built;
+    evaluation takes the one in the middle), rotate:15 (degrees), randaugment:2,9, autoaugment:bins (as in the code of
+    FedDecorr), raug:15 (as in the code of FedRepOpt) or mine:Cutout:8."""
 
     @model_validator(mode="before")
     @classmethod

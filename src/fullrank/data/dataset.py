@@ -85,6 +85,10 @@ class DataSet:
     augment: tuple[str, ...] = ()
     columns: tuple[Column, ...] = ()
     """The columns of a table, whose features the samples are, in their order."""
+    unreadable: tuple[str, ...] = ()
+    """The files that could not be read and were left out, each with the reason."""
+    remarks: tuple[str, ...] = ()
+    """What a user should know about how the files were read, one sentence each."""
     file: Path | None = None
     """The safetensors file that the tensors are memory-mapped from (as `train.x` and so on), if there is one."""
 
@@ -99,7 +103,8 @@ class DataSet:
                 _reject_outside(split_name, "client", split.client, len(self.clients))
         if self.test is not None:
             self._reject_unlike(self.test.x)
-        if self.columns and (width := sum(column.width for column in self.columns),) != self.input_shape:
+        width = sum(column.width for column in self.columns)
+        if self.columns and self.input_shape != (width,):
             raise InputError(f"samples of {self.name} have shape {self.input_shape} but its columns {width} features")
             self._reject_groups_in_both(self.test)
         if (self.mean is None) != (self.std is None):

@@ -57,7 +57,7 @@ def facts_about(
         dtype=str(network.dtype).removeprefix("torch."),
         library_model=isinstance(network.module, Net),
         dense=all(isinstance(network.owner(name), DENSE) for name in network.names),
-        client_bytes=client_bytes(network, federation.data.input_shape, largest, batch_size),
+        client_bytes=client_bytes(network, federation.pipeline.shape(federation.data.input_shape), largest, batch_size),
         obstacle=obstacle(network, composition, schedule),
         clients=clients,
         samples=clients * steps * batch_size if steps else samples,
@@ -75,7 +75,7 @@ def client_bytes(network: Network, input_shape: Sequence[int], largest: int, bat
 
     Args:
         network: The network.
-        input_shape: The shape of one input.
+        input_shape: The shape of one prepared input.
         largest: The number of samples of the largest client.
         batch_size: Samples per local step.
     """

@@ -38,7 +38,8 @@ WORTH_MAPPING = 4
 
 def width_of(site: Site, clients: int) -> int:
     """Return how many clients make a group, given the number of clients in a round."""
-    one = client_bytes(site.network, site.data.input_shape, site.data.largest, site.settings.batch_size)
+    shape = site.data.pipeline.shape(site.data.input_shape)
+    one = client_bytes(site.network, shape, site.data.largest, site.settings.batch_size)
     return max(1, min(clients, MOST_CLIENTS, STACK_BYTES // one))
 
 

@@ -172,8 +172,9 @@ def hosted_data(
         clients: The training samples and the hold-out of each client, by its id.
     """
     shape = without_data(facts)
-    operations = Pipeline.build(shape.data, "none", experiment.data.augment).operations
-    prepare = Pipeline(shape.pipeline.statistics, operations)
+    prepare = dataclasses.replace(
+        Pipeline.build(shape.data, "none", experiment.data.augment), statistics=shape.pipeline.statistics
+    )
     return HostedData.of(clients, prepare, shape.data.num_classes, shape.seen)
 
 
@@ -260,7 +261,9 @@ def without_data(facts: Mapping[str, Any]) -> Federation:
     statistics = (tuple(described["mean"]), tuple(described["std"])) if described["mean"] is not None else None
     nothing = np.empty(0, np.int64)
     parts = [nothing] * facts["clients"]
-    return Federation(data, parts, parts, nothing, Pipeline(statistics), np.array(facts["unseen"], np.int64))
+    crop = described.get("crop")
+    prepare = Pipeline(statistics, crop=tuple(crop) if crop else None)
+    return Federation(data, parts, parts, nothing, prepare, np.array(facts["unseen"], np.int64))
 
 
 def pipeline(experiment: Experiment, data: DataSet) -> Pipeline:

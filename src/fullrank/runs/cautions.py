@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch
+
+from fullrank.data.dataset import DataSet
+from fullrank.data.federation import CLASSES_NAMED
 from fullrank.local.plan import last_batch_too_small
 
 if TYPE_CHECKING:
     from fullrank.runs.assemble import Assembly
 
 CLIENTS_NAMED = 5
+FILES_NAMED = 3
 
 
 def cautions(assembly: Assembly) -> list[str]:
@@ -32,6 +37,7 @@ def cautions(assembly: Assembly) -> list[str]:
             'statistics of them; give data.normalise = { mean = [...], std = [...] }, or "half", or "none" if this '
             "is meant"
         )
+    found += _about_files(data)
     # Some authors' partitions lose a few samples, and one client alone, as in a search, is a part taken on purpose.
     if assembly.federation.orphaned and assembly.federation.clients > 1:
         found.append(f"the partition leaves data out: {assembly.federation.left_out()}")
@@ -41,6 +47,25 @@ def cautions(assembly: Assembly) -> list[str]:
             "clients"
         )
     found += _small_last_batches(assembly)
+    return found
+
+
+def _about_files(data: DataSet) -> list[str]:
+    """Warn of files that were left out, and of classes that are only tested."""
+    found = [*data.remarks]
+    if data.unreadable:
+        first = ", ".join(data.unreadable[:FILES_NAMED]) + (", …" if len(data.unreadable) > FILES_NAMED else "")
+        found.append(
+            f'{len(data.unreadable)} files of "{data.name}" cannot be read and were left out (partition.json lists '
+            f"all of them): {first}"
+        )
+    trained = torch.bincount(data.train.y, minlength=data.num_classes) > 0
+    tested = trained if data.test is None else torch.bincount(data.test.y, minlength=data.num_classes) > 0
+    if untrained := [data.classes[k] for k in (tested & ~trained).nonzero().flatten().tolist()]:
+        named = ", ".join(untrained[:CLASSES_NAMED]) + (", …" if len(untrained) > CLASSES_NAMED else "")
+        found.append(
+            f"{len(untrained)} of {data.num_classes} classes have test samples and no training samples: {named}"
+        )
     return found
 
 

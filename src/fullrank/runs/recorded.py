@@ -26,7 +26,7 @@ def federation_facts(federation: Federation) -> dict[str, Any]:
 
 def data_facts(federation: Federation) -> dict[str, Any]:
     """Return what is recorded about the data: enough to build the network and to prepare inputs without them."""
-    data, statistics = federation.data, federation.pipeline.statistics
+    data, statistics, crop = federation.data, federation.pipeline.statistics, federation.pipeline.crop
     return {
         "name": data.name,
         "fingerprint": data.fingerprint(),
@@ -39,6 +39,8 @@ def data_facts(federation: Federation) -> dict[str, Any]:
         "std": list(statistics[1]) if statistics else None,
         "augment": list(data.augment),
         **({"columns": [dataclasses.asdict(column) for column in data.columns]} if data.columns else {}),
+        "crop": list(crop) if crop else None,
+        "unreadable": list(data.unreadable),
     }
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fullrank.config.experiment import Experiment
+from fullrank.data.sources.progress import watching
 from fullrank.engine import Engine, open_engine
 from fullrank.engine.machine import find_device, threads
 from fullrank.errors import (
@@ -125,7 +126,8 @@ def _execute(
                 raise InputError(f'"{directory.path}" holds a run already; resume it, or choose another directory')
             experiment, changes = check_resumable(experiment, directory, change_engine)
         with _in_words(directory, experiment.train.rounds), threads(experiment.engine.threads):
-            assembly = assemble(experiment, **parts)
+            with watching(lambda what, done, total: interrupt.check()):
+                assembly = assemble(experiment, **parts)
             return _run_rounds(assembly, directory, callbacks, changes)
     except WriteFailed as failure:
         if directory is None:

@@ -54,7 +54,15 @@ class Operation(ABC):
 
     @abstractmethod
     def apply(self, x: Tensor, u: Tensor) -> Tensor:
-        """Return the changed images (N, C, H, W), of the same shape and dtype; `u` has (N, draws) numbers."""
+        """Return the changed images (N, C, H, W), of the same dtype and shape; `u` has (N, draws) numbers."""
+
+    def crop(self, height: int, width: int) -> tuple[int, int]:
+        """Return the height and width of the images that `apply` returns, by default those that it gets.
+
+        An operation that returns smaller images lets the model see the window of that size in the middle of each image
+        when it is evaluated.
+        """
+        return height, width
 
     def place(self, device: torch.device) -> None:  # noqa: B027 - most operations have no constants
         """Put constants on a device before training, as a CUDA graph needs them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar
 
@@ -79,6 +79,39 @@ class Crop(Operation):
 
 
 @dataclass(frozen=True)
+class RandomCrop(Operation):
+    """A random square window of the image, as it is; the model is evaluated on the window in the middle."""
+
+    side: int
+    draws: ClassVar[int] = 2
+
+    def apply(self, x: Tensor, u: Tensor) -> Tensor:
+        """Cut one window per sample out."""
+        windows = x.unfold(2, self.side, 1).unfold(3, self.side, 1)
+        top, left = (pick(u[:, k], windows.shape[k + 2]) for k in (0, 1))
+        return windows[torch.arange(x.shape[0], device=x.device), :, top, left]
+
+    def crop(self, height: int, width: int) -> tuple[int, int]:
+        """Return the side of the window, twice."""
+        return self.side, self.side
+
+    @classmethod
+    def parse(cls, arguments: str, dataset: DataSet) -> RandomCrop:
+        """Make the operation from the side of the window in pixels."""
+        height, width = dataset.input_shape[1:]
+        if not (arguments.isdecimal() and int(arguments) > 0):
+            raise InputError(
+                f'the side "{arguments}" of a random crop must be a number of pixels, as in "random-crop:200"'
+            )
+        if int(arguments) > min(height, width):
+            raise InputError(
+                f"a random crop of {arguments}×{arguments} pixels does not fit into images of {height}×{width}; give a "
+                "smaller one, or a larger data.size"
+            )
+        return cls(int(arguments))
+
+
+@dataclass(frozen=True)
 class Flip(Operation):
     """Flip half of the samples horizontally."""
 
@@ -101,6 +134,7 @@ AUGMENTATIONS: Registry[Callable[[str, DataSet], Operation] | type[Operation]] =
     {
         "crop": Crop,
         "crop-reflect": partial(Crop.parse, reflect=True),
+        "random-crop": RandomCrop,
         "flip": Flip,
         "rotate": Rotate,
         "resized-crop": ResizedCrop,
@@ -135,6 +169,9 @@ class Pipeline:
 
     statistics: Statistics | None = None
     operations: tuple[Operation, ...] = ()
+    crop: tuple[int, int] | None = None
+    """Height and width of the window that an operation leaves of an image, which the model is built for. In evaluation
+    it is the one in the middle."""
 
     @classmethod
     def build(
@@ -144,7 +181,12 @@ class Pipeline:
         augment: str | Sequence[str] = "auto",
     ) -> Pipeline:
         """Build the pipeline that the keys `normalise` and `augment` of [data] describe."""
-        return cls(_statistics(dataset, normalise), _operations(dataset, augment))
+        operations, crop = _operations(dataset, augment)
+        return cls(_statistics(dataset, normalise), operations, crop)
+
+    def shape(self, input_shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of a prepared sample, given that of a stored one."""
+        return tuple(input_shape) if self.crop is None else (*input_shape[:-2], *self.crop)
 
     @property
     def draws(self) -> int:
@@ -165,6 +207,8 @@ class Pipeline:
             return x
         if uniform is not None:
             x = self._augment(x, uniform)
+        elif self.crop is not None:
+            x = _middle(x, *self.crop)
         if x.dtype != torch.uint8 and self.statistics is None:
             return x.to(dtype)
         if x.dim() == 2 and x.is_floating_point():
@@ -195,6 +239,12 @@ class Pipeline:
             x = operation.apply(x, uniform[:, used : used + operation.draws])
             used += operation.draws
         return x
+
+
+def _middle(x: Tensor, height: int, width: int) -> Tensor:
+    """Return the window in the middle of images (N, C, H, W)."""
+    top, left = (x.shape[2] - height) // 2, (x.shape[3] - width) // 2
+    return x[:, :, top : top + height, left : left + width]
 
 
 def _exact(dtype: torch.dtype) -> torch.dtype:
@@ -260,13 +310,25 @@ def _reject_unusable(mean: tuple[float, ...], std: tuple[float, ...], count: int
                 raise InputError(f"{name} holds {number}; it must be finite{' and above 0' if name == 'std' else ''}")
 
 
-def _operations(dataset: DataSet, augment: str | Sequence[str]) -> tuple[Operation, ...]:
+def _operations(dataset: DataSet, augment: str | Sequence[str]) -> tuple[tuple[Operation, ...], tuple[int, int] | None]:
+    """Return the operations, each made for the images that the one before leaves, and the window that all leave."""
     if isinstance(augment, str) and augment not in ("auto", "none"):
         raise InputError(f'augment is "{augment}"; it must be "auto", "none" or a list such as ["crop", "flip"]')
     names = dataset.augment if augment == "auto" else () if augment == "none" else tuple(augment)
     if names and not _are_images(dataset):
         raise InputError(f'"{names[0]}" needs images (N, C, H, W), and {describe(dataset)}; use augment = "none"')
-    return tuple(_operation(text, dataset) for text in names)
+    operations: list[Operation] = []
+    crop = None
+    for text in names:
+        operation = _operation(text, dataset)
+        stored = dataset.input_shape[1:]
+        left = operation.crop(*stored)
+        if left != stored:
+            crop = left
+            some = dataset.train.take(torch.arange(min(TRIED, len(dataset.train))))
+            dataset = replace(dataset, train=replace(some, x=_middle(some.x, *left)), test=None, file=None)
+        operations.append(operation)
+    return tuple(operations), crop
 
 
 def _operation(text: str, dataset: DataSet) -> Operation:
@@ -325,9 +387,14 @@ def _made_and_tried(
     uniform = torch.rand(len(x), operation.draws, generator=torch.Generator().manual_seed(0))
     before = x.clone()
     once, again = (operation.apply(x, uniform) for _ in range(2))
-    if not isinstance(once, Tensor) or once.shape != x.shape or once.dtype != x.dtype:
+    height, width = operation.crop(*x.shape[2:])
+    shape = (*x.shape[:2], height, width)
+    if not isinstance(once, Tensor) or once.shape != shape or once.dtype != x.dtype:
         kind = f"{once.dtype} of shape {tuple(once.shape)}" if isinstance(once, Tensor) else type(once).__name__
-        raise InputError(f"apply gave {kind} for {x.dtype} of shape {tuple(x.shape)}; it must keep both")
+        must = "it must keep both" if shape == x.shape else f"with its crop it must be of shape {shape}"
+        raise InputError(f"apply gave {kind} for {x.dtype} of shape {tuple(x.shape)}; {must}")
+    if not (1 <= height <= x.shape[2] and 1 <= width <= x.shape[3]):
+        raise InputError(f"its crop of {height}×{width} does not fit into images of {x.shape[2]}×{x.shape[3]}")
     if not torch.equal(x, before):
         raise InputError("apply wrote into the batch that it got; it must return a new tensor")
     if not torch.equal(once, again):

@@ -21,6 +21,7 @@ from torch import Tensor
 from fullrank.data.augment.operation import Operation, reject_arguments
 from fullrank.data.dataset import DataSet, Split
 from fullrank.data.memory_limit import reject_too_large
+from fullrank.data.sources.decode import new_shape
 from fullrank.errors import InputError
 
 _WEIGHT_BITS = 22
@@ -59,19 +60,6 @@ def resized(data: DataSet, size: int | Sequence[int]) -> DataSet:
     test = None if data.test is None else changed(data.test)
     # the file has the images before resizing
     return replace(data, train=changed(data.train), test=test, file=None)
-
-
-def new_shape(height: int, width: int, size: int | Sequence[int]) -> tuple[int, int]:
-    """Return height and width of an image after resizing it to `size`, its short side or both.
-
-    >>> new_shape(30, 40, 15), new_shape(30, 40, [8, 8])
-    ((15, 20), (8, 8))
-    """
-    if not isinstance(size, int):
-        tall, wide = size
-        return tall, wide
-    short = min(height, width)
-    return size * height // short, size * width // short
 
 
 def resize(x: Tensor, height: int, width: int) -> Tensor:

@@ -21,7 +21,7 @@ from fullrank.data.sources.places import user_cache
 LIMIT = 64 * 2**20
 """A data set whose samples have at least this many bytes is kept decoded."""
 
-VERSION = "2"
+VERSION = "3"
 """The version of the files' format; a file of another version is written again."""
 
 _COLUMNS = ("x", "y", *IDS)
@@ -36,6 +36,7 @@ class Content:
     classes: tuple[str, ...]
     domains: tuple[str, ...] = ()
     clients: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
 
 
 def cache_folder() -> Path:
@@ -62,22 +63,34 @@ def cached(
         decode: Reads the content of these files.
         complete: Makes a data set of the content.
     """
-    path, state = cache_folder() / _file_name(name, sources), _state(sources)
+    places = json.dumps([str(path.resolve()) for path in sources])
+    return cached_as(name, places, _state(sources), decode, complete, LIMIT)
+
+
+def cached_as(
+    name: str, place: str, state: str, decode: Callable[[], Content], complete: Callable[[Content], DataSet], limit: int
+) -> DataSet:
+    """Return a data set, from the cache if it is there, as `cached` does.
+
+    Args:
+        name: The name of the data set.
+        place: A text that tells the data set from all others, such as the path of its folder.
+        state: A text that is another one when the sources have changed.
+        decode: Reads the content of the sources.
+        complete: Makes a data set of the content.
+        limit: A data set whose samples have at least this many bytes is kept.
+    """
+    path = cache_folder() / f"{name}-{hashlib.sha256(place.encode()).hexdigest()[:16]}.safetensors"
     kept = _kept(path, state, complete)
     if kept is not None:
         return kept
     data = complete(decode())
-    if sum(split.x.nbytes for split in (data.train, data.test) if split is not None) < LIMIT:
+    if sum(split.x.nbytes for split in (data.train, data.test) if split is not None) < limit:
         return data
     # the user did not ask for a cache, so one that cannot be written is no reason to stop
     with contextlib.suppress(OSError, SafetensorError):
         _keep(path, state, data)
     return _kept(path, state, complete) or data
-
-
-def _file_name(name: str, sources: Sequence[Path]) -> str:
-    places = json.dumps([str(path.resolve()) for path in sources])
-    return f"{name}-{hashlib.sha256(places.encode()).hexdigest()[:16]}.safetensors"
 
 
 def _state(sources: Sequence[Path]) -> str:
@@ -94,6 +107,7 @@ def _keep(path: Path, state: str, data: DataSet) -> None:
         "classes": json.dumps(data.classes),
         "domains": json.dumps(data.domains),
         "clients": json.dumps(data.clients),
+        "unreadable": json.dumps(data.unreadable),
     }
     tensors = {
         f"{split_name}.{column}": tensor.contiguous()
@@ -124,7 +138,7 @@ def _kept(path: Path, state: str, complete: Callable[[Content], DataSet]) -> Dat
             if about.get("version") != VERSION or about.get("sources") != state:
                 return None
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        names = (tuple(json.loads(about[key])) for key in ("classes", "domains", "clients"))
+        names = (tuple(json.loads(about[key])) for key in ("classes", "domains", "clients", "unreadable"))
         content = Content(_split(tensors, "train"), _split(tensors, "test"), *names)
         data = replace(complete(content), file=path)
         if data.fingerprint() != about["fingerprint"]:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
+
+from fullrank.errors import InputError
+
+SYSTEM_FILES = ("thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin", "icon\r")
+"""Files and folders of operating systems, in lower case; like hidden ones they are no part of a data set."""
 
 
 class ImageFile(NamedTuple):
@@ -28,3 +34,28 @@ class Listing:
     classes: tuple[str, ...]
     described_by: tuple[Path, ...] = field(default=())
     """The files that were read to make the list, such as a table of labels."""
+    remarks: tuple[str, ...] = field(default=())
+    """What a user should know about how the list was made, one sentence each."""
+    variant: str = ""
+    """A text that tells the list from others of the same files, such as the seed of its test part."""
+
+
+def visible(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the names of the folders and of the files in a folder, sorted, without those that are hidden.
+
+    Raises:
+        InputError: If the folder does not exist or cannot be read.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            shown = [entry for entry in entries if not _hidden(entry.name)]
+            folders = sorted(entry.name for entry in shown if entry.is_dir())
+            return folders, sorted(entry.name for entry in shown if not entry.is_dir())
+    except FileNotFoundError:
+        raise InputError(f"there is no folder {folder}") from None
+    except OSError as error:
+        raise InputError(f"the folder {folder} cannot be read: {error.strerror}") from None
+
+
+def _hidden(name: str) -> bool:
+    return name.startswith(".") or name.lower() in SYSTEM_FILES

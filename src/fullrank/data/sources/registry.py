@@ -8,10 +8,12 @@ from typing import Any
 from fullrank.data.dataset import DataSet
 from fullrank.data.sources.cifar import CIFAR10, CIFAR100
 from fullrank.data.sources.digits import digits
+from fullrank.data.sources.folder import folder
 from fullrank.data.sources.idx import FASHION_MNIST, MNIST
 from fullrank.data.sources.npz import from_npz
 from fullrank.data.sources.stored import Stored
 from fullrank.data.sources.table import from_file
+from fullrank.data.sources.tiny_imagenet import tiny_imagenet
 from fullrank.plugins import Registry
 
 DATA_SETS: Registry[Callable[..., Any]] = Registry(
@@ -19,7 +21,9 @@ DATA_SETS: Registry[Callable[..., Any]] = Registry(
     "data.name",
     {
         "digits": digits,
+        "folder": folder,
         **{stored.name: stored for stored in (MNIST, FASHION_MNIST, CIFAR10, CIFAR100)},
+        "tiny-imagenet": tiny_imagenet,
     },
     or_else="the path of an .npz, .csv or .parquet file",
 )
