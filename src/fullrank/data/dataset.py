@@ -103,10 +103,10 @@ class DataSet:
                 _reject_outside(split_name, "client", split.client, len(self.clients))
         if self.test is not None:
             self._reject_unlike(self.test.x)
+            self._reject_groups_in_both(self.test)
         width = sum(column.width for column in self.columns)
         if self.columns and self.input_shape != (width,):
             raise InputError(f"samples of {self.name} have shape {self.input_shape} but its columns {width} features")
-            self._reject_groups_in_both(self.test)
         if (self.mean is None) != (self.std is None):
             raise InputError(f"data set {self.name} has only one of mean and std; give both or neither")
 
