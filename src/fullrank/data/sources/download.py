@@ -14,9 +14,13 @@ import shutil
 import tarfile
 import urllib.error
 import urllib.request
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import IO
 
 from fullrank._version import __version__
 from fullrank.data.sources.places import Place, download_root
@@ -73,16 +77,19 @@ def fetch(download: Download, root: Path, watch: Watch | None = None) -> Path:
 
 
 def unpack(archive: Path, members: tuple[str, ...], root: Path) -> None:
-    """Extract the members of an archive; an archive with a link or a path that leads elsewhere is rejected."""
+    """Extract the members of a gzipped tar or a zip archive.
+
+    An archive with a link or a path that leads elsewhere is rejected.
+    """
+    open_archive = _in_zip if archive.suffix == ".zip" else _in_tar
     try:
-        with tarfile.open(archive, "r:gz") as file:
-            entries = {_safe_name(archive, entry): entry for entry in file}
-            missing = [name for name in members if not (name in entries and entries[name].isfile())]
+        with open_archive(archive) as files:
+            missing = [name for name in members if name not in files]
             if missing:
                 raise InputError(f"{archive} lacks {', '.join(missing)}")
             for name in members:
-                _extract(file, entries[name], root / name)
-    except (tarfile.TarError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+                _extract(files[name], root / name)
+    except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise InputError(f"{archive} is damaged: it cannot be unpacked ({error})") from None
 
 
@@ -101,7 +108,7 @@ def _way(stored: Stored, folder: Path) -> tuple[Download, ...]:
 def _reject_not_official(stored: Stored, place: Place) -> None:
     advice = f"move {place.folder} away, or give another --root"
     try:
-        others = [fact.path.name for fact in stored.inspect(place) if fact.state != "official"]
+        others = [fact.path.name for fact in stored.inspect(place) if fact.state in ("altered", "another size")]
     except InputError as error:
         raise InputError(f"{error}; {advice}") from None
     if others:
@@ -184,22 +191,45 @@ def _reject_other_sum(path: Path, download: Download) -> None:
         )
 
 
-def _safe_name(archive: Path, entry: tarfile.TarInfo) -> str:
-    path = PurePosixPath(entry.name)
-    if path.is_absolute() or ".." in path.parts or not (entry.isfile() or entry.isdir()):
+_Opened = Callable[[], IO[bytes]]
+
+
+@contextmanager
+def _in_tar(archive: Path) -> Iterator[dict[str, _Opened]]:
+    """Yield the files of an archive by their paths, each with a function that opens it."""
+    with tarfile.open(archive, "r:gz") as file:
+        entries = {_safe_name(archive, entry.name, plain=entry.isfile() or entry.isdir()): entry for entry in file}
+        yield {name: partial(_opened, file, entry) for name, entry in entries.items() if entry.isfile()}
+
+
+@contextmanager
+def _in_zip(archive: Path) -> Iterator[dict[str, _Opened]]:
+    """Yield the files of an archive by their paths, each with a function that opens it."""
+    with zipfile.ZipFile(archive) as file:
+        entries = {_safe_name(archive, entry.filename): entry for entry in file.infolist()}
+        yield {name: partial(file.open, entry) for name, entry in entries.items() if not entry.is_dir()}
+
+
+def _opened(archive: tarfile.TarFile, entry: tarfile.TarInfo) -> IO[bytes]:
+    source = archive.extractfile(entry)
+    assert source is not None  # it is a file
+    return source
+
+
+def _safe_name(archive: Path, name: str, plain: bool = True) -> str:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not plain:
         raise InputError(
-            f'{archive} has the entry "{entry.name}", a link or a path that leads elsewhere; nothing was unpacked'
+            f'{archive} has the entry "{name}", a link or a path that leads elsewhere; nothing was unpacked'
         )
     return str(path)
 
 
-def _extract(archive: tarfile.TarFile, entry: tarfile.TarInfo, target: Path) -> None:
+def _extract(open_member: _Opened, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(f"{target.name}.part")
-    source = archive.extractfile(entry)
-    assert source is not None  # it is a file
     try:
-        with source, part.open("wb") as file:
+        with open_member() as source, part.open("wb") as file:
             shutil.copyfileobj(source, file, _CHUNK)
         if target.exists() and not filecmp.cmp(part, target, shallow=False):
             raise InputError(f"{target} is there already, with other content than in the archive; move it away")

@@ -1,4 +1,4 @@
-"""Read MNIST and Fashion-MNIST from IDX files, gzipped or not."""
+"""Read MNIST, Fashion-MNIST and EMNIST from IDX files, gzipped or not."""
 
 from __future__ import annotations
 
@@ -79,8 +79,12 @@ def _up_to(file: _File, count: int) -> bytes:
 class IdxSet(Stored):
     """Images and labels in separate files."""
 
-    mistakable: tuple[str, str]
+    mistakable: tuple[str, str] | None = None
     """Another data set whose files have the same names, and the MD5 of its training labels."""
+    first_label: int = 0
+    """The label of the first class in the files."""
+    transposed: bool = False
+    """Whether the files have the columns of images before the rows."""
 
     def read(self, place: Place, number: int) -> Array:
         """Return images (n, height, width) for an even number, labels (n,) for an odd one."""
@@ -88,7 +92,7 @@ class IdxSet(Stored):
         if number % 2 == 0:
             return read_idx(path, 3)
         labels = read_idx(path, 1)
-        reject_labels(path, "label", labels, len(self.classes))
+        reject_labels(path, "label", labels, len(self.classes), self.first_label)
         return labels
 
     def header(self, array: Array) -> bytes:
@@ -97,9 +101,8 @@ class IdxSet(Stored):
 
     def join(self, place: Place, arrays: Sequence[Array]) -> tuple[Split, Split]:
         """Combine images of one channel with their labels."""
-        other, md5 = self.mistakable
-        if content_md5(self.header(arrays[1]), arrays[1]) == md5:
-            raise InputError(f"{place.files[1]} is of {other}, not of {self.title}; {self.how_to_get()}")
+        if self.mistakable is not None and content_md5(self.header(arrays[1]), arrays[1]) == self.mistakable[1]:
+            raise InputError(f"{place.files[1]} is of {self.mistakable[0]}, not of {self.title}; {self.how_to_get()}")
         for images, labels in ((0, 1), (2, 3)):
             if len(arrays[images]) != len(arrays[labels]):
                 raise InputError(
@@ -111,17 +114,18 @@ class IdxSet(Stored):
                 f"{place.files[0]} has images of {arrays[0].shape[1]}×{arrays[0].shape[2]} and {place.files[2]}"
                 f" of {arrays[2].shape[1]}×{arrays[2].shape[2]}; both sizes must be equal"
             )
-        return _split(*arrays[:2]), _split(*arrays[2:])
+        return self._split(*arrays[:2]), self._split(*arrays[2:])
+
+    def _split(self, images: Array, labels: Array) -> Split:
+        upright = images.transpose(0, 2, 1) if self.transposed else images
+        # copies: the arrays are views of bytes, which torch must not write to
+        x = torch.from_numpy(upright[:, None].copy())
+        return Split(x, torch.from_numpy(labels.astype(np.int64) - self.first_label))
 
 
-def _split(images: Array, labels: Array) -> Split:
-    # copies: the arrays are views of bytes, which torch must not write to
-    return Split(torch.from_numpy(images[:, None].copy()), torch.from_numpy(labels.astype(np.int64)))
-
-
-def _layout(*folders: str) -> Layout:
+def _layout(*folders: str, names: Sequence[str] = _FILES) -> Layout:
     files = tuple(
-        tuple(stem + end for stem in (name, name.replace("-idx", ".idx")) for end in ("", ".gz")) for name in _FILES
+        tuple(stem + end for stem in (name, name.replace("-idx", ".idx")) for end in ("", ".gz")) for name in names
     )
     return Layout("IDX files, gzipped or not", folders, files)
 
@@ -196,3 +200,38 @@ FASHION_MNIST = IdxSet(
     package="dataset-fashion-mnist",
     mistakable=("MNIST", "a25bea736e30d166cdddb491f175f624"),
 )
+
+
+def _emnist(division: str, classes: str, train: int, test: int, name: str = "", first_label: int = 0) -> IdxSet:
+    files = _emnist_files(division)
+    return IdxSet(
+        name=name or f"emnist-{division}",
+        title=f"EMNIST ({division})",
+        page="https://www.nist.gov/itl/products-and-services/emnist-dataset",
+        layouts=(_layout("gzip", "emnist", "EMNIST/raw", names=files),),
+        official=tuple(Official(records, "") for records in (train, train, test, test)),
+        downloads=((_EMNIST,),),
+        classes=tuple(classes),
+        first_label=first_label,
+        transposed=True,
+    )
+
+
+def _emnist_files(division: str) -> tuple[str, ...]:
+    return tuple(f"emnist-{division}-{name.replace('t10k', 'test')}" for name in _FILES)
+
+
+_DIGITS, _LETTERS = "0123456789", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_EMNIST = Download(
+    "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
+    "58c8d27c78d21e728a6bc7b3cc06412e",
+    members=tuple(
+        f"gzip/{file}.gz" for division in ("balanced", "byclass", "letters") for file in _emnist_files(division)
+    ),
+)
+EMNIST = _emnist("balanced", f"{_DIGITS}{_LETTERS}abdefghnqrt", 112800, 18800, name="emnist")
+"""Digits and letters, as many of each; small letters that look like capital ones count as capital."""
+EMNIST_BYCLASS = _emnist("byclass", f"{_DIGITS}{_LETTERS}{_LETTERS.lower()}", 697932, 116323)
+"""All digits, capital and small letters, as often as they were written."""
+EMNIST_LETTERS = _emnist("letters", _LETTERS.lower(), 124800, 20800, first_label=1)
+"""Letters, whether capital or small."""

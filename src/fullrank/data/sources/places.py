@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -103,3 +103,27 @@ def _candidates(layouts: Sequence[Layout], where: Sequence[Path]) -> Iterator[tu
 
 def _present(folder: Path, names: Sequence[str]) -> Path | None:
     return next((folder / name for name in names if os.path.isfile(folder / name)), None)
+
+
+def find_folder(
+    title: str, root: str | Path, folders: Sequence[str], complete: Callable[[Path], bool], hint: str
+) -> Path:
+    """Return the first folder that has what a data set needs, or raise an error that says where it was searched.
+
+    Args:
+        title: The name of the data set.
+        root: The folder to search, or "" for $FULLRANK_DATA and the usual places.
+        folders: The usual subfolders of the data set.
+        complete: Whether a folder is the one.
+        hint: What is expected and where to get it, as the last clauses of the error.
+    """
+    where = roots(root)
+    for folder in (base / sub for base in where for sub in (*folders, "")):
+        if folder.is_dir() and complete(folder):
+            return folder
+    searched = ", ".join(f"{path}{'' if path.is_dir() else ' (no such folder)'}" for path in where)
+    below = ", ".join(f"{folder}/" for folder in folders)
+    raise InputError(
+        f"{title} is not in {searched}, neither directly nor in {below}; {hint}, and set data.root or $FULLRANK_DATA if"
+        " it is elsewhere"
+    )

@@ -43,7 +43,8 @@ class Official:
 
     records: int
     md5: str
-    """The MD5 sum of the content, uncompressed and in the binary format, in whatever form it is stored."""
+    """The MD5 sum of the content, uncompressed and in the binary format, in whatever form it is stored; empty if no
+    official sum is known."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,15 @@ class FileFacts:
     md5: str
 
     @property
-    def state(self) -> Literal["official", "altered", "another size"]:
-        """Whether the file is the official one, has as many records but other content, or another number of records."""
+    def state(self) -> Literal["official", "altered", "another size", "of the official size"]:
+        """Whether the file is the official one, has as many records but other content, or another number of records.
+
+        Of files without a known checksum only the number of records is compared.
+        """
         if self.records != self.official.records:
             return "another size"
+        if not self.official.md5:
+            return "of the official size"
         return "official" if self.md5 == self.official.md5 else "altered"
 
 
@@ -77,8 +83,8 @@ class Stored(ABC):
     downloads: tuple[tuple[Download, ...], ...] = ()
     """The ways to download the data set, each a tuple of files; the first is preferred."""
     classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
     augment: tuple[str, ...] = ()
     elsewhere: tuple[Path, ...] = ()
     """Further folders to search."""
@@ -166,11 +172,12 @@ def read_whole(path: Path) -> bytes:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def reject_labels(path: Path, what: str, labels: npt.NDArray[Any], classes: int) -> None:
-    """Reject labels that no class has; the message names the file and the record."""
-    outside = np.flatnonzero((labels < 0) | (labels >= classes))
+def reject_labels(path: Path, what: str, labels: npt.NDArray[Any], classes: int, first: int = 0) -> None:
+    """Reject labels that no class has; the message names the file and the record. `first` is the smallest label."""
+    last = first + classes - 1
+    outside = np.flatnonzero((labels < first) | (labels > last))
     if len(outside):
-        first = int(outside[0])
+        record = int(outside[0])
         raise InputError(
-            f"{path} is damaged: record {first} has the {what} {int(labels[first])}; it must lie in 0..{classes - 1}"
+            f"{path} is damaged: record {record} has the {what} {int(labels[record])}; it must lie in {first}..{last}"
         )
