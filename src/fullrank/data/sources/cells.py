@@ -21,6 +21,7 @@ ROWS_NAMED = 5
 COLUMNS_NAMED = 20
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+_WHOLE = re.compile(r"[0-9]+[.]0*")
 _WITH_COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+")
 _INFINITE = re.compile(r"[+-]?inf(?:inity)?", re.IGNORECASE)
 _DATE = re.compile(r"(?:[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}|[0-9]{1,2}([./-])[0-9]{1,2}\1[0-9]{2,4})(?:[T ][0-9:.+Z-]*)?")
@@ -151,13 +152,9 @@ def numbered(cells: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
     >>> numbered(["10", "9", "9.0"])
     (array([1, 0, 0]), ('9', '10'))
     """
-    values = {cell: float(cell) for cell in set(cells) if _NUMBER.fullmatch(cell)}
-    if len(values) == len(set(cells)):
-        names = {cell: _plain(cell, value) for cell, value in values.items()}
-        order = sorted(set(names.values()), key=lambda text: (float(text), text))
-    else:
-        names = {cell: cell for cell in cells}
-        order = sorted(set(cells))
+    numbers = all(map(is_number, set(cells)))
+    names = {cell: _plain(cell) if numbers else cell for cell in set(cells)}
+    order = sorted(set(names.values()), key=lambda text: (float(text) if numbers else 0.0, text))
     place = {text: k for k, text in enumerate(order)}
     return np.array([place[names[cell]] for cell in cells], dtype=np.int64), tuple(order)
 
@@ -178,11 +175,9 @@ def classes_in(name: str, cells: Sequence[str]) -> tuple[np.ndarray, tuple[str, 
     return labels, classes
 
 
-def _plain(cell: str, value: float) -> str:
+def _plain(cell: str) -> str:
     """Return a whole number without the point that it has in a column with missing values."""
-    if set(cell) <= set("0123456789") and str(int(cell)) == cell:
-        return cell  # exact also above 2**53
-    return str(int(value)) if value.is_integer() and abs(value) < 2**53 else cell
+    return cell.partition(".")[0] if _WHOLE.fullmatch(cell) else cell
 
 
 def _named(rows: Sequence[int]) -> str:

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from fullrank.data.dataset import DataSet, Split
 from fullrank.data.memory_limit import reject_too_large
 from fullrank.data.sources.cache import LIMIT, Content, cached_as
+from fullrank.data.sources.cells import numbered
 from fullrank.data.sources.decode import Pixels
 from fullrank.data.sources.decoders import decoded
 from fullrank.data.sources.listing import ImageFile, Listing
@@ -83,6 +84,7 @@ def load_listing(
             content.test,
             content.classes,
             domains=content.domains,
+            clients=content.clients,
             mean=mean,
             std=std,
             augment=augment,
@@ -181,14 +183,15 @@ class _Images:
         if problems:
             x = x[keep]
         domains, columns = _columns(files, domains_order)
-        whole = {name: column[torch.from_numpy(keep)] for name, column in columns.items()}
+        clients = _number_clients(files, columns)
+        whole: dict[str, Any] = {name: column[torch.from_numpy(keep)] for name, column in columns.items()}
         pixels = torch.from_numpy(x)
         train, test = (
             Split(pixels[part], **{name: column[part] for name, column in whole.items()})
             for part in (slice(middle), slice(middle, None))
         )
         left_out = tuple(f"{self.found.names[number]}: {why}" for number, why in problems.items())
-        return Content(train, test, listing.classes, domains, unreadable=left_out)
+        return Content(train, test, listing.classes, domains, clients, left_out)
 
     def _decode(self) -> tuple[Pixels, dict[int, str]]:
         """Return the images, of which those that cannot be read are arbitrary, and why these cannot."""
@@ -292,6 +295,16 @@ def _columns(
             [groups[file.group] if file.group else len(groups) + k for k, file in enumerate(files)]
         )
     return domains, columns
+
+
+def _number_clients(files: Sequence[ImageFile], columns: dict[str, Tensor]) -> tuple[str, ...]:
+    """Add the column of natural clients, and return their names."""
+    names = [file.client for file in files]
+    if not any(names):
+        return ()
+    numbers, clients = numbered(names)
+    columns["client"] = torch.from_numpy(numbers)
+    return clients
 
 
 def reject_missing_pillow() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +16,10 @@ from fullrank.data.columns import Column, described
 from fullrank.data.dataset import DataSet, Split, with_classes
 from fullrank.data.memory_limit import reject_too_large
 from fullrank.data.sources.cells import Table, chosen_column, classes_in, columns_of, numbered
+from fullrank.data.sources.contained import below
 from fullrank.data.sources.delimited import read_delimited
+from fullrank.data.sources.images import load_listing
+from fullrank.data.sources.listing import ImageFile, Listing
 from fullrank.data.sources.parquet import read_parquet
 from fullrank.data.split import split_off_test
 from fullrank.errors import InputError
@@ -61,9 +66,13 @@ def from_file(
     if not path.is_file():
         raise InputError(f"there is no file {path}; give the path of a {path.suffix} file")
     try:
-        table = READERS[path.suffix](path)
         keys = {"label": label, "client": client, "group": group}
-        return with_classes(of_table(path.stem, table, keys, seed), num_classes)
+        read = partial(READERS[path.suffix], path)
+        if not image:
+            return with_classes(of_table(path.stem, read(), keys, seed), num_classes)
+        listed = partial(_list_images, path, read, keys, image, seed)
+        root = path.absolute().parent
+        return with_classes(load_listing(path.stem, listed, root=root, size=size, unreadable=unreadable), num_classes)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
@@ -99,6 +108,26 @@ def of_table(
     return DataSet(name, parts[0], parts[1], roles.classes, clients=roles.clients, columns=columns)
 
 
+def _list_images(path: Path, read: Callable[[], Table], keys: Mapping[str, str], image: str, seed: int) -> Listing:
+    """List the images that a table names."""
+    table = read()
+    roles = Roles.of(table, keys)
+    name = chosen_column(table, "image", image, ())
+    if name in roles.taken:
+        raise InputError(f'data.image = "{name}": the column says something else already')
+    train, test = roles.sides(seed)
+    files: list[ImageFile] = []
+    first: dict[Path, int] = {}
+    for place, (row, cell) in enumerate(zip(table.rows, table.complete(name), strict=True)):
+        file = below(path.absolute().parent, cell.replace("\\", "/"), f'row {row} of the column "{name}"')
+        if first.setdefault(file, row) != row:
+            raise InputError(f'rows {first[file]} and {row} of the column "{name}" name the same image; delete one')
+        files.append(roles.image(file, place))
+    variant = json.dumps([dict(keys), image, *([] if roles.has_split else [seed])])
+    parts = [[files[row] for row in rows] for rows in (train, test)]
+    return Listing(parts[0], parts[1], roles.classes, described_by=(path,), variant=variant)
+
+
 class Roles:
     """What the columns of a table say of the rows: their labels, clients and groups, and the side of the split."""
 
@@ -109,8 +138,8 @@ class Roles:
         self.labels, self.classes = _labels(table, names["label"], classes)
         self.client, self.clients = _numbered(table, names["client"])
         self.group, _ = _numbered(table, names["group"])
-        self._has_column = sides is None and SPLIT in table.columns
-        self._sides = _sides_in(table) if self._has_column else sides
+        self.has_split = sides is None and SPLIT in table.columns
+        self._sides = _sides_in(table) if self.has_split else sides
 
     @classmethod
     def of(
@@ -137,7 +166,7 @@ class Roles:
     @property
     def taken(self) -> frozenset[str]:
         """The columns that cannot be features."""
-        return frozenset(filter(None, [*self.names.values(), SPLIT if self._has_column else ""]))
+        return frozenset(filter(None, [*self.names.values(), SPLIT if self.has_split else ""]))
 
     def sides(self, seed: int) -> tuple[Indices, Indices]:
         """Return the rows for training and for the test."""
@@ -147,6 +176,12 @@ class Roles:
         whole = self.split(rows[:, None], rows.numpy())
         train, test = split_off_test(whole, seed)
         return train.x[:, 0].numpy(), test.x[:, 0].numpy()
+
+    def image(self, file: Path, row: int) -> ImageFile:
+        """Return an image with what is known of its row."""
+        group = "" if self.group is None else str(self.group[row])
+        client = "" if self.client is None else self.clients[self.client[row]]
+        return ImageFile(file, int(self.labels[row]), group=group, client=client)
 
     def split(self, x: torch.Tensor, rows: Indices, *, missing: bool = False) -> Split:
         """Return samples with what is known of these rows."""
