@@ -10,7 +10,7 @@ import torch
 
 from fullrank.config.experiment import Experiment
 from fullrank.data.partition_files import is_file
-from fullrank.plugins import FILES, is_foreign
+from fullrank.plugins import FILES, HUB, is_foreign
 
 
 def located(experiment: Experiment, path: Path, facts: Mapping[str, Any], root: str = "") -> Experiment:
@@ -51,6 +51,9 @@ def _data(experiment: Experiment, start: Path, root: str) -> dict[str, Any]:
         return {"root": str(_first_file(places) or given or recorded)}
     if given is not None:
         return {"root": str(given)}
+    kind, _, folder = name.partition(":")
+    if kind == HUB and not recorded and folder and (start / folder).is_dir():
+        return {"name": f"{HUB}:{start / folder}"}
     there = start / recorded
     return {"root": str(there)} if recorded and there.exists() else {}
 

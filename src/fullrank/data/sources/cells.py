@@ -110,7 +110,8 @@ class Table:
         if len(known) > MOST_CATEGORIES or (len(known) > FEW and 2 * len(known) > filled):
             raise InputError(
                 f'the column "{name}" has {len(known)} different texts in {filled} rows, which are too many for '
-                "categories; if it says what belongs together, name it in data.client or data.group, else delete it"
+                "categories; if it names images or says what belongs together, name it in data.image, data.client or "
+                "data.group, otherwise delete it"
             )
 
 

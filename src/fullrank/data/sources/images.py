@@ -33,7 +33,8 @@ CHUNK_BYTES = 2**22
 """Files are handed to a process in pieces of at most so many files and bytes."""
 FEW_FILES = 256
 """So many files are decoded before other processes would have started."""
-_LEAST_KEPT = LIMIT // 64  # files take longer to decode than the same bytes of a binary format
+LEAST_KEPT = LIMIT // 64
+"""Images of at least so many bytes are kept decoded; they take longer to decode than the bytes of a binary format."""
 _DECODING = "1"  # another number when the same files give other pixels
 
 
@@ -93,7 +94,7 @@ def load_listing(
         )
 
     place = json.dumps([os.path.realpath(root), size, unreadable, colour, listing.variant])
-    return cached_as(name, place, found.state, lambda: images.content(listing, domains_order), complete, _LEAST_KEPT)
+    return cached_as(name, place, found.state, lambda: images.content(listing, domains_order), complete, LEAST_KEPT)
 
 
 @dataclass(frozen=True)
@@ -196,7 +197,7 @@ class _Images:
     def _decode(self) -> tuple[Pixels, dict[int, str]]:
         """Return the images, of which those that cannot be read are arbitrary, and why these cannot."""
         total, what = len(self.found.paths), f"decoding {self.name}"
-        canvas = _Canvas(total, self.size, self.colour)
+        canvas = Canvas(total, self.size, self.colour)
         problems: dict[int, str] = {}
         processes = 1 if total <= FEW_FILES else min(_cores(), math.ceil(total / CHUNK_FILES))
         number = 0
@@ -233,7 +234,7 @@ class _Images:
         return ", ".join(first) + (", …" if len(problems) > FILES_NAMED else "")
 
 
-class _Canvas:
+class Canvas:
     """The array that images are put into, which gets more channels or is cut when an image asks for it."""
 
     def __init__(self, count: int, size: int | Sequence[int], colour: bool):

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fullrank.data.columns import Column, described
+from fullrank.data.columns import Column, Numbers, Texts, described
 from fullrank.data.dataset import DataSet, Split, with_classes
 from fullrank.data.memory_limit import reject_too_large
-from fullrank.data.sources.cells import Table, chosen_column, classes_in, columns_of, numbered
+from fullrank.data.sources.cells import FEW, Table, chosen_column, classes_in, columns_of, numbered
 from fullrank.data.sources.contained import below
 from fullrank.data.sources.delimited import read_delimited
 from fullrank.data.sources.images import load_listing
@@ -103,9 +103,9 @@ def of_table(
         raise InputError(
             f"beside {columns_of(sorted(roles.taken))} there is no column left that could be a feature of the samples"
         )
-    columns, x = _features(table, features, train)
+    columns, x, remarks = _features(table, features, train)
     parts = [roles.split(torch.from_numpy(x[rows]), rows, missing=True) for rows in (train, test)]
-    return DataSet(name, parts[0], parts[1], roles.classes, clients=roles.clients, columns=columns)
+    return DataSet(name, parts[0], parts[1], roles.classes, clients=roles.clients, columns=columns, remarks=remarks)
 
 
 def _list_images(path: Path, read: Callable[[], Table], keys: Mapping[str, str], image: str, seed: int) -> Listing:
@@ -223,19 +223,59 @@ def _sides_in(table: Table) -> tuple[Indices, Indices]:
     return found[0], found[1]
 
 
-def _features(table: Table, names: Sequence[str], train: Indices) -> tuple[tuple[Column, ...], npt.NDArray[np.float64]]:
-    """Return columns as the rows for training make them, and the features (N, F) of all rows."""
-    columns, encoded = [], []
+def features_in(path: Path, columns: Sequence[Column]) -> torch.Tensor:
+    """Return the features (N, F) of the rows of a file, as the columns of a trained model's table make them.
+
+    Other columns of the file are ignored.
+
+    Args:
+        path: A `.csv` or `.parquet` file.
+        columns: The columns of the table with which the model was trained.
+
+    Raises:
+        InputError: If the file cannot be read or lacks a column, or if a numeric column does not hold numbers.
+    """
+    try:
+        table = READERS[path.suffix](path)
+        absent = [column.name for column in columns if column.name not in table.columns]
+        if absent:
+            raise InputError(f"it has no column {columns_of(absent)}, with which the model was trained")
+        return torch.from_numpy(np.hstack([column.encode(_cells_of(table, column)) for column in columns]))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def _cells_of(table: Table, column: Column) -> Numbers | Texts:
+    """Return the cells as the column needs them: texts for categories, although some file may have numbers only."""
+    return table.feature(column.name) if column.numeric else table.texts(column.name)
+
+
+def _features(
+    table: Table, names: Sequence[str], train: Indices
+) -> tuple[tuple[Column, ...], npt.NDArray[np.float64], tuple[str, ...]]:
+    """Return columns as the rows for training make them, the features (N, F) of all rows, and remarks."""
+    columns, encoded, remarks = [], [], []
     for name in names:
         cells = table.feature(name)
         own = cells[train] if isinstance(cells, np.ndarray) else [cells[row] for row in train]
         column = described(name, own)
         if column is None:
-            continue  # without a value in the training part it says nothing
+            remarks.append(f'the column "{name}" is left out, because it has no value in the training part')
+            continue
+        if isinstance(own, np.ndarray) and _may_number_cases(own):
+            remarks.append(
+                f'the column "{name}" has another whole number in each row; delete it if it numbers the cases, because '
+                "the model learns from it"
+            )
         columns.append(column)
         width = sum(column.width for column in columns)
         reject_too_large(f"the table of {len(table)} rows and {width} features", len(table) * width * 16, "store fewer")
         encoded.append(column.encode(cells))
     if not columns:
         raise InputError(f"none of the columns {columns_of(names)} has a value in the training part")
-    return tuple(columns), np.hstack(encoded)
+    return tuple(columns), np.hstack(encoded), tuple(remarks)
+
+
+def _may_number_cases(values: Numbers) -> bool:
+    there = values[~np.isnan(values)]
+    return len(there) >= FEW and len(np.unique(there)) == len(there) and bool((there == np.floor(there)).all())
