@@ -164,7 +164,11 @@ class Model(Table):
     head: str = ""
     """Name of the classifier layer in your own network. If empty, the last nn.Linear that the forward pass calls."""
     start: str = ""
-    """Path of a safetensors file with initial weights. If empty, weights are initialised at random."""
+    """Initial weights: a safetensors file, a state dict that torch.save wrote (.pt, .pth), or the directory of a run,
+    whose final global model is taken. If empty, weights are initialised at random."""
+    start_partial: bool = False
+    """Whether entries of model.start that do not fit the model are left out, such as a classifier of other classes, and
+    what they do not fill keeps its initial values. Otherwise they are an error."""
     freeze: list[str] = []
     """Patterns of the names of parameters and buffers that are not trained. A normalisation layer whose parameters are
     all frozen keeps its statistics too."""

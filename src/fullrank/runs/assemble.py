@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from fullrank.models.network import Network
 from fullrank.plugins import GIVEN, collecting_files
 from fullrank.runs.evaluation import GlobalEvaluator
 from fullrank.runs.network import build_network, set_up_for
+from fullrank.runs.starting import StartReport, start_from
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,8 @@ class Assembly:
     device: torch.device
     no_global_model: str | None = None
     """Why there is no complete global model, or None."""
+    start: StartReport | None = None
+    """What of the file of `model.start` fitted the model, if the experiment names one."""
     files_read: dict[str, str] = field(default_factory=dict)
     """SHA-256 of the files that a user's model function read, by path."""
 
@@ -68,6 +72,7 @@ def assemble(
     head: str | None = None,
     engines: Sequence[str] = CHOICES,
     own_precision: str = "",
+    start: Path | None = None,
 ) -> Assembly:
     """Build the parts of a run.
 
@@ -79,6 +84,7 @@ def assemble(
         head: Name of the module's classifier.
         engines: The engines that `auto` may choose.
         own_precision: The precision that `auto` keeps on a GPU.
+        start: A file with all initial weights in place of that of `model.start`.
 
     Raises:
         InputError: If the experiment does not fit the data, the model, the method or the machine.
@@ -87,7 +93,7 @@ def assemble(
     device = find_device(experiment.engine.device, experiment.engine.name)
     federation = federation or federate(experiment)
     with collecting_files() as files_read:
-        site, engine = _site(
+        site, engine, started = _site(
             experiment,
             federation,
             federation.hosted(),
@@ -97,6 +103,7 @@ def assemble(
             head,
             engines=engines,
             own_precision=own_precision,
+            start=start,
         )
     common: dict[str, Any] = {"network": site.network, "composition": site.composition, "entries": site.entries}
     server = Server(
@@ -126,6 +133,7 @@ def assemble(
         ),
         device=device,
         no_global_model=no_global_model,
+        start=started,
         files_read=files_read,
     )
 
@@ -189,14 +197,18 @@ def _site(
     *,
     engines: Sequence[str] = CHOICES,
     own_precision: str = "",
-) -> tuple[Site, Resolved]:
-    """Return a site with these data, and its engine; the network's size follows from the shape of the samples.
+    start: Path | None = None,
+) -> tuple[Site, Resolved, StartReport | None]:
+    """Return a site with these data, its engine, and what of its initial weights fitted, if a file has them.
 
-    Precision and memory layout do not depend on the samples, so that a site of a few clients chooses them as all do.
+    The network's size follows from the shape of the samples. Precision and memory layout do not depend on the samples,
+    so that a site of a few clients chooses them as all do.
     """
     table, train, schedule = experiment.method, experiment.train, _schedule(experiment)
     composition = Composition(method or methods.build(table.name, **table.tables), experiment.train.criterion)
     network = build_network(experiment, shape, composition, module, head or experiment.model.head or None, device)
+    given = experiment.model.start
+    started = start_from(network, start or given, experiment.model.start_partial and not start) if given else None
     facts = facts_about(
         network,
         composition,
@@ -229,7 +241,7 @@ def _site(
         device=device,
         metrics=find_metrics(experiment.evaluate.metrics),
     )
-    return site, engine
+    return site, engine, started
 
 
 def federate(experiment: Experiment, data: DataSet | None = None) -> Federation:

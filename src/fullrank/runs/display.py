@@ -296,6 +296,8 @@ def opening(experiment: Experiment, out: Path | None, done: int, clients: int) -
             lines.append(f"complete already in {out}: {complete} complete")
     elif out is not None:
         lines.append(f"writing to {out}" + (f", resuming after round {done}" if done else ""))
+    if experiment.model.start and not experiment.model.start_partial and not done:
+        lines.append(f"all initial weights come from {experiment.model.start}")
     return lines
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -14,7 +13,6 @@ from fullrank.data.dataset import DataSet, is_integer
 from fullrank.data.federation import Federation
 from fullrank.engine.resolve import Resolved
 from fullrank.errors import InputError
-from fullrank.files import Damaged, load_tensors
 from fullrank.methods import Composition
 from fullrank.models.findhead import find_head
 from fullrank.models.net import Net
@@ -57,8 +55,6 @@ def build_network(
         network = Network.of(module, example, data.num_classes, head)
     with seeded(seed, "method"):
         network = apply_method(network, composition, example)
-    if experiment.model.start:
-        start_from(network, Path(experiment.model.start))
     network.module.to(device)
     return network
 
@@ -138,24 +134,3 @@ def _z(network: Network, example: torch.Tensor) -> torch.Tensor:
     finally:
         handle.remove()
     return caught[0]
-
-
-def start_from(network: Network, path: Path) -> None:
-    """Load the weights with which a run starts from a file of `model.start`."""
-    if not path.is_file():
-        raise InputError(f'model.start: there is no file "{path}"')
-    try:
-        given = load_tensors(path)
-    except Damaged as error:
-        raise InputError(f'model.start: "{path}" is not a safetensors file or is damaged ({error})') from None
-    own = network.tensors()
-    wrong = [f"{name} is missing" for name in own if name not in given]
-    wrong += [f"{name} is not in the model" for name in given if name not in own]
-    wrong += [
-        f"{name} has shape {tuple(given[name].shape)} instead of {tuple(own[name].shape)}"
-        for name in own
-        if name in given and given[name].shape != own[name].shape
-    ]
-    if wrong:
-        raise InputError(f'model.start: "{path}" does not fit the model: {"; ".join(wrong)}')
-    network.load(given)

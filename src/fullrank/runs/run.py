@@ -40,7 +40,7 @@ from fullrank.runs.display import Display, LogFile, PythonWarnings
 from fullrank.runs.ending import Ending
 from fullrank.runs.prober import Prober
 from fullrank.runs.result import Run, load_run
-from fullrank.runs.resume import Start, begin, check_resumable
+from fullrank.runs.resume import Start, begin, check_resumable, kept_start
 from fullrank.runs.summary import over_stages
 from fullrank.trees import clone
 
@@ -125,6 +125,7 @@ def _execute(
             if not resume:
                 raise InputError(f'"{directory.path}" holds a run already; resume it, or choose another directory')
             experiment, changes = check_resumable(experiment, directory, change_engine)
+            parts = {**parts, "start": kept_start(experiment, directory)}
         with _in_words(directory, experiment.train.rounds), threads(experiment.engine.threads):
             with watching(lambda what, done, total: interrupt.check()):
                 assembly = assemble(experiment, **parts)
@@ -197,7 +198,7 @@ def _run_rounds(
     try:
         start.write()
         callbacks.started(experiment, path, server.round, len(server.sample(server.round)))
-        for text in (*start.cautions, *cautions(assembly)):
+        for text in (*_start_report(assembly), *start.cautions, *cautions(assembly)):
             callbacks.warned(text)
         while server.round < experiment.train.rounds:
             _one_round(assembly, engine, rows, callbacks)
@@ -209,6 +210,12 @@ def _run_rounds(
         raise
     finally:
         engine.close()
+
+
+def _start_report(assembly: Assembly) -> list[str]:
+    """Return what of `model.start` fitted, before round 1; without `start_partial` everything did."""
+    asked = assembly.start is not None and assembly.experiment.model.start_partial and assembly.server.round == 0
+    return [assembly.start.text()] if asked and assembly.start is not None else []
 
 
 def all_callbacks(watching: Callbacks, assembly: Assembly, directory: RunDirectory | None, prober: Prober) -> Callbacks:

@@ -199,7 +199,7 @@ class _Images:
         total, what = len(self.found.paths), f"decoding {self.name}"
         canvas = Canvas(total, self.size, self.colour)
         problems: dict[int, str] = {}
-        processes = 1 if total <= FEW_FILES else min(_cores(), math.ceil(total / CHUNK_FILES))
+        processes = 1 if total <= FEW_FILES else min(cores(), math.ceil(total / CHUNK_FILES))
         number = 0
         for images in decoded(self._chunks(), self.size, processes):
             for image in images:
@@ -262,8 +262,8 @@ class Canvas:
                 f"images have different shapes: {name} has {here} pixels and {self.first} {before}; set data.size, "
                 f"as in data.size = {min(*image.shape[1:], *self.x.shape[2:])}, to resize all of them on loading"
             )
-        self.x = _middle(self.x, self.size)
-        return _middle(image, self.size)
+        self.x = middle(self.x, self.size)
+        return middle(image, self.size)
 
     def _empty(self, *shape: int) -> Pixels:
         count = len(self.x)
@@ -272,7 +272,7 @@ class Canvas:
         return np.empty((count, *shape), np.uint8)
 
 
-def _middle(images: Pixels, side: int) -> Pixels:
+def middle(images: Pixels, side: int) -> Pixels:
     """Cut out the square in the middle."""
     top, left = ((length - side) // 2 for length in images.shape[-2:])
     return np.ascontiguousarray(images[..., top : top + side, left : left + side])
@@ -314,6 +314,6 @@ def reject_missing_pillow() -> None:
         raise InputError("reading image files needs Pillow: pip install 'fullrank[images]'")
 
 
-def _cores() -> int:
+def cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

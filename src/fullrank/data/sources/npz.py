@@ -65,18 +65,9 @@ def _read_npz(path: Path, named: Mapping[str, str]) -> dict[str, Array]:
         path: The file.
         named: The names of the arrays in the file, by key of [data]; empty for the usual ones.
     """
-    if not path.is_file():
-        raise InputError(f"there is no file {path}; give the path of an .npz file")
-    try:
-        with path.open("rb") as opened:
-            opened.read(1)
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    if not zipfile.is_zipfile(path):
-        raise InputError(f"{path} is not an .npz file; numpy.savez writes such files")
-    with _opened(path) as file:
+    with opened_npz(path) as file:
         stored = _names_of(path, set(file.files), named)
-        return {usual: _read_array(path, file, name) for usual, name in sorted(stored.items())}
+        return {usual: read_array(path, file, name) for usual, name in sorted(stored.items())}
 
 
 def _names_of(path: Path, found: set[str], named: Mapping[str, str]) -> dict[str, str]:
@@ -99,14 +90,29 @@ def _names_of(path: Path, found: set[str], named: Mapping[str, str]) -> dict[str
     raise InputError(f"{key}{path} has the arrays {there}; it must have {apart}, or x and {label}")
 
 
-def _opened(path: Path) -> Any:
+def opened_npz(path: Path) -> Any:
+    """Open an `.npz` file without reading its arrays.
+
+    Raises:
+        InputError: If there is no such file, or it is no `.npz` file.
+    """
+    if not path.is_file():
+        raise InputError(f"there is no file {path}; give the path of an .npz file")
+    try:
+        with path.open("rb") as opened:
+            opened.read(1)
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from None
+    if not zipfile.is_zipfile(path):
+        raise InputError(f"{path} is not an .npz file; numpy.savez writes such files")
     try:
         return np.load(path, allow_pickle=False)
     except (zipfile.BadZipFile, OSError, ValueError, RuntimeError, NotImplementedError) as error:
         raise InputError(f"{path} cannot be read ({error}); the file is damaged") from None
 
 
-def _read_array(path: Path, file: Any, name: str) -> Array:
+def read_array(path: Path, file: Any, name: str) -> Array:
+    """Return an array of an open `.npz` file; Python objects and damaged headers are rejected."""
     try:
         _reject_header(path, file.zip, name)
         array = file[name]
