@@ -6,14 +6,17 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from fullrank.data.augment.resize import resized
+from fullrank.data.columns import Column
 from fullrank.data.dataset import DataSet, Split, class_names, with_classes
 from fullrank.data.sources.hub import from_hub
 from fullrank.data.sources.memory import as_split, is_array, is_pair
 from fullrank.data.sources.registry import DATA_SETS, FORMATS
+from fullrank.data.sources.table import TABLES
 from fullrank.data.split import split_off_test
 from fullrank.errors import InputError
 from fullrank.plugins import HUB, called
@@ -51,6 +54,7 @@ def load_dataset(
     *,
     seed: int = 0,
     num_classes: int | None = None,
+    columns: Sequence[Column] = (),
     **options: object,
 ) -> DataSet:
     """Load a data set by name, file or function, or make one of tensors.
@@ -71,6 +75,8 @@ def load_dataset(
         root: The folder of the data set.
         seed: The seed of the test split, for data that come without one.
         num_classes: The number of classes. Without it there is one class more than the largest label.
+        columns: The columns of a trained model's table, of which the features of a `.csv` or `.parquet` file are made;
+            by default those of the file.
         options: The keys of :class:`Reading`, and further arguments of a function.
 
     Raises:
@@ -84,6 +90,10 @@ def load_dataset(
         raise InputError(f"num_classes is {num_classes}; there must be at least one class")
     reading = Reading(**{name: value for name, value in options.items() if name in READING})  # type: ignore[arg-type]
     rest = {name: value for name, value in options.items() if name not in READING}
+    if columns and str(source).endswith(TABLES):
+        load = partial(FORMATS[Path(str(source)).suffix], columns=columns)
+        file = _file(str(source), root)
+        return resized(load(file, seed, num_classes, **_usable(str(source), reading, load)), reading.size)
     return resized(_load(source, root, seed, num_classes, reading, rest), reading.size)
 
 

@@ -34,6 +34,9 @@ SIDES = ("train", "test")
 
 READERS: Mapping[str, Callable[[Path], Table]] = {".csv": read_delimited, ".parquet": read_parquet}
 
+TABLES = tuple(READERS)
+"""The suffixes of files with tables."""
+
 
 def from_file(
     path: Path,
@@ -46,6 +49,7 @@ def from_file(
     group: str = "",
     size: int | Sequence[int] = 0,
     unreadable: Literal["stop", "skip"] = "stop",
+    columns: Sequence[Column] = (),
 ) -> DataSet:
     """Read a data set from a `.csv` or `.parquet` file.
 
@@ -59,6 +63,7 @@ def from_file(
         group: The column of the groups, by default "group" if it is there.
         size: As in `load_dataset`, for images.
         unreadable: As in `load_dataset`, for images.
+        columns: The columns of a trained model's table, of which features are made; by default those of the file.
     """
     path = path.expanduser()
     if not image and unreadable != "stop":
@@ -69,7 +74,7 @@ def from_file(
         keys = {"label": label, "client": client, "group": group}
         read = partial(READERS[path.suffix], path)
         if not image:
-            return with_classes(of_table(path.stem, read(), keys, seed), num_classes)
+            return with_classes(of_table(path.stem, read(), keys, seed, columns=columns), num_classes)
         listed = partial(_list_images, path, read, keys, image, seed)
         root = path.absolute().parent
         return with_classes(load_listing(path.stem, listed, root=root, size=size, unreadable=unreadable), num_classes)
@@ -85,6 +90,7 @@ def of_table(
     *,
     classes: tuple[str, ...] = (),
     sides: tuple[Indices, Indices] | None = None,
+    columns: Sequence[Column] = (),
 ) -> DataSet:
     """Return the data set of a table whose columns are features.
 
@@ -95,17 +101,19 @@ def of_table(
         seed: The seed of the test split, for a table without a column "split".
         classes: The names of the classes, if labels are their numbers.
         sides: The rows for training and for the test, if a column does not say it.
+        columns: The columns of a trained model's table, of which features are made; by default all others of the table.
     """
     roles = Roles.of(table, keys, classes, sides)
     train, test = roles.sides(seed)
-    features = [column for column in table.columns if column not in roles.taken]
-    if not features:
-        raise InputError(
-            f"beside {columns_of(sorted(roles.taken))} there is no column left that could be a feature of the samples"
-        )
-    columns, x, remarks = _features(table, features, train)
+    remarks: tuple[str, ...] = ()
+    if columns:
+        x = _encoded(table, columns)
+    else:
+        columns, x, remarks = _features(table, [name for name in table.columns if name not in roles.taken], train)
     parts = [roles.split(torch.from_numpy(x[rows]), rows, missing=True) for rows in (train, test)]
-    return DataSet(name, parts[0], parts[1], roles.classes, clients=roles.clients, columns=columns, remarks=remarks)
+    return DataSet(
+        name, parts[0], parts[1], roles.classes, clients=roles.clients, columns=tuple(columns), remarks=remarks
+    )
 
 
 def _list_images(path: Path, read: Callable[[], Table], keys: Mapping[str, str], image: str, seed: int) -> Listing:
@@ -236,13 +244,19 @@ def features_in(path: Path, columns: Sequence[Column]) -> torch.Tensor:
         InputError: If the file cannot be read or lacks a column, or if a numeric column does not hold numbers.
     """
     try:
-        table = READERS[path.suffix](path)
-        absent = [column.name for column in columns if column.name not in table.columns]
-        if absent:
-            raise InputError(f"it has no column {columns_of(absent)}, with which the model was trained")
-        return torch.from_numpy(np.hstack([column.encode(_cells_of(table, column)) for column in columns]))
+        if not path.is_file():
+            raise InputError("there is no such file")
+        return torch.from_numpy(_encoded(READERS[path.suffix](path), columns))
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+
+
+def _encoded(table: Table, columns: Sequence[Column]) -> npt.NDArray[np.float64]:
+    """Return the features (N, F) as the columns of a trained model's table make them."""
+    absent = [column.name for column in columns if column.name not in table.columns]
+    if absent:
+        raise InputError(f"it has no column {columns_of(absent)}, with which the model was trained")
+    return np.hstack([column.encode(_cells_of(table, column)) for column in columns])
 
 
 def _cells_of(table: Table, column: Column) -> Numbers | Texts:
@@ -254,6 +268,8 @@ def _features(
     table: Table, names: Sequence[str], train: Indices
 ) -> tuple[tuple[Column, ...], npt.NDArray[np.float64], tuple[str, ...]]:
     """Return columns as the rows for training make them, the features (N, F) of all rows, and remarks."""
+    if not names:
+        raise InputError("no column is left that could be a feature; there must be one more than the labels")
     columns, encoded, remarks = [], [], []
     for name in names:
         cells = table.feature(name)
