@@ -37,7 +37,10 @@ def _delimiter(file: TextIO) -> str:
     widths = {}
     for delimiter in DELIMITERS:
         file.seek(0)
-        _, header = next(_rows(file, delimiter), (0, []))
+        try:
+            _, header = next(_rows(file, delimiter), (0, []))
+        except InputError:  # after a quoted name the right delimiter must follow
+            header = []
         widths[delimiter] = len(header)
     return max(DELIMITERS, key=widths.__getitem__)
 
