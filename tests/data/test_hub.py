@@ -103,7 +103,7 @@ def test_a_folder_of_images(tmp_path):
 def test_code_that_a_data_set_brings_is_not_run(tmp_path):
     (tmp_path / "hf").mkdir()
     (tmp_path / "hf" / "hf.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
-    with pytest.raises(InputError, match='data.name = "hub:hf": the library datasets cannot read it'):
+    with pytest.raises(InputError, match=r'data\.name = "hub:hf": the library datasets cannot read it'):
         load_dataset("hub:hf")
     assert not (tmp_path / "executed").exists()
 
@@ -123,7 +123,7 @@ def test_what_cannot_be_read_is_named(tmp_path):
         with pytest.raises(InputError, match=words):
             load_dataset(source, **keys)
     stored(tmp_path, train=table(stage=[0, -1, 1, 0] * 5).cast_column("stage", datasets.ClassLabel(names=["a", "b"])))
-    with pytest.raises(InputError, match='"stage" has no class|cannot read it'):
+    with pytest.raises(InputError, match=r'"stage" has no class|cannot read it'):
         load_dataset("hub:hf")
 
 
