@@ -103,11 +103,11 @@ def is_read_exactly(path, rows):
         assert found[:, first + k].sum() == sum(kind == name for _, kind, _ in rows)
 
 
-def for_a_while(test):
-    """Repeat a property with new examples until the time is over."""
+def for_a_while(strategy, check):
+    """Try new examples of a strategy until a third of the time is over."""
     end = time.monotonic() + SECONDS / 3
     while time.monotonic() < end:
-        settings(QUICK, max_examples=300, database=None)(test)()
+        settings(QUICK, max_examples=300, database=None)(given(strategy)(lambda example: check(example)))()
 
 
 @QUICK
@@ -131,12 +131,10 @@ def test_a_table_is_read_exactly(rows, tmp_path_factory):
 @pytest.mark.slow
 def test_readers_for_a_minute(tmp_path):
     for_a_while(
-        given(content=st.one_of(csv_bytes(), st.binary(max_size=200)))(
-            lambda content: loads_or_is_rejected(tmp_path / "t.csv", content)
-        )
+        st.one_of(csv_bytes(), st.binary(max_size=200)), lambda given: loads_or_is_rejected(tmp_path / "t.csv", given)
     )
-    for_a_while(given(content=npz_bytes())(lambda content: loads_or_is_rejected(tmp_path / "t.npz", content)))
-    for_a_while(given(rows=tables())(lambda rows: is_read_exactly(tmp_path / "exact.csv", rows)))
+    for_a_while(npz_bytes(), lambda given: loads_or_is_rejected(tmp_path / "t.npz", given))
+    for_a_while(tables(), lambda rows: is_read_exactly(tmp_path / "exact.csv", rows))
 
 
 def test_an_entry_that_is_no_array_is_named(tmp_path):
