@@ -1,4 +1,4 @@
-"""Mean and standard deviation of the columns of a table, from sums that each client makes of its own samples."""
+"""Mean and standard deviation of the columns of a table, from sums over the samples of each client."""
 
 from __future__ import annotations
 

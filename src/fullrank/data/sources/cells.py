@@ -16,7 +16,7 @@ MISSING = frozenset({"", "na", "n/a", "nan", "null", "?"})
 """What stands for a missing value in a text file, in lower case."""
 MOST_CATEGORIES = 1000
 FEW = 20
-"""So many categories may be in a column however few rows there are."""
+"""A column may have this many categories however few rows there are."""
 ROWS_NAMED = 5
 COLUMNS_NAMED = 20
 

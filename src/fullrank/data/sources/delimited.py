@@ -90,6 +90,6 @@ def _reject_no_header(header: Sequence[str]) -> None:
             index = "; pandas writes its index so, unless index=False" if place == 0 else ""
             raise InputError(f"column {place + 1} has no name{index}; the first row must name all columns")
         if header.count(name) > 1:
-            raise InputError(f'two columns are called "{name}"; each must have a name of its own')
+            raise InputError(f'two columns are called "{name}"; rename one of them')
     if all(map(is_number, header)) and [*header] != [str(k) for k in range(len(header))]:
         raise InputError("its first row holds numbers; it must name the columns")

@@ -55,7 +55,7 @@ def of_arrow(table: Any) -> Table:
     names = [name for name in table.column_names if not _INDEX.fullmatch(name)]
     twice = next((name for name, count in Counter(names).items() if count > 1), None)
     if twice is not None:
-        raise InputError(f'two columns are called "{twice}"; each must have a name of its own')
+        raise InputError(f'two columns are called "{twice}"; rename one of them')
     if not table.num_rows:
         raise InputError("it has no rows")
     columns: dict[str, Numbers | Texts] = {}
