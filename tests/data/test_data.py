@@ -617,7 +617,7 @@ def test_functions(tmp_path):
         ("mine.hospital:", {}, "not of the form"),
         (".hospital:scans", {}, "not of the form"),
         ("digts", {}, 'data.name = "digts" is not known; did you mean "digits"'),
-        ("holiday-photos", {}, "known: .*digits, .*mnist, the path of an .npz, .csv or .parquet file"),
+        ("holiday-photos", {}, "known: .*digits, .*mnist, .*the path of an .npz, .csv or .parquet file"),
         ("digits", {"shuffle": True}, 'unknown option "shuffle"'),
     ],
 )
