@@ -22,7 +22,10 @@ def predict_command(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run directory.")],
     data: Annotated[
         list[str],
-        typer.Argument(metavar="DATA…", help="Image files and folders of images, or one .npz file with an array x."),
+        typer.Argument(
+            metavar="DATA…",
+            help="Image files and folders of images, or one .npz file with an array x, or a table (.csv, .parquet).",
+        ),
     ],
     out: Annotated[
         str | None, typer.Option("--out", metavar="FILE.csv", help="File for the table. By default it is printed.")

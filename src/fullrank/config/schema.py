@@ -64,7 +64,8 @@ class Data(Table):
     """The data set, and how its samples are divided among clients."""
 
     name: Annotated[str, NameIn(DATA_SETS)] = "digits"
-    """Data set, or the path of an .npz file. A function takes root and seed and returns arrays or a data set."""
+    """Data set, the path of an .npz, .csv or .parquet file, or "hub:NAME" for a data set of the Hugging Face hub. A
+    function takes root and seed and returns arrays, torch Datasets or a data set."""
     root: str = ""
     """Folder of the data set. If empty, fullrank searches $FULLRANK_DATA, ./data and its own cache."""
     partition: Annotated[str, NameIn(PARTITIONS)] = "dirichlet"
@@ -115,7 +116,8 @@ class Data(Table):
     seed. The other samples are left out before the rest is divided."""
     normalise: Literal["auto", "none", "half"] | Statistics = "auto"
     """Normalisation of inputs: with the statistics of the data set (auto), none, to the range -1 to 1 (half), or with
-    { mean = [...], std = [...] }, one number per channel."""
+    { mean = [...], std = [...] }, one number per channel, or per feature of a table. auto standardises the columns of a
+    table over the clients' training samples."""
     augment: Literal["auto", "none"] | list[Annotated[str, NameIn(AUGMENTATIONS)]] = "auto"
     """Augmentation of training images: the usual one for the data set (auto), none, or a list. Arguments follow a
     colon, as in crop:4 (pixels of the border), random-crop:200 (a window of that size, for which the model is built;

@@ -276,7 +276,8 @@ def _input_facts(run: Run, inputs: Inputs) -> dict[str, Any]:
     """Return what the exported models take, and how a sample is prepared, by them or by the program."""
     data = run._data_facts()
     stored: torch.dtype = getattr(torch, data["dtype"])
-    taken = torch.uint8 if stored == torch.uint8 and inputs == "raw" else _prepared_dtype(stored)
+    own = stored == torch.uint8 or bool(data.get("columns"))
+    taken = stored if own and inputs == "raw" else _prepared_dtype(stored)
     shape = data["input_shape"]
     facts = {
         "takes": inputs,
@@ -289,6 +290,7 @@ def _input_facts(run: Run, inputs: Inputs) -> dict[str, Any]:
         "divide_by": 255 if stored == torch.uint8 else 1,
         "mean": data["mean"],
         "std": data["std"],
+        "columns": data.get("columns", []),
     }
     return {"description": description(facts), **facts}
 
@@ -363,7 +365,8 @@ def _samples(run: Run, trained: nn.Module, inputs: Inputs) -> _Samples:
         kind = "random inputs"
         remarks = (f"the data were not read, so the files were compared on random inputs: {problem}",)
     prepare = assembly.federation.pipeline
-    taken = prepare(x) if inputs == "prepared" else x.float() if x.is_floating_point() else x
+    converted = x.is_floating_point() and not assembly.federation.data.columns
+    taken = prepare(x) if inputs == "prepared" else x.float() if converted else x
     with torch.no_grad():
         return _Samples(taken, trained(prepare(x, None, _dtype(trained))).double(), kind, remarks)
 

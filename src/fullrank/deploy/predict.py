@@ -13,6 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fullrank.data.sources.table import TABLES, features_in
 from fullrank.data.sources.unlabelled import ImageFiles, array_in, image_files
 from fullrank.errors import InputError
 from fullrank.federated.site import Stage
@@ -90,7 +91,8 @@ def predict(
 
     Args:
         run: A run or its directory.
-        data: Image files and folders of images, or one `.npz` file with an array x or x_test.
+        data: Image files and folders of images, or one `.npz` file with an array x or x_test, or for a run on a table
+            one `.csv` or `.parquet` file.
         client: The number of a client, to predict with the client's own model in place of the global one.
         stage: Which of the client's models, as `Run.client_model` takes it.
         unreadable: Whether image files that cannot be read are an error or are left out.
@@ -105,7 +107,7 @@ def predict(
         raise InputError("name image files, folders of images, or an .npz file to predict")
     if unreadable not in ("stop", "skip"):
         raise InputError(f'unreadable = "{unreadable}": must be "stop" or "skip"')
-    arrays = [one for one in map(Path, given) if one.suffix == ".npz"]
+    arrays = [one for one in map(Path, given) if one.suffix in (".npz", *TABLES)]
     if arrays and len(given) > 1:
         raise InputError(f'"{arrays[0]}" holds samples and cannot be predicted together with other files')
     run = run if isinstance(run, Run) else run_at(run, trust, root)
@@ -147,7 +149,9 @@ def _image_shape(run: Run) -> tuple[int, ...]:
 
 
 def _of_array(predictor: Predictor, file: Path) -> Predictions:
-    name, x = array_in(file)
+    if file.suffix in TABLES and not predictor.columns:
+        raise InputError(f'"{file}" is a table, and the run was trained on none; give samples as the run\'s data')
+    name, x = ("x", features_in(file, predictor.columns)) if file.suffix in TABLES else array_in(file)
     try:
         probabilities = predictor(x)
     except InputError as error:

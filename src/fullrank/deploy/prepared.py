@@ -18,6 +18,8 @@ INPUTS: tuple[Inputs, ...] = ("raw", "prepared")
 class WithPreparation(nn.Module):
     """A model and the preparation of its inputs: the window in the middle, division by 255 (uint8 only), normalisation.
 
+    The features of a table are standardised in float64, and a missing value (NaN) then becomes 0.
+
     >>> model = WithPreparation(nn.Flatten(), torch.uint8, mean=[0.5], std=[0.25])
     >>> model(torch.tensor([[[[0, 255]]]], dtype=torch.uint8))
     tensor([[-2.,  2.]])
@@ -30,6 +32,7 @@ class WithPreparation(nn.Module):
         mean: Sequence[float] | None,
         std: Sequence[float] | None,
         crop: Sequence[int] | None = None,
+        table: bool = False,
     ):
         super().__init__()
         self.model = model
@@ -37,14 +40,25 @@ class WithPreparation(nn.Module):
         """The dtype of the samples."""
         self.crop = crop
         """Height and width of the window in the middle of an image that the model sees, if that is not all of it."""
+        self.table = table
         for name, numbers in (("mean", mean), ("std", std)):
-            constant = None if numbers is None else torch.tensor(numbers, dtype=torch.float32)[:, None, None]
-            self.register_buffer(name, constant, persistent=False)
+            constant = (
+                None if numbers is None else torch.tensor(numbers, dtype=torch.float64 if table else torch.float32)
+            )
+            shaped = constant if constant is None or table else constant[:, None, None]
+            self.register_buffer(name, shaped, persistent=False)
 
     @classmethod
     def described(cls, model: nn.Module, facts: Mapping[str, Any]) -> WithPreparation:
         """Return the model with the preparation that the table "input" of a model.json describes."""
-        return cls(model, getattr(torch, facts["dtype"]), facts["mean"], facts["std"], facts["cropped_to"])
+        return cls(
+            model,
+            getattr(torch, facts["dtype"]),
+            facts["mean"],
+            facts["std"],
+            facts["cropped_to"],
+            bool(facts.get("columns")),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the scores of the classes (N, C) for samples (N, ...)."""
@@ -59,6 +73,8 @@ class WithPreparation(nn.Module):
             x = x.to(torch.float32) / 255
         if isinstance(self.mean, Tensor) and isinstance(self.std, Tensor):
             x = (x - self.mean) / self.std
+        if self.table:
+            x = torch.where(torch.isnan(x), torch.zeros_like(x), x).to(torch.float32)
         result: Tensor = self.model(x)
         return result
 
@@ -73,6 +89,11 @@ def description(facts: Mapping[str, Any]) -> str:
     shape = f"({', '.join(['N', *map(str, facts['shape'])])})"
     if facts["takes"] == "raw" and facts["dtype"] == "uint8":
         return f"8-bit images {shape} with values 0 to 255 in uint8, for any N; the model normalises them itself"
+    if facts.get("columns") and facts["takes"] == "raw":
+        return (
+            f"features {shape} in float64 of the columns of a table, encoded as columns says and NaN where a number is "
+            "missing, for any N; the model standardises them itself"
+        )
     what = f"{facts['dtype']} samples {shape} for any N"
     steps = [f"cropped to {facts['cropped_to']} in the middle"] if facts["cropped_to"] else []
     steps += ["divided by 255"] if facts["divide_by"] != 1 else []

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fullrank.data import DataSet, Split, load_dataset
 from fullrank.data.sources.registry import DATA_SETS
+from fullrank.data.sources.table import TABLES
 from fullrank.data.sources.unlabelled import as_trained
 from fullrank.errors import InputError
 from fullrank.federated.site import Stage
@@ -123,7 +124,7 @@ def evaluate_run(
     if data not in DATA_SETS.own and Path(data).is_dir() and data:
         data, root = "folder", data
     loaded = (
-        load_dataset(data, root, seed=run.experiment.seed, size=run.experiment.data.size)
+        load_dataset(data, root, seed=run.experiment.seed, columns=predictor.columns, **_reading(run, data))
         if data
         else run._assembled("the model is evaluated on the run's data").federation.data
     )
@@ -151,6 +152,12 @@ def evaluate_run(
     )
 
 
+def _reading(run: Run, data: str) -> dict[str, Any]:
+    """Return how the files of a data set are read: as those of the run if both are tables."""
+    table = run.experiment.data
+    return table.reading if table.name.endswith(TABLES) and data.endswith(TABLES) else {"size": table.size}
+
+
 def _part(data: DataSet, part: Part) -> Split:
     if part == "train":
         return data.train
@@ -163,8 +170,10 @@ def _part(data: DataSet, part: Part) -> Split:
 
 def _joined(first: Split, second: Split) -> Split:
     columns = {name: (getattr(first, name), getattr(second, name)) for name in ("domain", "client")}
-    ids = {name: torch.cat(pair) for name, pair in columns.items() if pair[0] is not None and pair[1] is not None}
-    return Split(torch.cat([first.x, second.x]), torch.cat([first.y, second.y]), **ids)
+    ids: dict[str, Any] = {
+        name: torch.cat(pair) for name, pair in columns.items() if pair[0] is not None and pair[1] is not None
+    }
+    return Split(torch.cat([first.x, second.x]), torch.cat([first.y, second.y]), **ids, missing=first.missing)
 
 
 def _matched(labels: Tensor, data: DataSet, classes: tuple[str, ...]) -> Tensor:

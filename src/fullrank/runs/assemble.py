@@ -16,7 +16,8 @@ from fullrank import methods
 from fullrank.config.experiment import Experiment
 from fullrank.config.schema import Statistics
 from fullrank.data import DataSet, Pipeline, Split, load_dataset
-from fullrank.data.federation import Federation, divide, keep_unseen
+from fullrank.data.columns import Column
+from fullrank.data.federation import Federation, divide, keep_unseen, standardised
 from fullrank.data.hosted import HostedData
 from fullrank.engine.facts import facts_about
 from fullrank.engine.machine import find_device
@@ -255,16 +256,20 @@ def federate(experiment: Experiment, data: DataSet | None = None) -> Federation:
     seed = experiment.seed if table.seed < 0 else table.seed
     keys = {**table.model_dump(exclude={"partition_options"}), "seed": seed}
     divided = divide(data, pipeline(experiment, data), table.partition, keys, table.partition_options)
-    return keep_unseen(divided, table.unseen, seed)
+    federation = keep_unseen(divided, table.unseen, seed)
+    if not data.columns or table.normalise != "auto":
+        return federation
+    return dataclasses.replace(federation, pipeline=Pipeline(standardised(federation)))
 
 
 def without_data(facts: Mapping[str, Any]) -> Federation:
     """Return a federation of the shape that a run recorded, with zeros for inputs."""
     described = facts["data"]
     zeros = torch.zeros(2, *described["input_shape"], dtype=getattr(torch, described["dtype"]))
-    train = Split(zeros, torch.zeros(2, dtype=torch.int64))
+    columns = tuple(map(Column.of, described.get("columns", ())))
+    train = Split(zeros, torch.zeros(2, dtype=torch.int64), missing=bool(columns))
     usual = tuple(described.get("augment", ()))
-    data = DataSet(described["name"], train, None, tuple(described["classes"]), augment=usual)
+    data = DataSet(described["name"], train, None, tuple(described["classes"]), augment=usual, columns=columns)
     statistics = (tuple(described["mean"]), tuple(described["std"])) if described["mean"] is not None else None
     nothing = np.empty(0, np.int64)
     parts = [nothing] * facts["clients"]

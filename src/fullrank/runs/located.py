@@ -10,7 +10,7 @@ import torch
 
 from fullrank.config.experiment import Experiment
 from fullrank.data.partition_files import is_file
-from fullrank.plugins import is_foreign
+from fullrank.plugins import FILES, HUB, is_foreign
 from fullrank.runs.starting import KEPT, weights_file
 
 
@@ -43,7 +43,7 @@ def located(experiment: Experiment, path: Path, facts: Mapping[str, Any], root: 
 def _data(experiment: Experiment, start: Path, root: str) -> dict[str, Any]:
     name, recorded = experiment.data.name, experiment.data.root
     given = Path(root).expanduser().absolute() if root else None
-    if name.endswith(".npz"):
+    if name.endswith(FILES["data.name"]):
         places = [start / recorded / name] if given is None else [given / name, given / Path(name).name, given]
         found = _first_file(places)
         return {"name": str(found), "root": ""} if found else {"root": str(given or recorded)}
@@ -52,6 +52,9 @@ def _data(experiment: Experiment, start: Path, root: str) -> dict[str, Any]:
         return {"root": str(_first_file(places) or given or recorded)}
     if given is not None:
         return {"root": str(given)}
+    kind, _, folder = name.partition(":")
+    if kind == HUB and not recorded and folder and (start / folder).is_dir():
+        return {"name": f"{HUB}:{start / folder}"}
     there = start / recorded
     return {"root": str(there)} if recorded and there.exists() else {}
 

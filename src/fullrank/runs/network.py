@@ -9,6 +9,7 @@ from torch import nn
 
 from fullrank import models
 from fullrank.config.experiment import Experiment
+from fullrank.data.dataset import DataSet, is_integer
 from fullrank.data.federation import Federation
 from fullrank.engine.resolve import Resolved
 from fullrank.errors import InputError
@@ -78,7 +79,18 @@ def _example(federation: Federation, module: nn.Module) -> torch.Tensor:
     kinds = [p.dtype for p in module.parameters() if not nn.parameter.is_lazy(p) and p.is_floating_point()]
     lazy = [p.dtype for p in module.parameters() if nn.parameter.is_lazy(p)]
     dtype = (kinds or lazy or [torch.get_default_dtype()])[0]
-    return federation.pipeline(federation.data.train.x[:2], None, dtype)
+    return federation.pipeline(_of_each_size(federation.data), None, dtype)
+
+
+def _of_each_size(data: DataSet) -> torch.Tensor:
+    """Return two samples; of whole numbers those with the smallest and the largest, which an embedding may not have."""
+    x = data.train.x
+    if x.dtype == torch.uint8 or not is_integer(x.dtype) or not x[0].numel():
+        return x[:2]
+    values = [split.x.reshape(len(split), -1) for split in (data.train, data.test) if split is not None]
+    smallest = min((part[part.amin(1).argmin()] for part in values), key=lambda sample: int(sample.min()))
+    largest = max((part[part.amax(1).argmax()] for part in values), key=lambda sample: int(sample.max()))
+    return torch.stack([smallest, largest]).reshape(2, *x.shape[1:])
 
 
 def apply_method(network: Network, composition: Composition, example: torch.Tensor) -> Network:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fullrank.data.augment.pipeline import Pipeline
+from fullrank.data.columns import Column
 from fullrank.data.dataset import Split, is_integer
 from fullrank.data.sources.memory import as_tensor, channels_first
 from fullrank.engine.machine import threads
@@ -36,6 +37,8 @@ class Predictor:
     threads: int
     """The number of threads of torch's operations."""
     notes: tuple[str, ...] = ()
+    columns: tuple[Column, ...] = ()
+    """The columns of the run's table, whose features the samples are, if it was trained on one."""
 
     @classmethod
     def of(cls, run: Run, client: int | None = None, stage: Stage | None = None) -> Predictor:
@@ -57,6 +60,7 @@ class Predictor:
             data.classes,
             run.experiment.engine.threads,
             (note,) if client is not None and (note := note_on(parts.composition)) else (),
+            data.columns,
         )
 
     def __call__(self, x: object) -> Tensor:
@@ -77,6 +81,8 @@ class Predictor:
 
     def _checked(self, x: Tensor) -> Tensor:
         """Return samples in the layout and with the dtype of the run's data, or reject them."""
+        if x.dtype == torch.uint16 and x.dim() and len(x):
+            x = Split(channels_first(x), torch.zeros(len(x), dtype=torch.int64)).x
         if not self._alike(x.dtype):
             hint = ": 8-bit images with values 0 to 255" if self.stored == torch.uint8 else ""
             raise InputError(
@@ -87,7 +93,8 @@ class Predictor:
             raise InputError(f"x has the shape {_shown(x.shape)} of one sample; give a batch of samples, as in x[None]")
         if not x.dim() or not len(x):
             raise InputError(f"x has the shape {_shown(x.shape)} and no samples; its first axis must be the samples")
-        x = channels_first(Split(x, torch.zeros(len(x), dtype=torch.int64))).x
+        labels = torch.zeros(len(x), dtype=torch.int64)
+        x = Split(channels_first(x), labels, missing=bool(self.columns)).x
         if tuple(x.shape[1:]) != self.shape:
             raise InputError(
                 f"samples of x have the shape {_shown(x.shape[1:])}, but the run was trained on samples of shape "

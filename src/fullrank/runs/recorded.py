@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 from collections.abc import Mapping
@@ -38,6 +39,7 @@ def data_facts(federation: Federation) -> dict[str, Any]:
         "mean": list(statistics[0]) if statistics else None,
         "std": list(statistics[1]) if statistics else None,
         "augment": list(data.augment),
+        **({"columns": [dataclasses.asdict(column) for column in data.columns]} if data.columns else {}),
         "crop": list(crop) if crop else None,
         "unreadable": list(data.unreadable),
     }
