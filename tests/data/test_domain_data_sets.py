@@ -277,7 +277,7 @@ def test_incomplete_lists_are_rejected(tmp_path):
     (tmp_path / "real_train.txt").write_text("\n")
     rejected("domainnet", tmp_path, "real_train.txt names no images")
     (tmp_path / "real_train.txt").write_bytes(b"\xff\xfe\x00")
-    rejected("domainnet", tmp_path, "real_train.txt is no text in UTF-8")
+    rejected("domainnet", tmp_path, "real_train.txt is not text in UTF-8")
     (tmp_path / "real_train.txt").unlink()
     rejected("domainnet", tmp_path, "lacks real_train.txt")
     write_domainnet(tmp_path / "gap", labels={"bird": 0, "zebra": 1, "axe": 3})
