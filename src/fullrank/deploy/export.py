@@ -96,6 +96,9 @@ def export(
         trust: Whether code outside the library that a run's directory names may be imported, which runs it.
         root: The folder of the data, if it is not the one of the run.
 
+    Returns:
+        The directory of the export and the content of its model.json.
+
     Raises:
         InputError: If there is no such model, or if it no longer has the test accuracy that the run recorded.
         ExportFailed: If a file does not predict as the run's model does.
@@ -131,15 +134,20 @@ def export(
 
 
 def load_export(path: str | Path, *, trust: bool = False) -> nn.Module:
-    """Return the module of an export in "safetensors", built from its model.json, in eval mode.
-
-    It takes inputs as model.json describes, by default samples as the run's data have them, and returns the classes'
-    scores.
+    """Load the model of an export in the format "safetensors".
 
     Args:
-        path: The directory of the export. trust: Whether code outside the library that model.json names (a user's model
-        or method) may be
-            imported, which runs it.
+        path: The directory of the export.
+        trust: Whether code outside the library that model.json names (a user's model or method) may be imported, which
+            runs it.
+
+    Returns:
+        A module in eval mode, built from model.json. It takes inputs as model.json describes, by default samples as the
+        run's data have them, and returns the scores of the classes.
+
+    Raises:
+        InputError: If the directory has no such export or a damaged one, if its model was given by a program, or if
+            code outside the library would be imported without `trust`.
     """
     path = Path(path)
     facts = read_json(path / DESCRIPTION)

@@ -212,7 +212,7 @@ def _on_samples(
 
 
 def _sizes(resamples: int, each: int) -> Iterator[int]:
-    """Yield how many draws of so many numbers each are held in memory at a time."""
+    """Yield the sizes of the blocks in which draws of `each` numbers are held in memory."""
     step = max(1, AT_ONCE // each)
     for start in range(0, resamples, step):
         yield min(step, resamples - start)

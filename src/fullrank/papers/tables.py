@@ -150,13 +150,27 @@ class Table:
 
 
 def available() -> list[str]:
-    """Return the names of all tables, for example "feddecorr-tpami/table-1"."""
+    """List the tables of papers that the library has.
+
+    Returns:
+        The names of the tables by paper and number, for example "feddecorr-tpami/table-1".
+    """
     files = sorted(FOLDER.glob("*/table-*.toml"), key=lambda file: (file.parent.name, _numbers(file.stem)))
     return [f"{file.parent.name}/{file.stem}" for file in files]
 
 
 def load_table(name: str | Path) -> Table:
-    """Read a table by its name, or from a file of the same form in a folder with its settings."""
+    """Read a table of a paper.
+
+    Args:
+        name: A name of `available`, or the path of a `.toml` file of the same form, in a folder with its settings.
+
+    Returns:
+        The table, with the printed values and the experiment of each cell.
+
+    Raises:
+        InputError: If there is no such table or file, or if the file is not of this form.
+    """
     file = Path(name) if str(name).endswith(".toml") else FOLDER / f"{name}.toml"
     if not file.is_file():
         if str(name).endswith(".toml"):

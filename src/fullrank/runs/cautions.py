@@ -61,8 +61,8 @@ def _clients_of_file(assembly: Assembly) -> list[str]:
         return []
     kinds = " or ".join({"domain": "domains", "client": "natural clients"}[column] for column in columns)
     return [
-        f'the clients of "{how}" are not {kinds} of "{federation.data.name}" by their names and samples, so no client '
-        "has a test part of its own"
+        f'the clients of "{how}" are not {kinds} of "{federation.data.name}" by their names and samples, so they are '
+        "not evaluated on the test samples of sites"
     ]
 
 

@@ -174,7 +174,7 @@ class _Images:
         """Return the images with what the listing says of them."""
         reject_missing_pillow()
         x, problems = self._decode()
-        self._judge(problems)
+        self._reject_unreadable(problems)
         files = [*listing.train, *listing.test]
         keep = np.array([number for number in range(len(files)) if number not in problems])
         middle = int(np.searchsorted(keep, len(listing.train)))
@@ -222,7 +222,7 @@ class _Images:
             weight += size
         yield paths
 
-    def _judge(self, problems: dict[int, str]) -> None:
+    def _reject_unreadable(self, problems: dict[int, str]) -> None:
         if problems and self.unreadable == "stop":
             raise InputError(
                 f"{len(problems)} of {len(self.found.paths)} image files of {self.name} cannot be read: "
@@ -291,7 +291,7 @@ def _columns(
         columns["domain"] = torch.tensor([number[file.domain] for file in files])
     groups = {group: k for k, group in enumerate(sorted({file.group for file in files} - {""}))}
     if groups:
-        # a file without a group is a group of its own
+        # each file without a group becomes another group
         columns["group"] = torch.tensor(
             [groups[file.group] if file.group else len(groups) + k for k, file in enumerate(files)]
         )

@@ -28,6 +28,12 @@ def as_split(data: object, *, images: bool = False) -> Split:
         data: The data.
         images: Whether images are returned as (N, C, H, W), as `channels_first` does it.
 
+    Returns:
+        The split. A `Split` is returned as it is, except for the order of the axes of images.
+
+    Raises:
+        InputError: If the data are neither, or if the labels do not fit the samples.
+
     >>> as_split((torch.zeros(2, 3), torch.tensor([0, 1]))).y
     tensor([0, 1])
     """
