@@ -166,7 +166,7 @@ def many(cells, column="x"):
         (b"a,label\n\xe9,b\n", "row 2 is not UTF-8"),
         (many(["1", "2", "inf", "4"]), 'the column "x" holds infinity in row 4'),
         (many(["1", "2", "1e999", "4"]), 'the column "x" holds infinity in row 4'),
-        (many(["1", "2", "3", "12 mg"]), 'the column "x" holds a number in most rows, but none in row 5'),
+        (many(["1", "2", "3", "12 mg"]), 'the column "x" has numbers in most rows, but not in row 5'),
         (many([f"2020-01-{k:02}" for k in range(1, 9)]), "holds dates or times"),
         (many([f"0{k}.02.2020" for k in range(1, 9)]), "holds dates or times"),
         (many([f"text {k}" for k in range(50)]), "50 different texts in 50 rows"),

@@ -1,4 +1,4 @@
-"""Partitions in files: the partition.safetensors of a run, or a CSV with the client of each sample."""
+"""Read partitions from files: the partition.safetensors of a run, or a CSV with the client of each sample."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def is_file(partition: str) -> bool:
 
 @dataclass(frozen=True)
 class StoredPartition:
-    """The division of a training split that a file has."""
+    """A partition of a training split, as a file describes it."""
 
     parts: list[IndexArray]
     """Training samples of each client."""
@@ -46,7 +46,7 @@ class StoredPartition:
     names: tuple[str, ...] = ()
     """The name of each client, if the file has names."""
     complete: bool = True
-    """Whether the file says which samples are held out and which are the validation share, be it none."""
+    """Whether the file also defines the held-out samples and the validation share, which may be empty."""
 
 
 def read_partition(path: Path, data: DataSet, clients: int, *, repeats: bool = False) -> StoredPartition:
@@ -56,11 +56,11 @@ def read_partition(path: Path, data: DataSet, clients: int, *, repeats: bool = F
         path: A file that a run or :meth:`fullrank.data.federation.Federation.tensors` wrote, or a CSV with the columns
             sample, client and, if wanted, part.
         data: The data set.
-        clients: The number of clients that the file must have; 0 is any.
+        clients: The number of clients that the file must have, or 0 for any number.
         repeats: Whether several clients, or one client twice, may have a training sample of a safetensors file.
 
     Raises:
-        InputError: If the file is no partition of these data.
+        InputError: If the file is not a partition of these data.
     """
     if not path.is_file():
         raise InputError(f'data.partition: there is no file "{path}"')

@@ -27,7 +27,7 @@ SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".avif"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k"),
 )
-"""What names of image files end in, which decides at which depth the folders of classes are."""
+"""The endings of names of image files, which decide at which depth the folders of classes are."""
 LAYOUTS = "class/*, split/class/*, domain/class/* or domain/split/class/* (a split is named train, test or val)"
 _NAMED = 3
 _DEEPEST = 3
@@ -112,7 +112,7 @@ class _Class:
 
 @dataclass(frozen=True)
 class _Folder:
-    """A folder of the tree, with the names on the way to it and the files in it."""
+    """A folder of the tree, with the names of the folders that lead to it and of its files."""
 
     way: tuple[str, ...]
     files: Sequence[str]

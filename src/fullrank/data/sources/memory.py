@@ -22,7 +22,7 @@ def as_split(data: object, *, images: bool = False) -> Split:
     """Make a `Split` from (x, y) or from a map-style torch Dataset of such pairs.
 
     Values and shapes stay as they are, except as `Split` says. A Dataset that is not a TensorDataset is read through
-    once, item by item, so a random transform in it is drawn once and for all.
+    once, item by item, so a random transform is applied only once.
 
     Args:
         data: The data.
