@@ -308,7 +308,8 @@ class Evaluate(Table):
     metrics: list[Annotated[str, NameIn(METRICS)]] = ["accuracy", "loss"]
     """Metrics of every evaluation; accuracy and loss are always computed. A function takes scores (N, C) and labels
     (N,) and returns a number, a list of numbers or None. Results have its name, and its attributes lower_is_better and
-    is_share describe them."""
+    is_share describe them. A class of torchmetrics is named in the same way, as in
+    torchmetrics.classification:MulticlassCohenKappa."""
 
 
 class ProbeTable(Table):

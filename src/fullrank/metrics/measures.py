@@ -5,6 +5,8 @@ The functions are pure and work on any device. Formulas follow scikit-learn's wh
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -172,16 +174,71 @@ class UserFunction:
         """
         # Copies, because a function may write into what it is given.
         found = called(partial(self.function, scores.clone(), labels.clone()), self.name, METRICS.key)
-        if isinstance(found, (Tensor, np.ndarray, np.generic)):
-            found = found.tolist()
-        try:
-            return [_number(value) for value in found] if isinstance(found, (list, tuple)) else _number(found)
-        except (TypeError, OverflowError):
-            kind = type(found).__name__
-            raise InputError(
-                f'{METRICS.key} = "{self.name}": it returned {"an" if kind[0] in "aeiou" else "a"} {kind}; it must '
-                "return a number, a list of numbers, or None"
-            ) from None
+        return _value(found, self.name)
+
+
+@dataclass(frozen=True)
+class MetricClass:
+    """A class of torchmetrics, or another one with `update` and `compute`, with its name in `evaluate.metrics`.
+
+    Each evaluation builds an object, with the number of classes if the class takes `num_classes`, and gives it all
+    samples at once: softmax probabilities (N, C), because torchmetrics takes scores between 0 and 1 for probabilities,
+    and labels (N,).
+    """
+
+    name: str
+    cls: Callable[..., Any]
+
+    def __call__(self, scores: Tensor, labels: Tensor) -> Value:
+        """Build an object, update it once, and return what it computes.
+
+        Raises:
+            CallFailed: If the class raises.
+            InputError: If it computes anything but a number or a list of numbers.
+        """
+        found = called(partial(self._computed, scores.double().softmax(1), labels.clone()), self.name, METRICS.key)
+        return _value(found, self.name)
+
+    def _computed(self, probabilities: Tensor, labels: Tensor) -> Any:
+        takes_classes = "num_classes" in inspect.signature(self.cls).parameters
+        built = self.cls(num_classes=probabilities.shape[1]) if takes_classes else self.cls()
+        if hasattr(built, "to"):
+            built = built.to(probabilities.device)
+        built.update(probabilities, labels)
+        return built.compute()
+
+    def check(self) -> None:
+        """Reject a class that cannot be built from a number of classes alone."""
+        needed = [
+            name
+            for name, parameter in inspect.signature(self.cls).parameters.items()
+            if parameter.default is parameter.empty and parameter.kind not in _OPEN_ENDED and name != "num_classes"
+        ]
+        if not needed:
+            return
+        advice = "name a subclass of your own that needs no argument but num_classes"
+        if needed == ["task"]:
+            one_task = f"torchmetrics.classification:Multiclass{self.name.rpartition(':')[2]}"
+            advice = f'name the class for one task, such as "{one_task}"'
+        raise InputError(f'{METRICS.key} = "{self.name}": the class needs the argument {needed[0]}; {advice}')
+
+
+_OPEN_ENDED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _value(found: Any, name: str) -> Value:
+    """Return what a user's metric gave as a value of a row."""
+    shape = tuple(getattr(found, "shape", ()))
+    if isinstance(found, (Tensor, np.ndarray, np.generic)):
+        found = found.tolist()
+    try:
+        return [_number(value) for value in found] if isinstance(found, (list, tuple)) else _number(found)
+    except (TypeError, OverflowError):
+        kind = f"tensor of shape {shape}" if shape else type(found).__name__
+        raise InputError(
+            f'{METRICS.key} = "{name}": it returned {"an" if kind[0] in "aeiou" else "a"} {kind}; it must '
+            "return a number, a list of numbers, or None"
+        ) from None
 
 
 def _number(value: Any) -> float | None:
@@ -191,26 +248,33 @@ def _number(value: Any) -> float | None:
 
 
 class MetricRegistry(Registry[Metric]):
-    """The registry of metrics: a function that is found by its import path becomes a `Metric`."""
+    """The registry of metrics: a function or a class that is found by its import path becomes a `Metric`."""
 
     def find(self, name: str, key: str = "") -> Metric:
         """Return the metric behind a name.
 
         The attributes `lower_is_better` and `is_share` of a user's function are those of its metric; both are False
-        by default.
+        by default. Of a class of torchmetrics, `higher_is_better` counts as well.
 
         Raises:
-            InputError: If the name is unknown or cannot be imported.
+            InputError: If the name is unknown or cannot be imported, or if a class needs further arguments.
         """
+        if name.startswith(("torchmetrics:", "torchmetrics.")) and importlib.util.find_spec("torchmetrics") is None:
+            raise InputError(f"{key or self.key} = \"{name}\" needs torchmetrics: pip install 'fullrank[metrics]'")
         found: Any = super().find(name, key)
         if isinstance(found, Metric):
             return found
         facts = {fact: bool(getattr(found, fact, False)) for fact in FACTS}
-        return Metric(key_of(name), UserFunction(name, found), **facts)
+        if not (isinstance(found, type) and hasattr(found, "update") and hasattr(found, "compute")):
+            return Metric(key_of(name), UserFunction(name, found), **facts)
+        foreign = MetricClass(name, found)
+        foreign.check()
+        facts["lower_is_better"] |= getattr(found, "higher_is_better", None) is False
+        return Metric(key_of(name), foreign, **facts)
 
 
 FACTS = ("lower_is_better", "is_share")
-"""The attributes of a user's function that describe its values."""
+"""The attributes of a user's function or class that describe its values."""
 METRICS = MetricRegistry(
     "metrics",
     "evaluate.metrics",
