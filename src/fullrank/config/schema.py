@@ -232,9 +232,11 @@ class Train(Table):
     clip_norm: NotNegative = 0.0
     """Maximum norm of the gradient; larger gradients are clipped. 0 disables clipping."""
     criterion: Annotated[str, NameIn(CRITERIA)] = ""
-    """Loss of local training in place of cross-entropy: a function of logits (N, C) and labels (N,) that returns a
-    scalar tensor. If empty, the criterion of the method, by default cross-entropy. The loss of an evaluation is always
-    the cross-entropy."""
+    """Loss of local training in place of cross-entropy. focal is the focal loss with γ = 2. weighted is the
+    cross-entropy with class weights S / (C n_c), where n_c of the S training samples of all clients are of class c and
+    C classes occur; for that, each client sends its number of samples of each class once, before the first round. A
+    function takes logits (N, C) and labels (N,) and returns a scalar tensor. If empty, the criterion of the method, by
+    default cross-entropy. The loss of an evaluation is always the cross-entropy."""
     label_smoothing: Share = 0.0
     """Label smoothing of the cross-entropy, as in torch.nn.CrossEntropyLoss."""
     optimizer_state: Literal["fresh", "keep"] = "fresh"

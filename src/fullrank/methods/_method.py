@@ -129,6 +129,12 @@ class Method:
         """Return the initial state that a client keeps for this method, when it first takes part."""
         return {}
 
+    def begin(self, server: ServerView) -> None:
+        """Complete the server's state before the first round, by asking clients about their data (`server.ask`).
+
+        What is sent counts as traffic of the first round. No client has received a model yet. In order.
+        """
+
     # The local step
 
     def before(self, client: ClientView) -> Tree:

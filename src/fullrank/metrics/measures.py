@@ -208,7 +208,7 @@ class MetricClass:
         return built.compute()
 
     def check(self) -> None:
-        """Reject a class that cannot be built from a number of classes alone."""
+        """Reject a class that needs another argument than the number of classes."""
         needed = [
             name
             for name, parameter in inspect.signature(self.cls).parameters.items()
