@@ -19,7 +19,7 @@ from fullrank.comparison.compare import compare
 from fullrank.comparison.parallel import ComparisonCallback, Task
 from fullrank.comparison.table import Comparison, Row, compare_runs
 from fullrank.errors import InputError, Interrupted
-from fullrank.metrics.measures import single_numbers
+from fullrank.metrics.measures import label_of, single_numbers
 from fullrank.runs.display import PAUSE, STAGES, Pace, amiss, averaged, clock, counted, scores, setting
 
 WIDE = 10_000
@@ -337,7 +337,7 @@ def _title(found: Comparison) -> str:
     }
     words = {"accuracy": "test accuracy", "loss": "test loss", "personal": "accuracy on the clients' held-out samples"}
     words["personal_accuracy"] = f"personal accuracy {STAGES['local']}"
-    name = words.get(measure, measure.replace("_", " "))
+    name = words.get(measure, label_of(measure))
     unit = " in percent" if found.is_share else ""
     value = f", {values[found.value]}" if found.has_values else ""
     stages = found.stages()

@@ -180,6 +180,11 @@ class Server:
         return {name: self._state.model[name] for name in self._entries.shared}
 
     @property
+    def mean(self) -> Tensors:
+        """The mean of the clients' weights in the newest round; empty unless a method wants it to be evaluated."""
+        return self._state.mean
+
+    @property
     def own(self) -> dict[str, Tree]:
         """The server's state of each method, by the method's name."""
         return self._state.own
@@ -388,6 +393,8 @@ class Server:
             if lost := [name for name in self._entries.shared if name not in new]:
                 raise InputError(f"the aggregated model does not fit: {lost[0]} is missing")
             self.update_model({**new, **frozen, **mean["buffers"]})
+            if any(part.evaluate_mean for part in self._composition.parts):
+                self._state.mean = {name: mean["w"][name] for name in self._entries.shared}
         except Exception:
             self._state = before  # an aggregation that fails leaves nothing behind
             raise

@@ -77,6 +77,8 @@ class Method:
 
     Such a correction comes last, applies to shared entries only, and not to side fits.
     """
+    evaluate_mean: ClassVar[bool] = False
+    """Whether the mean of the clients' weights is evaluated as well, because `aggregate` makes another model of it."""
     neutral: ClassVar[Mapping[str, Any]] = {}
     """Field values with which the method equals FedAvg to the bit."""
     tried_on: ClassVar[Mapping[str, Any]] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -303,7 +303,9 @@ TAKEN = frozenset(
     """.split()  # noqa: SIM905
 )
 """Other keys of rows and summaries, which no metric can have."""
-PREFIXES, SUFFIX = ("validation_", "personal_"), "_by_domain"
+MEAN = "mean_"
+"""The prefix of the metrics of the clients' mean, where a method evaluates it beside the global model."""
+PREFIXES, SUFFIX = ("validation_", MEAN, "personal_"), "_by_domain"
 """The prefixes and the suffix of keys that are derived from the key of a metric."""
 
 
@@ -339,9 +341,10 @@ def find_metrics(names: Iterable[str]) -> list[Metric]:
     """
     found: dict[str, Metric] = {}
     named = {metric.key: name for name, metric in METRICS.own.items()}
-    for name in dict.fromkeys(names):
+    names = list(dict.fromkeys(names))
+    for name in names:
         metric = METRICS.find(name)
-        if metric.key in TAKEN or metric.key.startswith(PREFIXES) or metric.key.endswith(SUFFIX):
+        if metric.key in TAKEN or _is_derived(metric.key, {*named, *map(key_of, names)}):
             raise InputError(f'{METRICS.key} = "{name}": the metrics of a run have "{metric.key}" already; {_RENAME}')
         if (other := named.setdefault(metric.key, name)) != name:
             raise InputError(f'{METRICS.key}: "{other}" and "{name}" would both be "{metric.key}"; {_RENAME}')
@@ -350,6 +353,24 @@ def find_metrics(names: Iterable[str]) -> list[Metric]:
 
 
 _RENAME = "give the function another name"
+
+
+def _is_derived(key: str, metrics: Collection[str]) -> bool:
+    """Return whether a key may be derived from that of a metric; `mean_` is a usual start of a name of its own."""
+    if key.startswith(MEAN):
+        return key.removeprefix(MEAN) in metrics
+    return key.startswith(PREFIXES) or key.endswith(SUFFIX)
+
+
+def label_of(key: str) -> str:
+    """Return the key of a metric as tables and lines show it.
+
+    >>> label_of("validation_macro_f1"), label_of("mean_accuracy")
+    ('validation macro f1', "accuracy of the clients' mean")
+    """
+    rest = key.removeprefix(MEAN)
+    derived = rest != key and rest in {metric.key for metric in METRICS.own.values()}
+    return f"{rest.replace('_', ' ')} of the clients' mean" if derived else key.replace("_", " ")
 
 
 def single_numbers(metrics: Sequence[Metric] = ()) -> tuple[Metric, ...]:

@@ -19,7 +19,7 @@ from rich.table import Table
 from fullrank.config.experiment import Experiment
 from fullrank.errors import Interrupted, in_words, naming_file
 from fullrank.federated.site import Result
-from fullrank.metrics.measures import Metric, single_numbers
+from fullrank.metrics.measures import Metric, label_of, single_numbers
 from fullrank.runs.callbacks import Callback
 from fullrank.runs.summary import measures
 
@@ -334,10 +334,13 @@ def amiss(row: Mapping[str, Any]) -> list[str]:
 
 def scores(row: Mapping[str, Any]) -> str:
     """Format accuracy and loss of a row, if they were measured."""
-    found = [("accuracy", 4), ("loss", 4), ("validation_accuracy", 4)]
-    return "".join(
-        f"  {name.replace('_', ' ')} {row[name]:.{digits}f}" for name, digits in found if row.get(name) is not None
-    )
+    words = {
+        "accuracy": "accuracy",
+        "mean_accuracy": "of the clients' mean",
+        "loss": "loss",
+        "validation_accuracy": "validation accuracy",
+    }
+    return "".join(f"  {text} {row[name]:.4f}" for name, text in words.items() if row.get(name) is not None)
 
 
 def clock(seconds: float) -> str:
@@ -373,9 +376,9 @@ def summary_table(run: Run) -> Table:
         if measure in summary and measure != "personal_accuracy":
             values = summary[measure]
             shown = (f"{values[key]:.4f}" if key in values else "" for key in columns)
-            table.add_row(measure.replace("_", " "), *shown)
+            table.add_row(label_of(measure), *shown)
             if "final" in values:
-                table.add_row(f"{measure.replace('_', ' ')} after finishing", f"{values['final']:.4f}")
+                table.add_row(f"{label_of(measure)} after finishing", f"{values['final']:.4f}")
     return table
 
 

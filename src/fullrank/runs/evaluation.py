@@ -10,8 +10,10 @@ import torch
 
 from fullrank.data import Split
 from fullrank.data.federation import Federation
+from fullrank.federated.server import Server
 from fullrank.federated.site import Site
 from fullrank.metrics.evaluate import FeatureRange, evaluate
+from fullrank.metrics.measures import MEAN, single_numbers
 from fullrank.trees import Tensors
 
 
@@ -51,6 +53,14 @@ class GlobalEvaluator:
             if "dead_features" not in measured:  # on the test set, where there is one
                 measured["dead_features"] = features.dead_share()
         return measured
+
+    def evaluate_mean(self, server: Server) -> dict[str, Any]:
+        """Return the metrics of the clients' mean on the test set, where a method wants it to be evaluated."""
+        if not server.mean:
+            return {}
+        found = self.evaluate({**server.model, **server.mean})
+        keys = (metric.key for metric in single_numbers(self._site.metrics))
+        return {f"{MEAN}{key}": found[key] for key in keys if key in found}
 
     def _by_name(self, value: Any) -> Any:
         """Return values by the names of the domains in place of their numbers; other values unchanged."""

@@ -265,6 +265,8 @@ def _one_round(assembly: Assembly, engine: Engine, rows: list[dict[str, Any]], c
     outcome = server.run_round(engine, client_done, evaluate, shown)
     trained = time.perf_counter()
     scores = assembly.evaluator.evaluate(server.model) if server.round % experiment.evaluate.every == 0 else {}
+    if scores:
+        scores |= assembly.evaluator.evaluate_mean(server)
     row = _row(outcome, scores, assembly.site.metrics, trained - start, time.perf_counter() - start)
     found = [*outcome.cautions, *_not_finite(outcome, scores)]
     if text := _dying_features([*rows, row]):
@@ -309,6 +311,7 @@ def _end(
     if experiment.train.rounds % experiment.evaluate.every:
         # Not in the last row: a run that is resumed with more rounds must have the rows of one that never ended here.
         ending["last"] = assembly.evaluator.evaluate(model)
+        ending["last"] |= assembly.evaluator.evaluate_mean(server)
     skipped: dict[str, str] = {}
     if assembly.composition.defined("finish"):
         server, facts = _finished(assembly, engine, callbacks, done)
