@@ -101,10 +101,14 @@ class Travel:
     speed: float = 0.0
     distance: float = 0.0
 
-    def on(self, steps: int, settings: Settings) -> Travel:
-        """Return the travel after further steps: u ← ρu + 1, travel += η·u in each (Nesterov: η(1 + ρu))."""
+    def on(self, steps: int, settings: Settings, pull: float = 0.0) -> Travel:
+        """Return the travel after further steps: in each u ← ρu + g and travel += η·u (Nesterov: η(g + ρu)).
+
+        g is the unit gradient less the pull back of proximal terms, 1 − μ·travel.
+        """
         speed, distance, rho = self.speed, self.distance, settings.momentum
         for lr in settings.rates(steps):
-            speed = rho * speed + 1
-            distance += lr * (1 + rho * speed if settings.nesterov else speed)
+            gradient = 1 - pull * distance
+            speed = rho * speed + gradient
+            distance += lr * (gradient + rho * speed if settings.nesterov else speed)
         return Travel(speed, distance)

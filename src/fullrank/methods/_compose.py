@@ -122,6 +122,11 @@ class Composition:
         return tuple(part for part in parts if not part.drift) + tuple(drifting)
 
     @cached_property
+    def pull(self) -> float:
+        """The pull of all proximal terms together."""
+        return sum(part.pull() for part in self.defined("pull"))
+
+    @cached_property
     def aggregators(self) -> tuple[Method, ...]:
         """The parts that aggregate: first the one that weights the clients, then in the order of composition."""
         return tuple(sorted(self.defined("aggregate"), key=lambda part: not defines(part, "weight")))

@@ -158,6 +158,10 @@ class Method:
         """Correct the gradient of criterion and losses, before weight decay and momentum. Chained."""
         return g
 
+    def pull(self) -> float:
+        """Return μ if `grad` adds μ(w − w0), the pull of a proximal term; for normalised averaging. Summed."""
+        return 0.0
+
     # The client's round
 
     def train(self, client: ClientView) -> None:
