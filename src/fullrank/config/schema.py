@@ -204,7 +204,8 @@ class Train(Table):
     """Samples per local step."""
     last_batch: Literal["auto", "keep", "drop", "wrap"] = "auto"
     """What to do with an incomplete last batch of an epoch: keep it, drop it, or fill it with samples from the start
-    of the epoch (wrap). auto keeps it, but with BatchNorm drops one of fewer than 16 samples and than half a batch."""
+    of the epoch (wrap). auto keeps it, but with BatchNorm drops one of fewer than 16 samples and than half a batch,
+    unless it is the only batch of a client. With BatchNorm, a batch of a single sample is left out in any case."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """Optimizer of local training."""
     lr: Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)] = 0.1
