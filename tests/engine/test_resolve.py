@@ -118,7 +118,7 @@ CASES = {
         True,
         True,
     ),
-    # fullrank.fit: never processes by itself, groups as in any run; on a GPU the precision of the program's own model
+    # fullrank.fit: never processes by itself; on a GPU the precision of the program's own model
     "fit": (
         {},
         {"allowed": ("serial", "vectorised"), "own_precision": "float32"},

@@ -326,6 +326,11 @@ def amiss(row: Mapping[str, Any]) -> list[str]:
         nobody = len(row["idle"]) == len(row["clients"]) and not row.get("skipped")
         stays = ", so the model does not change" if nobody else ""
         lines.append(f"round {row['round']}: client {names} had no batch to train on and sent nothing{stays}")
+    if far := row.get("far_client"):
+        lines.append(
+            f"round {row['round']}: the weights of client {far['client']} moved by {far['drift']:.3g}, those of the "
+            f"next client by {far['next']:.3g}; if the accuracy falls, it may be because of this client"
+        )
     if row["round"] == 1:
         lines += [f"steps run eagerly, not as CUDA graphs: {reason}" for reason in row.get("not_recorded", [])]
         lines += [f"clients train one after the other, not in groups: {reason}" for reason in row.get("one_by_one", [])]

@@ -36,6 +36,7 @@ from fullrank.runs.callbacks import Callback, Callbacks, check_callbacks, tracke
 from fullrank.runs.cautions import cautions
 from fullrank.runs.directory import RunDirectory
 from fullrank.runs.display import Display, LogFile, PythonWarnings
+from fullrank.runs.drifts import far_client
 from fullrank.runs.ending import Ending
 from fullrank.runs.prober import Prober
 from fullrank.runs.result import Run, load_run
@@ -268,6 +269,8 @@ def _one_round(assembly: Assembly, engine: Engine, rows: list[dict[str, Any]], c
     if scores:
         scores |= assembly.evaluator.evaluate_mean(server)
     row = _row(outcome, scores, assembly.site.metrics, trained - start, time.perf_counter() - start)
+    if far := far_client(row["clients"]):
+        row["far_client"] = far
     found = [*outcome.cautions, *_not_finite(outcome, scores)]
     if text := _dying_features([*rows, row]):
         found.append(text)
