@@ -305,7 +305,7 @@ TAKEN = frozenset(
 )
 """Other keys of rows and summaries, which no metric can have."""
 MEAN = "mean_"
-"""The prefix of the metrics of the clients' mean, where a method evaluates it beside the global model."""
+"""The prefix of the metrics of the clients' mean, where a method has it evaluated together with the global model."""
 PREFIXES, SUFFIX = ("validation_", MEAN, "personal_"), "_by_domain"
 """The prefixes and the suffix of keys that are derived from the key of a metric."""
 
@@ -357,7 +357,7 @@ _RENAME = "give the function another name"
 
 
 def _is_derived(key: str, metrics: Collection[str]) -> bool:
-    """Return whether a key may be derived from that of a metric; `mean_` is a usual start of a name of its own."""
+    """Return whether a key is derived from that of a metric; other names may start with `mean_`."""
     if key.startswith(MEAN):
         return key.removeprefix(MEAN) in metrics
     return key.startswith(PREFIXES) or key.endswith(SUFFIX)
