@@ -22,7 +22,8 @@ class FedNova(Method):
     p_k is the share of samples, a_k how far a constant unit gradient would have moved a weight under the client's
     learning rates, momentum and, with FedProx, proximal term: after τ steps at the rate η without momentum, a_k is
     η·Σ (1 − ημ)^i over i < τ, as in the paper. With momentum, FedProx's term is part of the gradient that momentum
-    accumulates, and of a_k in the same way; the authors' code adds the term after momentum. In addition to the
+    accumulates, and of a_k in the same way. The authors' code adds the term after momentum, and with it takes a step of
+    Σ p_k ητ_k in place of Σ p_k a_k, which here leaves clients that are equal with their mean. In addition to the
     weights, a_k and 1/a_k leave the site. Adam has no a_k.
     """
 
