@@ -17,7 +17,16 @@ from fullrank.federated.server import Server
 from fullrank.federated.site import Site
 from fullrank.metrics.details import details, with_balanced
 from fullrank.metrics.evaluate import FeatureRange, evaluate
-from fullrank.metrics.measures import ALWAYS, BY_SITE, METRICS, SITE_ACCURACY, SITES_LISTED, Metric
+from fullrank.metrics.measures import (
+    ALWAYS,
+    BY_SITE,
+    MEAN,
+    METRICS,
+    SITE_ACCURACY,
+    SITES_LISTED,
+    Metric,
+    single_numbers,
+)
 from fullrank.trees import Tensors
 
 
@@ -96,6 +105,14 @@ class GlobalEvaluator:
             if "dead_features" not in measured:  # on the test set, where there is one
                 measured["dead_features"] = features.dead_share()
         return measured
+
+    def evaluate_mean(self, server: Server) -> dict[str, Any]:
+        """Return the metrics of the clients' mean on the test set, where a method wants it to be evaluated."""
+        if not server.mean:
+            return {}
+        found = self.evaluate({**server.model, **server.mean})
+        keys = (metric.key for metric in single_numbers(self._site.metrics))
+        return {f"{MEAN}{key}": found[key] for key in keys if key in found}
 
     def _by_site(self, scores: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
         right = (scores.argmax(1) == labels).numpy()
