@@ -290,7 +290,7 @@ def test_samples_that_are_left_keep_what_belongs_to_them(tmp_path):
     for k, name in enumerate("abcde"):
         if name != "b":
             write(tmp_path / f"{name}.png", picture((k, k, k)))
-        files.append(ImageFile(tmp_path / f"{name}.png", k % 3, "north" if k < 2 else "south", f"patient {k // 2}"))
+        files.append(ImageFile(tmp_path / f"{name}.png", k % 3, "north" if k < 2 else "south", f"patient {k}"))
     data = load_listing(
         "some", lambda: Listing(files[:3], files[3:], ("x", "y", "z")), root=tmp_path, unreadable="skip"
     )
@@ -298,7 +298,7 @@ def test_samples_that_are_left_keep_what_belongs_to_them(tmp_path):
     assert (data.train.y.tolist(), data.test.y.tolist()) == ([0, 2], [0, 1])
     assert data.domains == ("north", "south")
     assert (data.train.domain.tolist(), data.test.domain.tolist()) == ([0, 1], [1, 1])
-    assert (data.train.group.tolist(), data.test.group.tolist()) == ([0, 1], [1, 2])
+    assert (data.train.group.tolist(), data.test.group.tolist()) == ([0, 2], [3, 4])
 
 
 def test_a_part_without_a_readable_image_is_an_error(tmp_path):

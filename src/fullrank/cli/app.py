@@ -171,7 +171,7 @@ def partition(
     size, entropy, emd = facts["size"], facts["entropy"], facts["emd"]
     print()
     print(f"clients              {facts['clients']}")
-    print(f"training samples     {facts['samples']}" + _apart(facts))
+    print(f"training samples     {facts['samples']}" + _not_for_training(facts))
     if left_out := federation.left_out():
         print(f"without a client     {left_out}")
     print(f"size                 {size['min']} to {size['max']}, median {size['median']:g}")
@@ -187,7 +187,7 @@ def partition(
         print(f"drawn in             {png}")
 
 
-def _apart(facts: dict[str, Any]) -> str:
+def _not_for_training(facts: dict[str, Any]) -> str:
     parts = [
         f"{facts[name]} {words}"
         for name, words in (("holdout", "held out"), ("validation", "for validation"))

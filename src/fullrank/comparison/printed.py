@@ -7,6 +7,7 @@ from collections.abc import Callable
 from rich.table import Table
 
 from fullrank.comparison.table import Comparison, Row
+from fullrank.metrics.measures import label_of
 from fullrank.runs.display import STAGES, averaged, counted
 
 Show = Callable[[float, bool], str]
@@ -28,7 +29,7 @@ def title_of(found: Comparison) -> str:
     if all("holdout" not in run.summary().get("sites", {"holdout": {}}) for run in found.runs.values()):
         words["personal"] = "accuracy on the test parts of the clients' sites"
     words["personal_accuracy"] = f"personal accuracy {STAGES['local']}"
-    name = words.get(measure, measure.replace("_", " "))
+    name = words.get(measure, label_of(measure))
     unit = " in percent" if found.is_share else ""
     value = f", {values[found.value]}" if found.has_values else ""
     stages = found.stages()

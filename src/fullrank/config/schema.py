@@ -217,7 +217,8 @@ class Train(Table):
     """Samples per local step."""
     last_batch: Literal["auto", "keep", "drop", "wrap"] = "auto"
     """What to do with an incomplete last batch of an epoch: keep it, drop it, or fill it with samples from the start
-    of the epoch (wrap). auto keeps it, but with BatchNorm drops one of fewer than 16 samples and than half a batch."""
+    of the epoch (wrap). auto keeps it, but with BatchNorm drops one of fewer than 16 samples and than half a batch,
+    unless it is the only batch of a client. With BatchNorm, a batch of a single sample is left out in any case."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """Optimizer of local training."""
     lr: Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)] = 0.1
@@ -245,9 +246,11 @@ class Train(Table):
     clip_norm: NotNegative = 0.0
     """Maximum norm of the gradient; larger gradients are clipped. 0 disables clipping."""
     criterion: Annotated[str, NameIn(CRITERIA)] = ""
-    """Loss of local training in place of cross-entropy: a function of logits (N, C) and labels (N,) that returns a
-    scalar tensor. If empty, the criterion of the method, by default cross-entropy. The loss of an evaluation is always
-    the cross-entropy."""
+    """Loss of local training in place of cross-entropy. focal is the focal loss with γ = 2. weighted is the
+    cross-entropy with class weights S / (C n_c), where n_c of the S training samples of all clients are of class c and
+    C classes occur; for that, each client sends its number of samples of each class once, before the first round. A
+    function takes logits (N, C) and labels (N,) and returns a scalar tensor. If empty, the criterion of the method, by
+    default cross-entropy. The loss of an evaluation is always the cross-entropy."""
     label_smoothing: Share = 0.0
     """Label smoothing of the cross-entropy, as in torch.nn.CrossEntropyLoss."""
     optimizer_state: Literal["fresh", "keep"] = "fresh"
@@ -324,7 +327,8 @@ class Evaluate(Table):
     metrics: list[Annotated[str, NameIn(METRICS)]] = ["accuracy", "loss"]
     """Metrics of every evaluation; accuracy and loss are always computed. A function takes scores (N, C) and labels
     (N,) and returns a number, a list of numbers or None. Results have its name, and its attributes lower_is_better and
-    is_share describe them."""
+    is_share describe them. A class of torchmetrics is named in the same way, as in
+    torchmetrics.classification:MulticlassCohenKappa."""
     samples: Annotated[int, Field(ge=0)] = 0
     """Number of test samples on which the global model is evaluated, drawn from the seed with classes in proportion. 0
     uses all."""

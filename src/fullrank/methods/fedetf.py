@@ -54,6 +54,9 @@ class FedETF(Method):
     times fine-tunes its own copy of the frame and the projection: by plain cross-entropy, {body, β}, {frame, β},
     {projection, β} (`paper`); or all by the balanced loss first, then only frame and projection with β fixed, and
     statistics of norm layers moving (`repo`, as the authors' code does).
+
+    A client's weight in the mean is its number of training samples. The authors' code counts its hold-out too, with
+    every method; in their settings no client's share differs by as much as 0.0001.
     """
 
     paper = "Li et al., ICCV 2023"

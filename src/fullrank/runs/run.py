@@ -38,6 +38,7 @@ from fullrank.runs.cautions import cautions
 from fullrank.runs.clients import ClientRow, client_rows, over_sites, write_clients
 from fullrank.runs.directory import RunDirectory
 from fullrank.runs.display import Display, LogFile, PythonWarnings
+from fullrank.runs.drifts import far_client
 from fullrank.runs.ending import Ending
 from fullrank.runs.notebook import displays
 from fullrank.runs.prober import Prober
@@ -285,7 +286,11 @@ def _one_round(assembly: Assembly, engine: Engine, rows: list[dict[str, Any]], c
     last = server.round == experiment.train.rounds
     due = server.round % experiment.evaluate.every == 0
     scores = assembly.evaluator.evaluate_server(server, keep=last) if due else {}
+    if scores:
+        scores |= assembly.evaluator.evaluate_mean(server)
     row = _row(outcome, scores, assembly, trained - start, time.perf_counter() - start)
+    if far := far_client(row["clients"]):
+        row["far_client"] = far
     found = [*outcome.cautions, *_not_finite(outcome, scores)]
     if text := _dying_features([*rows, row]):
         found.append(text)
@@ -329,6 +334,7 @@ def _end(
     if experiment.train.rounds % experiment.evaluate.every:
         # Not in the last row: a run that is resumed with more rounds must have the rows of one that never ended here.
         ending["last"] = assembly.evaluator.evaluate_server(server, keep=True)
+        ending["last"] |= assembly.evaluator.evaluate_mean(server)
     skipped: dict[str, str] = {}
     if assembly.composition.defined("finish"):
         server, facts = _finished(assembly, engine, callbacks, done)
