@@ -24,7 +24,7 @@ from fullrank.report.losses import decorrelation_floor
 from fullrank.report.partition import draw_partition
 from fullrank.report.seeds import over_seeds
 from fullrank.report.spectra import draw_one_spectrum
-from fullrank.report.style import COLUMN, LINE_COLOURS, draw_legend, drawing, legend_height, line
+from fullrank.report.style import COLUMN, LINE_COLOURS
 
 SETTINGS = {
     "data.clients": 3,
@@ -189,20 +189,6 @@ def test_panels_of_runs_that_share_a_name_are_told_apart_by_the_seed(runs):
     assert titles_of(loaded(runs, "plain", "again")) == ["seed 0", "seed 1"]
 
 
-@pytest.mark.parametrize("letters", [3, 12, 20, 40])
-@pytest.mark.parametrize("number", [1, 2, 5, 9])
-def test_a_legend_stays_inside_its_figure(tmp_path, letters, number):
-    entries = {("fedavg+α=0" * 5)[: letters - 1] + str(k): line("black") for k in range(number)}
-    with drawing(tmp_path / "legend.png", 1.5 + legend_height(list(entries))) as figure:
-        axes = figure.subplots()
-        draw_legend(figure, entries)
-        figure.draw_without_rendering()
-        box, body = figure.legends[0].get_window_extent(), axes.get_window_extent()
-        assert box.x1 <= COLUMN * figure.dpi + 1
-        assert box.y0 >= body.y1 - 1
-        assert body.height > figure.dpi
-
-
 def test_the_floor_of_the_decorrelation_loss():
     assert decorrelation_floor(64, 1280) == pytest.approx(0.936657, abs=1e-6)
     assert decorrelation_floor(64, 256) == pytest.approx(0.745037, abs=1e-6)
@@ -228,8 +214,14 @@ def draw(runs, tmp_path, monkeypatch):
     return drawn
 
 
+def legend_in(figure):
+    """The legend, below the axes or inside."""
+    (legend,) = (*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend()))
+    return legend
+
+
 def legend_of(figure):
-    return [text.get_text() for text in figure.legends[0].get_texts()]
+    return [text.get_text() for text in legend_in(figure).get_texts()]
 
 
 def full_lines(axes):
@@ -403,7 +395,7 @@ def test_seeds_are_a_mean_and_a_band_of_the_logarithms_of_a_spectrum(runs, draw)
 def test_places_that_not_all_seeds_have_are_left_out():
     spread = over_seeds([{1: 1.0, 2: 5.0, 4: 0.0}, {4: 2.0, 1: 4.0, 3: 9.0}])
     assert spread.places == [1, 4]
-    assert (spread.mean.tolist(), spread.least.tolist(), spread.greatest.tolist()) == ([2.5, 1], [1, 0], [4, 2])
+    assert (spread.mean.tolist(), spread.low.tolist(), spread.high.tolist()) == ([2.5, 1], [1, 0], [4, 2])
     assert over_seeds([{1: 1.0}, {2: 1.0}]).places == []
     undefined = over_seeds([{1: math.nan, 2: 1.0}, {1: 3.0, 2: 3.0}])
     np.testing.assert_array_equal(undefined.mean, [math.nan, 2])
@@ -491,7 +483,7 @@ def test_rows_of_losses_show_one_term(runs, draw):
 def test_the_legend_of_losses_shows_what_is_drawn(draw):
     for name, line_style in (("plain", "-"), ("short", "None"), ("short-crowd", "None")):
         figure = draw("losses", name)
-        samples, drawn = figure.legends[0].get_lines(), figure.axes[0].lines
+        samples, drawn = legend_in(figure).get_lines(), figure.axes[0].lines
         assert {(each.get_linestyle(), each.get_marker()) for each in (*samples, *drawn)} == {(line_style, ".")}
     assert legend_of(figure) == ["one dot per client"]
 
