@@ -11,7 +11,7 @@ from fullrank.errors import InputError, nearest
 from fullrank.report.labels import NO_MATTER, SeedGroup, grouped
 from fullrank.report.legend import draw_legend
 from fullrank.report.quantities import in_summary, quantity
-from fullrank.report.seeds import BAND, band_entry, draw_spread, spread_of
+from fullrank.report.seeds import BAND, band_entry, draw_spread, limit_shares, spread_of
 from fullrank.report.style import COLUMN, LOCAL, drawing, line
 from fullrank.runs.result import Run
 
@@ -79,6 +79,7 @@ def draw_ablation(
             draw_spread(axes, spread_of(found, band), group.colour, band=_has_seeds(found, band), marker="o", ms=3)
             entries[group.name] = line(group.colour, marker="o", markersize=3)
         axes.set(xlabel=_words(key), ylabel=ylabel)
+        limit_shares(axes, ylabel)
         if logarithmic:
             _write_ticks(axes, places)
         draw_legend(figure, entries, band_entry([group for group in groups if _repeated(group, key)], band))

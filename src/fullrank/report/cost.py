@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fullrank.errors import InputError, nearest
 from fullrank.report.labels import SeedGroup, grouped
-from fullrank.report.legend import draw_legend
+from fullrank.report.legend import draw_legend, is_covered
 from fullrank.report.quantities import in_summary, quantity
 from fullrank.report.seeds import BANDS, spread_of
 from fullrank.report.style import CLASS_MARKERS, GREY, drawing, line
@@ -94,7 +94,6 @@ def _named(axes: Axes, groups: Sequence[SeedGroup], points: Sequence[tuple[float
     """Write the name of each point beside it, or none if one of them would cover something or be cut off."""
     axes.figure.draw_without_rendering()  # type: ignore[union-attr]
     room = axes.get_window_extent()
-    taken = [axes.transData.transform(point) for point in points]
     written: list[Annotation] = []
     for group, point in zip(groups, points, strict=True):
         for x, y, across, up in SIDES:
@@ -109,10 +108,11 @@ def _named(axes: Axes, groups: Sequence[SeedGroup], points: Sequence[tuple[float
                 color=group.colour,
             )
             box = text.get_window_extent()
+            text.set_visible(False)
             inside = room.x0 <= box.x0 and box.x1 <= room.x1 and room.y0 <= box.y0 and box.y1 <= room.y1
-            free = not box.count_contains(taken) and not any(box.overlaps(old.get_window_extent()) for old in written)
-            if inside and free:
+            if inside and not is_covered(axes, box):
                 written.append(text)
+                text.set_visible(True)
                 break
             text.remove()
         else:

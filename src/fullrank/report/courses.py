@@ -13,7 +13,7 @@ from fullrank.report.labels import SeedGroup, grouped
 from fullrank.report.legend import draw_legend
 from fullrank.report.probed import locals_of, mean, name_of, number, probes_of
 from fullrank.report.quantities import Quantity, over_rounds, over_steps, quantity
-from fullrank.report.seeds import Course, band_entry, draw_rounds
+from fullrank.report.seeds import Course, band_entry, draw_rounds, limit_shares
 from fullrank.report.style import BLACK, GREY, LOCAL, drawing, line, round_ticks
 from fullrank.runs.result import Run
 
@@ -105,6 +105,7 @@ def _draw_over(
             own = [{place: value / factor for place, value in course_of[id(run)].items()} for run in group.runs]
             draw_rounds(axes, group, own, band=band, marker="." if _needs_dots(own) else "")
         axes.set(xlabel=xlabel, ylabel=label)
+        limit_shares(axes, label)
         round_ticks(axes)
         draw_legend(figure, _entries(groups), band_entry(groups, band))
 

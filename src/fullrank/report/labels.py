@@ -9,7 +9,7 @@ from typing import Any
 
 from fullrank.config.experiment import method_labels, same
 from fullrank.errors import InputError
-from fullrank.report.style import line_colours
+from fullrank.report.style import method_colours
 from fullrank.runs.result import Run
 
 NO_MATTER = ("run.", "engine.", "probe.", "evaluate.", "data.root")
@@ -59,7 +59,7 @@ def grouped(runs: Sequence[Run], labels: Sequence[str] = (), apart: str = "") ->
     found: dict[str, list[Run]] = {}
     for run, name in zip(runs, names_of(runs, by_seed=False, apart=apart), strict=True):
         found.setdefault(name, []).append(run)
-    colours = line_colours(len(found))
+    colours = method_colours(len(found))
     groups = [SeedGroup(name, colour, tuple(own)) for (name, own), colour in zip(found.items(), colours, strict=True)]
     given = chosen(labels, [group.name for group in groups])
     return [replace(group, given=name) for group, name in zip(groups, given, strict=True)]

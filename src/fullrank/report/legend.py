@@ -19,15 +19,7 @@ FONTS = (7.0, 6.0, 5.0)
 MOST_INSIDE = 4
 """The largest number of entries of a legend inside the axes."""
 MOST_COLUMNS = 6
-CORNERS: tuple[Any, ...] = (
-    "upper right",
-    "upper left",
-    "lower right",
-    "lower left",
-    "center right",
-    "lower center",
-    "upper center",
-)
+CORNERS: tuple[Any, ...] = ("upper right", "upper left", "lower right", "lower left", "center right")
 """Places for a legend inside the axes, in the order in which they are tried."""
 EDGE = 0.04
 """The room around a legend below the axes, in inches."""
@@ -116,7 +108,7 @@ def _drawn_inside(figure: Figure, styles: Sequence[Any], names: Sequence[str]) -
             legend = axes.legend(_samples(styles), names, loc=corner, ncols=columns, fontsize=FONTS[0], **SPACING)
             box = legend.get_window_extent()
             fits = box.width <= 0.96 * room.width and box.height <= SHARE * figure.bbox.height
-            if fits and not _is_covered(axes, box.padded(0.02 * figure.dpi)):
+            if fits and not is_covered(axes, box.padded(0.02 * figure.dpi)):
                 return True
             legend.remove()
     return False
@@ -128,7 +120,7 @@ def _samples(styles: Sequence[Mapping[str, Any]]) -> list[Any]:
     return [Line2D([], [], **style) for style in styles]
 
 
-def _is_covered(axes: Axes, box: Bbox) -> bool:
+def is_covered(axes: Axes, box: Bbox) -> bool:
     """Return whether a box, in pixels, has a part of a line, a band, a marker or a text in it."""
     shapes = [(each.get_transform().transform_path(each.get_path()), False) for each in axes.lines]
     points = [path.vertices for path, _ in shapes]
@@ -138,5 +130,5 @@ def _is_covered(axes: Axes, box: Bbox) -> bool:
     return (
         any(path.intersects_bbox(box, filled=filled) for path, filled in shapes)
         or any(box.count_contains(each) for each in points)
-        or any(text.get_window_extent().overlaps(box) for text in axes.texts)
+        or any(text.get_window_extent().overlaps(box) for text in axes.texts if text.get_visible())
     )

@@ -72,7 +72,7 @@ def quantity(measure: str, asked: Sequence[Metric], *, per_round: bool = False) 
     if is_share(measure, asked):
         units = {"%": 0.01}
     elif per_round and units != {"": 1.0}:
-        name += " per round"
+        rest = ["per round"]
     return Quantity(name, ", ".join(rest).replace("_", " "), units)
 
 

@@ -82,13 +82,17 @@ def _ends(values: NDArray[np.float64], band: str) -> tuple[float, float]:
 def draw_rounds(
     axes: Axes, group: SeedGroup, courses: Sequence[Course], *, band: str = "range", **style: Any
 ) -> list[float]:
-    """Draw a group's line over rounds from its runs' courses; return all values of the line and its band."""
+    """Draw a group's line over rounds from its runs' courses; return all values of the line and its band.
+
+    Ends of a band below zero are left out where the mean is above, because a standard deviation can be larger than it.
+    """
     spread = over_seeds(courses, band)
     if not spread.places:
         raise _nothing_shared(group)
     banded = band != "none" and len(courses) > 1
     draw_spread(axes, spread, group.colour, band=banded, **style)
-    reached = (*spread.mean, *spread.low, *spread.high) if banded else spread.mean
+    low = np.where((spread.mean > 0) & (spread.low <= 0), spread.mean, spread.low)
+    reached = (*spread.mean, *low, *spread.high) if banded else spread.mean
     return [float(value) for value in reached if np.isfinite(value)]
 
 
@@ -119,6 +123,13 @@ def band_entry(groups: Sequence[SeedGroup], band: str = "range") -> dict[str, An
     """Return the legend's entry for bands; none if no line has several runs, or bands are not wanted."""
     several = any(len(group.runs) > 1 for group in groups) and band != "none"
     return {BANDS[band]: line(GREY, linewidth=5, alpha=0.4, solid_capstyle="butt")} if several else {}
+
+
+def limit_shares(axes: Axes, label: str) -> None:
+    """End an axis of per cent at 0 and 100, where values end but a standard deviation may not."""
+    if "(%)" in label:
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, -1), min(high, 101))
 
 
 def check_band(band: str) -> None:

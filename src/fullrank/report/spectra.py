@@ -153,7 +153,7 @@ def draw_gap(
     if each_client:
         entries["each client"] = line(BLACK, linestyle=LOCAL, linewidth=0.6)
     entries |= band_entry(groups, band)
-    with drawing(path, 1.8) as figure:
+    with drawing(path, 2.0) as figure:
         axes = figure.subplots()
         axes.axhline(0, color=BLACK, linewidth=0.6, zorder=0)
         for group in groups:

@@ -35,6 +35,8 @@ CLASS_MARKERS = ("o", "^", "s", "D")
 """Markers of classes; with more classes than colours, the colours repeat with the next marker."""
 LINE_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
 """Colours of lines; yellow is too faint for a line."""
+MORE_LINE_COLOURS = (*LINE_COLOURS, "#882255", "#999933", "#44AA99", "#CC6677", "#661100")
+"""The same with five of Tol's muted colours, for as many methods."""
 DARK, LIGHT = (0.0, 0.13, 0.30), (0.85, 0.75, 0.35)
 """Ends of a scale from dark blue to sand, for more lines than the palette has colours."""
 LOCAL = (0, (3, 1.5))
@@ -114,6 +116,11 @@ def line_colours(number: int) -> list[Any]:
         return list(LINE_COLOURS[:number])
     dark, light = np.array(DARK), np.array(LIGHT)
     return [tuple(dark + (light - dark) * place / (number - 1)) for place in range(number)]
+
+
+def method_colours(number: int) -> list[Any]:
+    """Return `number` colours of lines that have no order, unlike clients or rounds."""
+    return list(MORE_LINE_COLOURS[:number]) if number <= len(MORE_LINE_COLOURS) else line_colours(number)
 
 
 def line(colour: Any, **style: Any) -> dict[str, Any]:
