@@ -57,32 +57,34 @@ def draw_ablation(
         labels: Names of the lines.
         band: What the band shows: "range", "std", "ci" or "none".
     """
-    key = _key(runs, over)
+    tables = [_settings(run) for run in runs]
+    key = _key(tables, over, runs)
     groups = grouped(runs, labels, apart=key)
     quality = quantity(measure, runs[0].asked)
     results = {id(run): in_summary(run, measure, value) for run in runs}
     factor, ylabel = quality.scaled(list(results.values()))
-    values = sorted({_setting(run, key) for run in runs if key in _settings(run)})
+    settings = {id(run): float(table[key]) for run, table in zip(runs, tables, strict=True) if key in table}
+    values = sorted({*settings.values()})
     logarithmic = _is_logarithmic(values)
     places = _places(values) if logarithmic else {setting: setting for setting in values}
     with drawing(path, 1.9) as figure:
         axes = figure.subplots()
         entries: dict[str, Any] = {}
         for group in groups:
-            if not any(key in _settings(run) for run in group.runs):
+            if not any(id(run) in settings for run in group.runs):
                 _draw_level(axes, group, [results[id(run)] / factor for run in group.runs], band)
                 entries[group.name] = line(group.colour, linestyle=LOCAL)
                 continue
             found: dict[float, list[float]] = {}
-            for run in sorted(group.runs, key=lambda run: _setting(run, key)):
-                found.setdefault(places[_setting(run, key)], []).append(results[id(run)] / factor)
+            for run in sorted(group.runs, key=lambda run: settings[id(run)]):
+                found.setdefault(places[settings[id(run)]], []).append(results[id(run)] / factor)
             draw_spread(axes, spread_of(found, band), group.colour, band=_has_seeds(found, band), marker="o", ms=3)
             entries[group.name] = line(group.colour, marker="o", markersize=3)
         axes.set(xlabel=_words(key), ylabel=ylabel)
         limit_shares(axes, ylabel)
         if logarithmic:
             _write_ticks(axes, places)
-        draw_legend(figure, entries, band_entry([group for group in groups if _repeated(group, key)], band))
+        draw_legend(figure, entries, band_entry([group for group in groups if _repeated(group, settings)], band))
 
 
 def _draw_level(axes: Axes, group: SeedGroup, values: Sequence[float], band: str) -> None:
@@ -97,15 +99,14 @@ def _has_seeds(found: Mapping[Any, Sequence[float]], band: str) -> bool:
     return band != "none" and any(len(values) > 1 for values in found.values())
 
 
-def _repeated(group: SeedGroup, key: str) -> bool:
+def _repeated(group: SeedGroup, settings: Mapping[int, float]) -> bool:
     """Return whether a line has several seeds at a value."""
-    values = [_settings(run).get(key) for run in group.runs]
+    values = [settings.get(id(run)) for run in group.runs]
     return len(set(values)) < len(values)
 
 
-def _key(runs: Sequence[Run], over: str) -> str:
+def _key(tables: Sequence[Mapping[str, float]], over: str, runs: Sequence[Run]) -> str:
     """Return the key of the axis, and check that the runs have several numbers there."""
-    tables = [_settings(run) for run in runs]
     known = {key for table in tables for key in table}
     varied = sorted(key for key in known if len({table[key] for table in tables if key in table}) > 1)
     telling = [key for key in varied if key != "seed" and not key.startswith(NO_MATTER)]
@@ -132,10 +133,6 @@ def _settings(run: Run) -> dict[str, float]:
         for key, value in run.experiment.resolved().flat().items()
         if isinstance(value, (int, float)) and not isinstance(value, bool)
     }
-
-
-def _setting(run: Run, key: str) -> float:
-    return float(_settings(run)[key])
 
 
 def _is_logarithmic(values: Sequence[float]) -> bool:

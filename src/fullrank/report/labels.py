@@ -74,8 +74,8 @@ def chosen(labels: Sequence[str], names: Sequence[str]) -> Sequence[str]:
     listed = ", ".join(f'"{name}"' for name in names)
     if len(labels) != len(names):
         raise InputError(
-            f"there are {len(labels)} labels, but the figure has {len(names)} to name: {listed}; give one --label "
-            "(labels=[…] in Python) for each, in this order"
+            f"the figure has {len(names)} to name, in this order: {listed}; give one --label (labels=[…] in Python) for "
+            f"each, not {len(labels)}"
         )
     for label in labels:
         if labels.count(label) > 1 or not label.strip():

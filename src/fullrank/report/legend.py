@@ -78,22 +78,29 @@ def _drawn_below(figure: Figure, styles: Sequence[Any], names: Sequence[str], al
 
 
 def _below(figure: Figure, styles: Sequence[Any], names: Sequence[str], font: float) -> tuple[Legend, bool]:
-    """Return a legend with as many columns as the figure has room for, and whether it has room for one."""
-    for columns in range(min(MOST_COLUMNS, len(names)), 0, -1):
-        legend = figure.legend(
-            _samples(styles),
-            names,
-            loc="lower center",
-            ncols=columns,
-            fontsize=font,
-            borderaxespad=EDGE * 72 / font,
-            **SPACING,
-        )
-        if fits := legend.get_window_extent().width <= (figure.get_figwidth() - 2 * EDGE) * figure.dpi:
-            break
-        if columns > 1:
+    """Return a legend with as many columns as the figure has room for, and whether they have room.
+
+    The search starts at the fewest columns with which the legend can be low enough.
+    """
+    lines = int(SHARE / (1 - SHARE) * figure.get_figheight() * 72 / font)
+    fewest = min(-(-len(names) // max(lines, 1)), MOST_COLUMNS)
+    best, fits = _with_columns(figure, styles, names, font, fewest)
+    for columns in range(fewest + 1, min(MOST_COLUMNS, len(names)) + 1 if fits else 0):
+        legend, wider = _with_columns(figure, styles, names, font, columns)
+        if not wider:
             legend.remove()
-    return legend, fits
+            break
+        best.remove()
+        best = legend
+    return best, fits
+
+
+def _with_columns(
+    figure: Figure, styles: Sequence[Any], names: Sequence[str], font: float, columns: int
+) -> tuple[Legend, bool]:
+    place: dict[str, Any] = {"loc": "lower center", "borderaxespad": EDGE * 72 / font}
+    legend = figure.legend(_samples(styles), names, ncols=columns, fontsize=font, **place, **SPACING)
+    return legend, legend.get_window_extent().width <= (figure.get_figwidth() - 2 * EDGE) * figure.dpi
 
 
 def _drawn_inside(figure: Figure, styles: Sequence[Any], names: Sequence[str]) -> bool:

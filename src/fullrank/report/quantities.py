@@ -32,7 +32,7 @@ NAMES = {
 UNITS: dict[str, dict[str, float]] = {
     "bytes": {"bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12},
     "elements": {"": 1, "thousands": 1e3, "millions": 1e6, "billions": 1e9},
-    "seconds": {"s": 1, "min": 60, "h": 3600},
+    "seconds": {"ms": 1e-3, "s": 1, "min": 60, "h": 3600},
 }
 """The units of measures by a word in their names: each with its size."""
 
