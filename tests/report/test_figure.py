@@ -633,8 +633,7 @@ def test_the_help_page_lists_the_options_of_each_kind(capsys):
 def test_a_warning_about_the_legend_is_printed_once(runs, tmp_path, capsys):
     names = [word for k in range(6) for word in ("--label", f"{'a very long name of a line ' * 3}{k}")]
     some = [runs / name for name in ("plain", "decorrelated", "even", "sphere", "near", "own")]
-    status, _, err = command(
-        "figure", "course", *some, "--measure", "loss", "--out", tmp_path / "f.png", *names, capsys=capsys
-    )
+    given = ("figure", "course", *some, "--measure", "seconds", *names, "--out", tmp_path / "f.png")
+    status, _, err = command(*given, capsys=capsys)
     assert (status, err.count("fullrank: warning: the legend has no room")) == (0, 1)
     assert err.count("\n") == 1

@@ -59,7 +59,7 @@ def draw_ablation(
     """
     tables = [_settings(run) for run in runs]
     key = _key(tables, over, runs)
-    groups = grouped(runs, labels, apart=key)
+    groups = grouped(runs, labels, axis=key)
     quality = quantity(measure, runs[0].asked)
     results = {id(run): in_summary(run, measure, value) for run in runs}
     factor, ylabel = quality.scaled(list(results.values()))

@@ -22,7 +22,7 @@ COSTS = ("bytes", "bytes_up", "bytes_down", "elements_up", "elements_down", "sec
 DECADE = 10
 """The ratio of greatest to least cost from which the axis is logarithmic."""
 SIDES = ((6, 0, "left", "center"), (-6, 0, "right", "center"), (0, 5, "center", "bottom"), (0, -5, "center", "top"))
-"""The places of a name beside its point: an offset in points of the typesetter, and alignments."""
+"""The places of a name next to its point: an offset in points of the typesetter, and alignments."""
 
 
 def draw_cost(
@@ -91,7 +91,7 @@ def _bar_entry(groups: Sequence[SeedGroup], band: str) -> dict[str, Any]:
 
 
 def _named(axes: Axes, groups: Sequence[SeedGroup], points: Sequence[tuple[float, float]]) -> bool:
-    """Write the name of each point beside it, or none if one of them would cover something or be cut off."""
+    """Write the name of each point next to it, or none if one of them would cover something or be cut off."""
     axes.figure.draw_without_rendering()  # type: ignore[union-attr]
     room = axes.get_window_extent()
     written: list[Annotation] = []

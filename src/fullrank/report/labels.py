@@ -48,16 +48,16 @@ class SeedGroup:
         return self.given or (f"{self.label} ({seeds} seeds)" if seeds > 1 else self.label)
 
 
-def grouped(runs: Sequence[Run], labels: Sequence[str] = (), apart: str = "") -> list[SeedGroup]:
+def grouped(runs: Sequence[Run], labels: Sequence[str] = (), axis: str = "") -> list[SeedGroup]:
     """Return the lines of a figure, each with its runs, in the order of their first runs.
 
     Args:
         runs: The runs.
-        labels: Names of the lines in place of their own, one for each.
-        apart: A key in which the runs of a line may differ besides the seed.
+        labels: Names for all lines, instead of those from the settings.
+        axis: A key in which the runs of a line may differ besides the seed.
     """
     found: dict[str, list[Run]] = {}
-    for run, name in zip(runs, names_of(runs, by_seed=False, apart=apart), strict=True):
+    for run, name in zip(runs, names_of(runs, by_seed=False, axis=axis), strict=True):
         found.setdefault(name, []).append(run)
     colours = method_colours(len(found))
     groups = [SeedGroup(name, colour, tuple(own)) for (name, own), colour in zip(found.items(), colours, strict=True)]
@@ -74,8 +74,8 @@ def chosen(labels: Sequence[str], names: Sequence[str]) -> Sequence[str]:
     listed = ", ".join(f'"{name}"' for name in names)
     if len(labels) != len(names):
         raise InputError(
-            f"the figure has {len(names)} to name, in this order: {listed}; give one --label (labels=[…] in Python) for "
-            f"each, not {len(labels)}"
+            f"the figure has {len(names)} to name, in this order: {listed}; give one --label (labels=[…] in Python) "
+            f"for each, not {len(labels)}"
         )
     for label in labels:
         if labels.count(label) > 1 or not label.strip():
@@ -106,12 +106,12 @@ def titles_of(runs: Sequence[Run], labels: Sequence[str] = ()) -> list[str]:
     return list(chosen(labels, titles))
 
 
-def names_of(runs: Sequence[Run], *, by_seed: bool = True, apart: str = "") -> list[str]:
+def names_of(runs: Sequence[Run], *, by_seed: bool = True, axis: str = "") -> list[str]:
     """Return names of runs from the method, α and all other settings that differ.
 
     The seed is used only if nothing else differs, and directories if settings give no distinct short names. Without
-    `by_seed`, runs that differ only in the seed have one name, the method's; likewise those that differ only in the key
-    `apart`.
+    `by_seed`, runs that differ only in the seed, or only in the seed and the key `axis`, have one
+    name, the method's.
     """
     labels = method_labels([run.experiment for run in runs])
     tables = [
@@ -119,7 +119,7 @@ def names_of(runs: Sequence[Run], *, by_seed: bool = True, apart: str = "") -> l
     ]
     shared = [key for key in tables[0] if all(key in table for table in tables) and not key.startswith(NO_MATTER)]
     varied = [key for key in shared if any(not same(table[key], tables[0][key]) for table in tables)]
-    ignored = (*LAST, apart)
+    ignored = (*LAST, axis)
     telling = [key for key in varied if key not in ignored]
     telling.sort(key=lambda key: (FIRST.index(key) if key in FIRST else len(FIRST), key))
     if not varied:
