@@ -57,8 +57,8 @@ class Quantity:
 def quantity(measure: str, asked: Sequence[Metric], *, per_round: bool = False) -> Quantity:
     """Return the name and the units of a measure; shares are shown in per cent.
 
-    >>> quantity("personal.local.mean", ()).scaled([0.5])
-    (0.01, "clients' accuracy (%)\nlocal, mean")
+    >>> quantity("personal.local.mean", ()).scaled([0.5])[1].splitlines()
+    ["clients' accuracy (%)", 'local, mean']
     """
     first, *rest = measure.split(".")
     metrics = metrics_by_key(asked)
