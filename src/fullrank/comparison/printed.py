@@ -8,6 +8,7 @@ from rich.table import Table
 
 from fullrank.comparison.derived import derived
 from fullrank.comparison.table import Comparison, Row
+from fullrank.metrics.measures import label_of
 from fullrank.runs.display import STAGES, averaged, counted
 
 Show = Callable[[float, bool], str]
@@ -33,11 +34,7 @@ def title_of(found: Comparison) -> str:
     words["criterion"] = "criterion in training"
     words["personal_accuracy"] = f"personal accuracy {STAGES['local']}"
     computed = derived(measure)
-    name = (
-        computed.title_for(found.runs.values())
-        if computed is not None
-        else words.get(measure, measure.replace("_", " "))
-    )
+    name = computed.title_for(found.runs.values()) if computed else words.get(measure, label_of(measure))
     unit = " in percent" if found.is_share else ""
     value = f", {values[found.value]}" if found.has_values else ""
     stages = found.stages()

@@ -17,7 +17,7 @@ from fullrank.comparison.intervals import interval, std
 from fullrank.config.experiment import Experiment, method_labels, same
 from fullrank.errors import InputError, nearest
 from fullrank.metrics.measures import ALWAYS, DOMAIN_ACCURACY, METRICS, Metric, find_metrics, single_numbers
-from fullrank.plugins import GIVEN
+from fullrank.plugins import FILES, GIVEN
 from fullrank.runs.directory import RunDirectory, read_json
 from fullrank.runs.display import counted
 from fullrank.runs.result import Run, load_run
@@ -434,7 +434,7 @@ def _check_data(first: Run, run: Run, *, same_seed: bool) -> None:
 def _split_by_seed(experiment: Experiment) -> bool:
     """Return whether the split into training and test data may depend on the seed."""
     name = experiment.data.name
-    return name in (GIVEN, "npz") or name.endswith(".npz") or ":" in name
+    return name in (GIVEN, "npz") or name.endswith(FILES["data.name"]) or ":" in name
 
 
 def _both(first: Run, run: Run) -> str:
