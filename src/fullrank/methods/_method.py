@@ -179,11 +179,17 @@ class Method:
         """
         return F.cross_entropy(b.logits, b.y, label_smoothing=b.label_smoothing)
 
-    def loss(self, b: Batch) -> Tensor:
+    def loss(self, b: Batch) -> Tensor | Mapping[str, Tensor]:
         """Return a term that is added to the criterion, whose value is `b.base`. Summed.
+
+        The mean of the term is recorded under the method's name. Several terms by name, as in `{"near": …, "far": …}`,
+        are added up in their order, and each is recorded as well, as `name.near`.
 
         Args:
             b: The batch.
+
+        Returns:
+            A scalar, or scalars by name.
         """
         return b.base * 0
 
@@ -200,7 +206,10 @@ class Method:
         return g
 
     def pull(self) -> float:
-        """Return μ if `grad` adds μ(w − w0), the pull of a proximal term; for normalised averaging. Summed."""
+        """Return μ if `grad` adds μ(w − w0), the pull of a proximal term; for normalised averaging. Summed.
+
+        The value of the term at the end of each local epoch, (μ/2)‖w − w0‖², is recorded under the method's name.
+        """
         return 0.0
 
     # The client's round

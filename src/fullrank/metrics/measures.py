@@ -319,10 +319,10 @@ SITES_LISTED = 50
 
 TAKEN = frozenset(
     """
-    absent bytes_down bytes_up cautions checksum client clients course dead_features domain_accuracy elements_down
-    elements_up ending ending_seconds epochs evaluation far_client idle last mean not_recorded one_by_one personal
-    round rounds samples seconds site_accuracy sites skipped skipped_batches std steps training_seconds unseen
-    validated_round weighted worst_decile
+    absent bytes_down bytes_up cautions checksum client clients course dead_features domain_accuracy elements
+    elements_down elements_up ending ending_seconds epochs evaluation far_client idle last mean not_recorded one_by_one
+    personal round rounds samples seconds site_accuracy sites skipped skipped_batches std steps terms training_seconds
+    unseen validated_round weighted worst_decile
     """.split()  # noqa: SIM905
 )
 """Other keys of rows and summaries, which no metric can have."""

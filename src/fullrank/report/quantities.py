@@ -127,9 +127,9 @@ def in_summary(run: Run, measure: str, value: str) -> float:
     summary = run.summary()
     if measure == "bytes":
         return float(summary["bytes_up"] + summary["bytes_down"])
-    found, reason = measured(summary, measure, value)
+    found, reason = measured(run, measure, value)
     if found is None:
-        known = [name for name in measures(run.asked) if measured(summary, name, "last")[0] is not None]
+        known = [name for name in measures(run.asked) if measured(run, name, "last")[0] is not None]
         if measure in known:
             raise InputError(f'{name_of(run)} has no value "{value}" of "{measure}"; choose another --value')
         brief = "known: " + ", ".join(name for name in known if "." not in name)
