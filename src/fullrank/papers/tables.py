@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -69,15 +69,19 @@ class Printed:
 
 @dataclass(frozen=True)
 class Note:
-    """A sentence about some cells: those of which each coordinate has one of the values that it names."""
+    """A sentence about some cells: those of which each coordinate has one of the values that it names.
+
+    Where `uses` stands among the coordinates, it names methods, one of which the cell's experiments must use.
+    """
 
     kind: Kind
     text: str
     at: Mapping[str, Sequence[str]]
 
-    def holds_for(self, at: Mapping[str, str]) -> bool:
-        """Return whether a cell with these coordinates has the note."""
-        return all(at.get(name) in values for name, values in self.at.items())
+    def holds_for(self, at: Mapping[str, str], used: Set[str] = frozenset()) -> bool:
+        """Return whether a cell with these coordinates, whose experiments use these methods, has the note."""
+        here = {name: {at.get(name)} for name in self.at}
+        return all({**here, "uses": used}[name] & set(values) for name, values in self.at.items())
 
 
 @dataclass(frozen=True)
@@ -257,7 +261,8 @@ class _Reader:
         if shown["unit"] not in UNITS:
             raise InputError(f'"{self.file}": there is no unit "{shown["unit"]}"; {nearest(shown["unit"], UNITS)}')
         notes = [note for source in (self.content, self.shared, self._settings(at)) for note in _notes(source)]
-        about = tuple(note for note in notes if note.holds_for(texts))
+        used = {piece for part in parts for piece in part["method"].get("name", "fedavg").split("+")}
+        about = tuple(note for note in notes if note.holds_for(texts, used))
         return Cell(texts, Printed.read(text), **_filled(shown, texts), notes=about, parts=tuple(parts))
 
     def _keys(self, at: Mapping[str, Any], shown: Mapping[str, str]) -> dict[str, Any]:
