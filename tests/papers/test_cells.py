@@ -33,6 +33,19 @@ DOMAINS = {
     "isic2019": ("BCN", "vidir_molemax", "vidir_modern", "rosendahl", "MSK", "vienna_dias"),
 }
 LARGE = ("alexnet-bn", "wrn-28-10", "repvgg-b1")
+ALL = [
+    *(("feddecorr", name) for name in ("cifar10", "cifar100", "tiny-imagenet", "office-caltech10", "domainnet")),
+    *(("fedetf", name) for name in ("cifar10", "cifar100", "tiny-imagenet")),
+    *(("fedmr", name) for name in ("fashion-mnist", "svhn", "cifar10", "cifar100", "isic2019")),
+    ("fedrepopt", "tiny-imagenet"),
+]
+"""The beginnings of the papers' names with their data sets."""
+OF_PARTITIONS = (
+    *(f"data.{key}" for key in ("partition", "variant", "alpha", "classes", "clients", "seed", "passes")),
+    "train.participation",
+    "train.rounds",
+)
+"""Keys of which a step of one client does not depend, except for the samples that the client has."""
 ONE_STEP = {
     "seed": 0,
     "train": {"rounds": 1, "epochs": 1, "steps": 1, "batch_size": 4},
@@ -107,15 +120,22 @@ def test_a_cell_of_each_table_takes_a_step(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("paper", ["feddecorr", "fedetf", "fedmr", "fedrepopt"])
-def test_all_cells_take_a_step(paper, tmp_path):
-    found = {}
-    for name in [*papers.available(), *papers.figures()]:
-        for cell in runnable(name) if name.startswith(paper) else []:
-            for experiment in cell.experiments(seed=0):
-                short = shortened(experiment, tmp_path)
-                found.setdefault(short.hash(), (short, f"{name} at {cell.name}"))
-    for experiment, name in found.values():
+@pytest.mark.parametrize(("papers_of", "data"), ALL)
+def test_all_partitions_are_made_and_all_else_takes_a_step(papers_of, data, tmp_path):
+    partitions, steps = {}, {}
+    names = [name for name in (*papers.available(), *papers.figures()) if name.startswith(papers_of)]
+    for cell in (cell for name in names for cell in runnable(name) if cell.parts[0]["data"]["name"] == data):
+        for experiment in cell.experiments(seed=0):
+            short = shortened(experiment, tmp_path)
+            partitions.setdefault(short.data.model_dump_json(), (short, cell.name))
+            rest = {key: value for key, value in short.flat().items() if key not in OF_PARTITIONS}
+            steps.setdefault(str(rest), (short, cell.name))
+    assert partitions
+    for experiment, name in partitions.values():
+        federation = federate(experiment, tiny(data))
+        assert federation.clients == experiment.data.clients or len(DOMAINS[data]), name
+        assert max(map(federation.size, range(federation.clients))) >= 2, name
+    for experiment, name in steps.values():
         take_one_step(experiment, name)
 
 
