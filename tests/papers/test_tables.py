@@ -222,3 +222,27 @@ def test_a_table_of_ones_own_is_read_from_a_file(tmp_path):
     (tmp_path / "table-1.toml").write_text(OWN.replace('"50.1"', '"50,1"'))
     with pytest.raises(InputError, match='"50,1" is not a printed value'):
         papers.load_table(tmp_path / "table-1.toml")
+
+
+def test_mistakes_in_a_table_of_ones_own_get_one_sentence(tmp_path):
+    (tmp_path / "paper.toml").write_text('title = "Mine"\n[values.rate]\nslow = { "train.lr" = 0.1 }')
+    (tmp_path / "digits.toml").write_text('[data]\nname = "digits"')
+    file = tmp_path / "table-1.toml"
+    head, rest = 'title = "Rates"\nsettings = "digits"\n', '[[rows]]\nat = { rate = "slow" }\nprinted = ["1.5"]\n'
+    file.write_text(f"{head}columns = [{{}}]\n{rest}")
+    [cell] = papers.load_table(file).cells
+    assert (cell.experiments(0)[0].train.lr, str(cell.printed)) == (0.1, "1.5")
+    file.write_text(f'{head}measure = "loss.{{rat}}"\ncolumns = [{{}}]\n{rest}')
+    with pytest.raises(
+        InputError, match=r'\{rat\} of a table: no coordinate of the cell is "rat"; did you mean "rate"'
+    ):
+        papers.load_table(file)
+    file.write_text(f'{head}unit = "GB"\ncolumns = [{{}}]\n{rest}')
+    with pytest.raises(InputError, match='there is no unit "GB"'):
+        papers.load_table(file)
+    file.write_text(f"{head}columns = [{{}}]\n{rest}".replace("slow", "quick"))
+    with pytest.raises(InputError, match="does not say what rate = quick sets"):
+        papers.load_table(file)
+    file.write_text(f"{head}columns = [{{ a = 1 }}, {{ a = 2 }}]\n{rest}")
+    with pytest.raises(InputError, match="has 1 values for 2 columns"):
+        papers.load_table(file)

@@ -298,9 +298,15 @@ _SHOWN = {"measure": "accuracy", "value": "last", "unit": "%"}
 
 def _filled(values: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
     """Return values in which coordinates in braces are replaced."""
+
+    def value_of(match: re.Match[str]) -> str:
+        if match[1] not in texts:
+            hint = nearest(match[1], texts)
+            raise InputError(f'{match[0]} of a table: no coordinate of the cell is "{match[1]}"; {hint}')
+        return texts[match[1]]
+
     return {
-        key: re.sub(r"\{(\w+)\}", lambda match: texts[match[1]], value) if isinstance(value, str) else value
-        for key, value in values.items()
+        key: re.sub(r"\{(\w+)\}", value_of, value) if isinstance(value, str) else value for key, value in values.items()
     }
 
 
