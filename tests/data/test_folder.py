@@ -322,7 +322,7 @@ def test_data_check_counts_images_and_names_unreadable_files(tmp_path, capsys):
     status, out, err = fullrank("data", "check", "folder", "--root", tmp_path / "sites", capsys=capsys)
     assert status == 1
     assert "unreadable        south/train/a/0.png: it is empty" in out
-    assert err == "fullrank: 1 files cannot be read\n"
+    assert err == "fullrank: 1 file cannot be read\n"
 
 
 # The folders that are at hand

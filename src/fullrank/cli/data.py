@@ -79,7 +79,7 @@ def check(
         print(f"fullrank: in {facts['folder']}, {', '.join(altered)} is not the official file", file=sys.stderr)
         raise typer.Exit(1)
     if facts["unreadable"]:
-        print(f"fullrank: {len(facts['unreadable'])} files cannot be read", file=sys.stderr)
+        print(f"fullrank: {display.counted(len(facts['unreadable']), 'file')} cannot be read", file=sys.stderr)
         raise typer.Exit(1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TextIO
@@ -89,7 +90,8 @@ def _reject_no_header(header: Sequence[str]) -> None:
         if not name:
             index = "; pandas writes its index so, unless index=False" if place == 0 else ""
             raise InputError(f"column {place + 1} has no name{index}; the first row must name all columns")
-        if header.count(name) > 1:
-            raise InputError(f'two columns are called "{name}"; rename one of them')
+    twice = next((name for name, count in Counter(header).items() if count > 1), None)
+    if twice is not None:
+        raise InputError(f'two columns are called "{twice}"; rename one of them')
     if all(map(is_number, header)) and [*header] != [str(k) for k in range(len(header))]:
         raise InputError("its first row holds numbers; it must name the columns")
