@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fullrank.metrics.details import dense
 from fullrank.errors import printable
+from fullrank.metrics.details import dense
 from fullrank.runs.clients import ClientRow
 
 STAGES = {
@@ -180,7 +180,9 @@ def _matrix(table: np.ndarray, classes: Sequence[str]) -> Table:
         for place in np.argsort(-off, axis=None, kind="stable")[:CELLS]:
             label, prediction = np.unravel_index(place, off.shape)
             if off[label, prediction]:
-                shown.add_row(shown_name(classes[int(label)]), shown_name(classes[int(prediction)]), str(off[label, prediction]))
+                shown.add_row(
+                    shown_name(classes[int(label)]), shown_name(classes[int(prediction)]), str(off[label, prediction])
+                )
         return shown
     shown = _table("", *classes)
     for name, line in zip(classes, table.tolist(), strict=True):

@@ -61,8 +61,8 @@ def cached(
     A large data set is read from the cache, mapped into memory, if the names, sizes, inodes and times of its sources
     are unchanged and the file in the cache has the content that was written. That is known without reading it if size,
     inode and times of this file are those with which its content was last verified; otherwise its fingerprint is
-    computed, which takes about 0.6 s per gigabyte. If anything has changed, the data set is decoded. If the cache cannot
-    be written, it stays in memory.
+    computed, which takes about 0.6 s per gigabyte. If anything has changed, the data set is decoded. If the cache
+    cannot be written, it stays in memory.
 
     Args:
         name: The name of the data set.

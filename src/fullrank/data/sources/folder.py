@@ -207,7 +207,7 @@ def _read_groups(root: Path) -> dict[str, str] | None:
         with path.open(encoding="utf-8-sig", newline="") as file:
             return _grouped(path, file)
     except UnicodeDecodeError:
-        raise InputError(f"{path} is no text in UTF-8; save it as a table of text with the columns path,group") from None
+        raise InputError(f"{path} is not UTF-8; save it as text with the columns path,group") from None
     except (OSError, csv.Error) as error:
         raise InputError(f"{path} cannot be read: {error}") from None
 
