@@ -1,4 +1,4 @@
-"""The page about HAM10000 is done as it says, in fewer rounds: on a few images in its layout, and on the data if there."""
+"""The page about HAM10000 is done as it says, in fewer rounds: on a few images, and on the data if there."""
 
 import os
 import re

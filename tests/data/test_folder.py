@@ -271,7 +271,7 @@ def test_a_file_of_groups_may_name_more_and_in_other_ways(tmp_path):
 def test_a_file_of_groups_in_another_encoding_is_rejected(tmp_path):
     tree(tmp_path, ["train/a/1.png", "test/a/1.png"])
     (tmp_path / "groups.csv").write_bytes("path,group\na,ä\n".encode("latin-1"))
-    rejected(tmp_path, "groups.csv is no text in UTF-8; save it as a table")
+    rejected(tmp_path, "groups.csv is not UTF-8; save it as text")
 
 
 @pytest.mark.slow
