@@ -169,6 +169,15 @@ def nearest(wrong: str, right: Iterable[str], otherwise: str = "") -> str:
     return "known: " + ", ".join(names) if names else "none is known"
 
 
+def printable(text: str) -> str:
+    """Return a text that a terminal shows as it is: a name from a file could hold the codes that control one.
+
+    >>> printable("left\\nright")
+    'left?right'
+    """
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
 LONGEST_SHOWN = 200
 """The largest number of characters of a value in a message."""
 _COMPARISONS = {

@@ -5,11 +5,12 @@ import os
 
 import numpy as np
 import pytest
+import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
 import fullrank as fr
-from fullrank.data import load_dataset
+from fullrank.data import DataSet, load_dataset
 from fullrank.data.sources import cache, cifar
 from small import assert_same_bits
 
@@ -90,3 +91,26 @@ def test_a_whole_cache_is_used_as_it_is(folder, monkeypatch):
     before = load_dataset("cifar10", folder)
     monkeypatch.setattr(cifar.Cifar, "read", None)
     assert load_dataset("cifar10", folder).fingerprint() == before.fingerprint()
+
+
+def test_a_cache_that_was_verified_is_not_read_again_until_it_changes(folder, monkeypatch):
+    first = load_dataset("cifar10", folder)
+    computed = []
+    whole = DataSet._fingerprint.func
+    monkeypatch.setattr(DataSet._fingerprint, "func", lambda data: computed.append(1) or whole(data))
+    again = load_dataset("cifar10", folder)
+    assert again.fingerprint() == first.fingerprint()
+    assert not computed
+    os.utime(first.file)  # a new time of the last change, with the same content
+    assert load_dataset("cifar10", folder).fingerprint() == first.fingerprint()
+    assert len(computed) == 1
+
+
+@pytest.mark.skipif(os.name == "nt", reason="this system does not note when a file was last changed")
+def test_a_changed_cache_with_its_size_and_time_kept_is_noticed(folder):
+    first = load_dataset("cifar10", folder)
+    before = first.train.x.clone()
+    facts = first.file.stat()
+    flip(first.file, "train.x", 1)
+    os.utime(first.file, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    assert torch.equal(load_dataset("cifar10", folder).train.x, before)

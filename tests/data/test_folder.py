@@ -263,6 +263,9 @@ def test_a_file_of_groups_may_name_more_and_in_other_ways(tmp_path):
     )
     data = load_dataset("folder", tmp_path)
     assert data.train.group.tolist() != data.test.group.tolist()
+    assert data.remarks == (
+        f"1 path is in {tmp_path / 'groups.csv'} and no image of the folder; fullrank ignores that",
+    )
 
 
 def test_a_file_of_groups_in_another_encoding_is_rejected(tmp_path):
@@ -322,7 +325,23 @@ def test_data_check_counts_images_and_names_unreadable_files(tmp_path, capsys):
     status, out, err = fullrank("data", "check", "folder", "--root", tmp_path / "sites", capsys=capsys)
     assert status == 1
     assert "unreadable        south/train/a/0.png: it is empty" in out
-    assert err == "fullrank: 1 files cannot be read\n"
+    assert err == "fullrank: 1 file cannot be read\n"
+
+
+def test_names_of_sites_and_classes_are_shown_as_they_are_and_control_no_terminal(tmp_path, capsys):
+    for part in ("train", "test"):
+        write(tmp_path / "x" / "[red]north\x1b[31m" / part / "[bold]a\x1b" / "0.png", picture(9, 12, 16))
+    status, out, _ = fullrank("data", "check", "folder", "--root", tmp_path / "x", capsys=capsys)
+    assert status == 0
+    assert "[red]north?[31m" in out
+    assert "[bold]a?" in out
+    assert "\x1b" not in out
+    (tmp_path / "x" / "[red]north\x1b[31m" / "train" / "[bold]a\x1b" / "1.png").write_bytes(b"")
+    sets = ("--set", "data.name=folder", "--set", f"data.root={tmp_path}/x")
+    status, _, err = fullrank("run", *sets, "--out", tmp_path / "run", capsys=capsys)
+    assert status == 2
+    assert "[bold]a?/1.png (it is empty)" in err
+    assert "\x1b" not in err
 
 
 # The folders that are at hand

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import time
 
 import numpy as np
 import pytest
@@ -332,3 +333,22 @@ def test_a_table_of_images(tmp_path):
     rejected(written(tmp_path / "t.csv", [*rows, rows[3]], header), "rows 5 and 22 .*name the same image", **keys)
     missing = load_dataset(written(tmp_path / "t.csv", changed, header), unreadable="skip", **keys)
     assert (len(missing.train), missing.unreadable) == (15, ("n/99.png: there is no such file",))
+
+
+def test_a_column_that_names_no_images_is_rejected_without_its_cells(tmp_path):
+    path = tmp_path / "people.csv"
+    path.write_text("name,label\n" + "".join(f"Person{k},{k % 2}\n" for k in range(10)))
+    with pytest.raises(InputError, match="none of the 10 cells of this column is the path of a file") as caught:
+        load_dataset(str(path), image="name")
+    assert "Person" not in str(caught.value)
+
+
+def test_the_time_for_a_table_grows_with_its_columns_and_not_with_their_square(tmp_path):
+    wide = 100_000
+    path = tmp_path / "genes.csv"
+    header = ",".join(f"gene{k}" for k in range(wide))
+    path.write_text(f"{header},gene7,label\n{'1,' * (wide + 1)}a\n")
+    before = time.process_time()
+    with pytest.raises(InputError, match='two columns are called "gene7"'):
+        load_dataset(str(path))
+    assert time.process_time() - before < 10  # it was minutes

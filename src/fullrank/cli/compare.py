@@ -221,7 +221,7 @@ def _show_by_site(found: SiteTable, as_json: bool) -> None:
     print(f"\n{name[0].upper()}{name[1:]}{unit}, {whose}, on {where}, {values[found.value]}; mean ± std over seeds:\n")
     table = Table(box=None, pad_edge=False)
     for column in ("method", *found.sites):
-        table.add_column(column, no_wrap=True)
+        table.add_column(client_tables.shown_name(column), no_wrap=True)
     for row in found.rows:
         cells = [_of_site(row.mean(site), row.std(site), found.is_share) for site in found.sites]
         table.add_row(row.method, *cells)

@@ -22,8 +22,9 @@ from fullrank.data.sources.download import get as get_data
 from fullrank.data.sources.registry import DATA_SETS
 from fullrank.data.sources.registry import stored as stored_sets
 from fullrank.data.sources.stored import FileFacts, Stored
-from fullrank.errors import InputError, nearest
+from fullrank.errors import InputError, nearest, printable
 from fullrank.runs import display
+from fullrank.runs.client_tables import shown_name
 
 EMBEDDED = "digits"
 SIDE = 32
@@ -79,7 +80,7 @@ def check(
         print(f"fullrank: in {facts['folder']}, {', '.join(altered)} is not the official file", file=sys.stderr)
         raise typer.Exit(1)
     if facts["unreadable"]:
-        print(f"fullrank: {len(facts['unreadable'])} files cannot be read", file=sys.stderr)
+        print(f"fullrank: {display.counted(len(facts['unreadable']), 'file')} cannot be read", file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -164,7 +165,7 @@ def _print(facts: dict[str, Any]) -> None:
     print(f"test samples      {facts['test']}")
     if facts["shape"]:
         print(f"sample            {'×'.join(map(str, facts['shape']))}")
-    print(f"classes           {len(facts['classes'])}: {_shortened(facts['classes'])}")
+    print(f"classes           {len(facts['classes'])}: {printable(_shortened(facts['classes']))}")
     if facts["fingerprint"]:
         print(f"fingerprint       {facts['fingerprint']}")
     if facts["images"]:
@@ -177,15 +178,15 @@ def _print_images(console: Console, facts: dict[str, Any]) -> None:
     table = Table(box=None, pad_edge=False)
     table.add_column("class")
     for domain in facts["images"]:
-        table.add_column(domain, justify="right")
+        table.add_column(shown_name(domain), justify="right")
     for name in facts["classes"]:
         counts = (of_class[name] for of_class in facts["images"].values())
-        table.add_row(name, *(f"{train} + {test}" for train, test in counts))
+        table.add_row(shown_name(name), *(f"{train} + {test}" for train, test in counts))
     console.print(table, highlight=False, markup=False)
     for text in facts["remarks"]:
         print(text)
     for text in facts["unreadable"]:
-        print(f"unreadable        {text}")
+        print(f"unreadable        {printable(text)}")
 
 
 def _shortened(names: list[str], most: int = 10) -> str:

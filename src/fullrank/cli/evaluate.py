@@ -16,6 +16,7 @@ from fullrank.files import writable
 from fullrank.metrics.bootstrap import LEVEL, RESAMPLES, Interval
 from fullrank.metrics.measures import Metric
 from fullrank.report.evaluate import PARTS, Evaluated, Measured, evaluate_run
+from fullrank.runs.client_tables import shown_name
 from fullrank.runs.display import STAGES
 from fullrank.runs.result import run_at
 
@@ -102,7 +103,7 @@ def _table(metrics: list[Metric], rows: dict[str, Measured]) -> Table:
         table.add_column(metric.key.replace("_", " "), justify="right", no_wrap=True)
     for name, measured in rows.items():
         cells = [_cell(measured.values[m.key], measured.intervals[m.key], m.is_share) for m in metrics]
-        table.add_row(name, str(measured.samples), *cells)
+        table.add_row(shown_name(name), str(measured.samples), *cells)
     return table
 
 
@@ -112,7 +113,7 @@ def _show_classes(console: Console, metric: Metric, found: Evaluated) -> None:
     table = Table(box=None, pad_edge=False, title=f"\n{metric.key.replace('_', ' ')}", title_justify="left")
     table.add_column("class")
     for name in columns:
-        table.add_column(name, justify="right")
+        table.add_column(shown_name(name), justify="right")
     for k, name in list(enumerate(found.classes))[:CLASSES_SHOWN]:
         cells = []
         for measured in columns.values():
@@ -120,7 +121,7 @@ def _show_classes(console: Console, metric: Metric, found: Evaluated) -> None:
             assert isinstance(values, list)
             assert isinstance(intervals, list)
             cells.append(_cell(values[k], intervals[k], metric.is_share))
-        table.add_row(name, *cells)
+        table.add_row(shown_name(name), *cells)
     console.print(table)
     if len(found.classes) > CLASSES_SHOWN:
         print(f"and {len(found.classes) - CLASSES_SHOWN} more classes; --json has all")

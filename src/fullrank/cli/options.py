@@ -22,7 +22,7 @@ from fullrank import models
 from fullrank.config.experiment import merged, parse_overrides, read_toml, without_none
 from fullrank.config.schema import Model
 from fullrank.data.sources.progress import watching
-from fullrank.errors import ClientFailed, InputError, RunFailed, WriteFailed, in_words
+from fullrank.errors import ClientFailed, InputError, RunFailed, WriteFailed, in_words, printable
 
 File = Annotated[
     str | None,
@@ -237,5 +237,6 @@ def _give_up_output() -> None:
 
 def fail(sentence: str, status: int) -> NoReturn:
     """End the process with one sentence and an exit status."""
-    print(f"fullrank: {sentence}", file=sys.stderr)
+    lines = map(printable, sentence.split("\n"))  # one for each problem
+    print("fullrank:", "\n".join(lines), file=sys.stderr)
     sys.exit(status)

@@ -159,6 +159,10 @@ class DataSet:
         """Return SHA-256 of the content, which does not depend on how the data are stored."""
         return self._fingerprint
 
+    def set_fingerprint(self, known: str) -> None:
+        """Set the fingerprint of content that has been verified, so that it is not computed again."""
+        vars(self)["_fingerprint"] = known
+
     @cached_property
     def _fingerprint(self) -> str:
         digest = hashlib.sha256(json.dumps(self.classes).encode())

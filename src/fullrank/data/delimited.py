@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,9 +40,9 @@ class Delimited:
         if not self.columns:
             next(iter(self), None)  # raises an error if the first row cannot be read
             raise InputError("it is empty; its first row must name the columns")
-        for name in self.columns:
-            if name and self.columns.count(name) > 1:
-                raise InputError(f'two columns are called "{name}"; rename one of them')
+        twice = next((name for name, count in Counter(self.columns).items() if name and count > 1), None)
+        if twice is not None:
+            raise InputError(f'two columns are called "{twice}"; rename one of them')
 
     def __iter__(self) -> Iterator[tuple[int, list[str]]]:
         """Yield the cells of each row below the first, with the number of the row, the first one being row 1.

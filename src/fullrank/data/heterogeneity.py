@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fullrank.data.partition import IndexArray, Labels, whole_labels
-from fullrank.errors import InputError
+from fullrank.errors import InputError, printable
 
 CountArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -127,8 +127,8 @@ def client_labels(counts: CountArray, client_names: Sequence[str] = ()) -> list[
     """
     if not client_names or len(counts) > MAX_CLIENTS_DRAWN:
         return [str(client) for client in range(len(counts))]
-    printable = ("".join(letter if letter.isprintable() else "?" for letter in name) for name in client_names)
-    return [name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…" for name in printable]
+    names = map(printable, client_names)
+    return [name if len(name) <= MAX_NAME else f"{name[: MAX_NAME - 1]}…" for name in names]
 
 
 def class_labels(counts: CountArray, class_names: Sequence[str] | None) -> list[str]:

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from fullrank.errors import printable
 from fullrank.metrics.details import dense
 from fullrank.runs.clients import ClientRow
 
@@ -101,7 +103,7 @@ def _sites_by_stages(rows: Sequence[ClientRow], there: Sequence[str]) -> Table:
     for label in _listed(models, there[-1]):
         found = models[label]
         cells = [cell for stage in there for cell in _cells(found.get(stage))]
-        table.add_row(label, str(next(iter(found.values()))["samples"]), *cells)
+        table.add_row(shown_name(label), str(next(iter(found.values()))["samples"]), *cells)
     table.add_row("mean", "", *_over(rows, there, np.mean))
     return table
 
@@ -144,7 +146,7 @@ def by_class(rows: Sequence[ClientRow], classes: Sequence[str]) -> Iterator[Titl
             cells = [[_class_cell(row, c) for row in models] for c in range(len(classes))]
         shown = _table("recall", *columns)
         for name, found in zip(classes, cells, strict=True):
-            shown.add_row(name, *found)
+            shown.add_row(shown_name(name), *found)
         yield f"recall by class with its 95 % interval, {title}", shown
 
 
@@ -178,11 +180,13 @@ def _matrix(table: np.ndarray, classes: Sequence[str]) -> Table:
         for place in np.argsort(-off, axis=None, kind="stable")[:CELLS]:
             label, prediction = np.unravel_index(place, off.shape)
             if off[label, prediction]:
-                shown.add_row(classes[int(label)], classes[int(prediction)], str(off[label, prediction]))
+                shown.add_row(
+                    shown_name(classes[int(label)]), shown_name(classes[int(prediction)]), str(off[label, prediction])
+                )
         return shown
     shown = _table("", *classes)
     for name, line in zip(classes, table.tolist(), strict=True):
-        shown.add_row(name, *map(str, line))
+        shown.add_row(shown_name(name), *map(str, line))
     return shown
 
 
@@ -196,10 +200,19 @@ def _models(rows: Sequence[ClientRow]) -> Iterator[tuple[str, list[ClientRow]]]:
 
 def _table(first: str, *others: str) -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column(first, no_wrap=True)
+    table.add_column(shown_name(first), no_wrap=True)
     for column in others:
-        table.add_column(column, justify="right")
+        table.add_column(shown_name(column), justify="right")
     return table
+
+
+def shown_name(name: str) -> Text:
+    """Return the name of a class or a site for a table: what looks like markup is shown, control characters are not.
+
+    >>> shown_name("[red]left\\nright")
+    <text '[red]left?right' [] ''>
+    """
+    return Text(printable(name))
 
 
 def _with_ends(row: ClientRow, key: str) -> str:

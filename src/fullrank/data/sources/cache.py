@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,12 +18,16 @@ from torch import Tensor
 
 from fullrank.data.dataset import IDS, DataSet, Split
 from fullrank.data.sources.places import user_cache
+from fullrank.files import write_atomically
 
 LIMIT = 64 * 2**20
 """A data set whose samples have at least this many bytes is kept decoded."""
 
 VERSION = "3"
 """The version of the files' format; a file of another version is written again."""
+
+CLOCK_STEP = 0.02
+"""Seconds in which two changes of a file may get the same time, because the system's clock of files is coarse."""
 
 _COLUMNS = ("x", "y", *IDS)
 
@@ -54,8 +59,10 @@ def cached(
     """Return a data set, from the cache if it is there.
 
     A large data set is read from the cache, mapped into memory, if the names, sizes, inodes and times of its sources
-    are unchanged and its content has the recorded fingerprint; hashing takes about 0.6 s per gigabyte. Otherwise it is
-    decoded. If the cache cannot be written, the data set stays in memory.
+    are unchanged and the file in the cache has the content that was written. That is known without reading it if size,
+    inode and times of this file are those with which its content was last verified; otherwise its fingerprint is
+    computed, which takes about 0.6 s per gigabyte. If anything has changed, the data set is decoded. If the cache
+    cannot be written, it stays in memory.
 
     Args:
         name: The name of the data set.
@@ -141,11 +148,42 @@ def _kept(path: Path, state: str, complete: Callable[[Content], DataSet]) -> Dat
         names = (tuple(json.loads(about[key])) for key in ("classes", "domains", "clients", "unreadable"))
         content = Content(_split(tensors, "train"), _split(tensors, "test"), *names)
         data = replace(complete(content), file=path)
-        if data.fingerprint() != about["fingerprint"]:
-            return None  # the file has changed since; a run's result must not depend on that
+        if not _is_verified(path, about["fingerprint"]):
+            before = _settled_state(path)
+            if data.fingerprint() != about["fingerprint"]:
+                return None  # the file has changed since; a run's result must not depend on that
+            _record_verified(path, before, about["fingerprint"])
+        data.set_fingerprint(about["fingerprint"])
     except (OSError, SafetensorError, KeyError, TypeError, ValueError):
         return None
     return data
+
+
+def _verified(path: Path) -> Path:
+    """Return the path of the file that says in which state a file of the cache was verified."""
+    return path.with_suffix(".verified.json")
+
+
+def _is_verified(path: Path, fingerprint: str) -> bool:
+    """Return whether a file of the cache is in the state in which it was found to have this fingerprint."""
+    try:
+        return bool(json.loads(_verified(path).read_text()) == [fingerprint, _state([path])])
+    except (OSError, ValueError):
+        return False
+
+
+def _settled_state(path: Path) -> str:
+    """Return the state of a file when any further change would give it another time."""
+    wait = path.stat().st_ctime + CLOCK_STEP - time.time()
+    time.sleep(min(max(wait, 0), CLOCK_STEP))
+    return _state([path])
+
+
+def _record_verified(path: Path, before: str, fingerprint: str) -> None:
+    """Record that a file has a fingerprint, unless it has changed while that was computed."""
+    if _state([path]) == before:
+        with contextlib.suppress(OSError):  # a cache that cannot be written is verified every time
+            write_atomically(_verified(path), json.dumps([fingerprint, before]).encode())
 
 
 def _split(tensors: Mapping[str, Tensor], name: str) -> Split:

@@ -71,9 +71,9 @@ def list_folder(root: Path, seed: int = 0) -> Listing:
     for place in sorted(found, key=lambda place: (place.domain, place.name, place.split)):
         split = "test" if place.split == "val" and place.domain not in tested else place.split
         parts[split] += place.images(number[place.name], groups or {})
-    if groups is not None:
-        _reject_unlisted(root, found, groups)
     remarks = []
+    if groups is not None:
+        remarks += _unlike_files(root, found, groups)
     if parts["val"]:
         remarks.append(
             f"the {len(parts['val'])} images of the validation part in {root} are not used, because there is a test "
@@ -213,7 +213,8 @@ def _read_groups(root: Path) -> dict[str, str] | None:
     return groups
 
 
-def _reject_unlisted(root: Path, found: Sequence[_Class], groups: Mapping[str, str]) -> None:
+def _unlike_files(root: Path, found: Sequence[_Class], groups: Mapping[str, str]) -> list[str]:
+    """Reject groups that lack images; return a remark on those that name others."""
     names = [f"{place.below}/{file}" for place in found for file in place.files]
     missing = [name for name in names if name not in groups]
     if missing:
@@ -221,6 +222,9 @@ def _reject_unlisted(root: Path, found: Sequence[_Class], groups: Mapping[str, s
             f"{root / GROUPS} lacks {len(missing)} of {len(names)} images, such as {', '.join(missing[:_NAMED])}; it "
             "must list all of them by their paths below its folder, with an empty group for those that belong to none"
         )
+    beyond = len(groups) - len(names)
+    are = "path is" if beyond == 1 else "paths are"
+    return [f"{beyond} {are} in {root / GROUPS} and no image of the folder; fullrank ignores that"] if beyond else []
 
 
 def _split_off(root: Path, files: Sequence[ImageFile], seed: int) -> tuple[list[ImageFile], list[ImageFile]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -131,6 +132,11 @@ def _list_images(path: Path, read: Callable[[], Table], keys: Mapping[str, str],
         if first.setdefault(file, row) != row:
             raise InputError(f'rows {first[file]} and {row} of the column "{name}" name the same image; delete one')
         files.append(roles.image(file, place))
+    if not any(os.path.lexists(file.path) for file in files):  # the cells may be about people, so none is shown
+        raise InputError(
+            f'data.image = "{name}": none of the {len(files)} cells of this column is the path of a file below '
+            f"{path.absolute().parent}; name the column of the paths of images"
+        )
     variant = json.dumps([dict(keys), image, *([] if roles.has_split else [seed])])
     parts = [[files[row] for row in rows] for rows in (train, test)]
     return Listing(parts[0], parts[1], roles.classes, described_by=(path,), variant=variant)
@@ -270,7 +276,7 @@ def _features(
     """Return columns as the rows for training make them, the features (N, F) of all rows, and remarks."""
     if not names:
         raise InputError("no column is left that could be a feature; there must be one more than the labels")
-    columns, encoded, remarks = [], [], []
+    columns, encoded, remarks, width = [], [], [], 0
     for name in names:
         cells = table.feature(name)
         own = cells[train] if isinstance(cells, np.ndarray) else [cells[row] for row in train]
@@ -284,7 +290,7 @@ def _features(
                 "the model learns from it"
             )
         columns.append(column)
-        width = sum(column.width for column in columns)
+        width += column.width
         reject_too_large(f"the table of {len(table)} rows and {width} features", len(table) * width * 16, "store fewer")
         encoded.append(column.encode(cells))
     if not columns:
