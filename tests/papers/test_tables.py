@@ -192,8 +192,7 @@ def test_figures_say_how_they_are_drawn(name):
     assert figure.cells
     assert all(cell.printed is None for cell in figure.cells)
     assert set(figure.drawing.panels) <= set(figure.coordinates)
-    if figure.drawing.kind in KINDS:
-        assert set(figure.drawing.options) <= set(inspect.signature(KINDS[figure.drawing.kind]).parameters)
+    assert set(figure.drawing.options) <= set(inspect.signature(KINDS[figure.drawing.kind]).parameters)
 
 
 OWN = """

@@ -16,7 +16,7 @@ from fullrank.comparison.derived import DERIVED, REFERENCE, ROUNDS_TO, derived
 from fullrank.comparison.intervals import interval, std
 from fullrank.config.experiment import Experiment, method_labels, same
 from fullrank.errors import InputError, nearest
-from fullrank.metrics.measures import ALWAYS, DOMAIN_ACCURACY, METRICS, Metric, find_metrics, single_numbers
+from fullrank.metrics.measures import ALWAYS, METRICS, Metric, find_metrics, single_numbers
 from fullrank.plugins import FILES, GIVEN
 from fullrank.runs.directory import RunDirectory, read_json
 from fullrank.runs.display import counted
@@ -498,10 +498,11 @@ def check_measure(measure: str, experiment: Experiment, methods: Collection[str]
     if measure not in known and (first not in known or first in OF_CLIENTS):
         raise InputError(f'there is no measure "{measure}"; {_nearest(measure, known)}')
     metrics = metrics_by_key(asked)
-    computed = {*ALWAYS, DOMAIN_ACCURACY.key, *(metric.key for metric in asked)}
+    names = {metric.key: name for name, metric in METRICS.own.items()}
+    computed = {*ALWAYS, *(metric.key for metric in asked)}
     for step in measure.split("."):
-        if step in metrics and (key := metrics[step].key) not in computed:
-            name = next(name for name, metric in METRICS.own.items() if metric.key == key)
+        if step in metrics and (key := metrics[step].key) in names and key not in computed:
+            name = names[key]
             raise InputError(f'no run would have the measure "{measure}"; add "{name}" to {METRICS.key}')
 
 
