@@ -106,7 +106,7 @@ class Comparison:
             known = [
                 name
                 for name in measures(self.asked)
-                if any(_measured(summary, name, "last")[0] is not None for summary in summaries)
+                if any(measured(summary, name, "last")[0] is not None for summary in summaries)
             ]
             raise InputError(f'no run has the measure "{self.measure}"; {_nearest(self.measure, known)}')
 
@@ -146,12 +146,7 @@ class Comparison:
     @property
     def is_share(self) -> bool:
         """Whether the measure is a share, which is shown in per cent."""
-        first, *below = self.measure.split(".")
-        metrics = metrics_by_key(self.asked)
-        if first not in OF_CLIENTS:
-            return first in metrics and metrics[first].is_share
-        metric = next((metrics[step] for step in below if step in metrics), metrics["accuracy"])
-        return metric.is_share and below[-1:] != ["clients"]
+        return is_share(self.measure, self.asked)
 
     @property
     def has_values(self) -> bool:
@@ -188,7 +183,7 @@ class Comparison:
                 absent[seed] = f"failed: {reason}" if (reason := self.failed.get((method, seed))) else "not run"
                 continue
             summary = self.runs[method, seed].summary()
-            number, reason = _measured(summary, self.measure, self.value)
+            number, reason = measured(summary, self.measure, self.value)
             stage = _stage(summary, self.measure) or stage
             if number is None:
                 absent[seed] = reason
@@ -476,14 +471,35 @@ def _nearest(measure: str, known: Sequence[str]) -> str:
     return nearest(measure, known, "known: " + ", ".join(sorted(name for name in known if "." not in name)))
 
 
+def is_share(measure: str, metrics: Sequence[Metric] = ()) -> bool:
+    """Return whether a measure is a share, which is shown in per cent.
+
+    Args:
+        measure: The measure, as in `Comparison`.
+        metrics: The metrics that the runs were asked for, if they are not the library's.
+    """
+    first, *below = measure.split(".")
+    known = metrics_by_key(metrics)
+    if first not in OF_CLIENTS:
+        return first in known and known[first].is_share
+    metric = next((known[step] for step in below if step in known), known["accuracy"])
+    return metric.is_share and below[-1:] != ["clients"]
+
+
 def check_value(value: str) -> None:
     """Reject a value that no measure has."""
     if value not in VALUES:
         raise InputError(f'there is no value "{value}" of a measure; {nearest(value, VALUES)}')
 
 
-def _measured(summary: Mapping[str, Any], measure: str, value: str) -> tuple[float | None, str]:
-    """Return a measure of a run, or None and the reason of its absence."""
+def measured(summary: Mapping[str, Any], measure: str, value: str) -> tuple[float | None, str]:
+    """Return a measure of a run, or None and the reason of its absence.
+
+    Args:
+        summary: The summary of the run.
+        measure: The measure, as in `Comparison`.
+        value: The value of the measure, as in `Comparison`.
+    """
     found: Any = summary
     for step in measure.split("."):
         found = found.get(step) if isinstance(found, Mapping) else None
@@ -507,7 +523,7 @@ def _stage(summary: Mapping[str, Any], measure: str) -> str | None:
 
 def _is_known(summary: Mapping[str, Any], measure: str) -> bool:
     """Return whether a run has a measure, or a reason of its absence."""
-    return _measured(summary, measure, "last")[0] is not None or _family(measure) in summary["absent"]
+    return measured(summary, measure, "last")[0] is not None or _family(measure) in summary["absent"]
 
 
 def _family(measure: str) -> str:

@@ -12,6 +12,7 @@ and its cells hold the experiments.
 100
 """
 
+from fullrank.papers.reproduction import CellResult, Reproduction, reproduce
 from fullrank.papers.tables import Cell, Note, Printed, Table, available, load_table
 
-__all__ = ["Cell", "Note", "Printed", "Table", "available", "load_table"]
+__all__ = ["Cell", "CellResult", "Note", "Printed", "Reproduction", "Table", "available", "load_table", "reproduce"]
