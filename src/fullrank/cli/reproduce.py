@@ -17,8 +17,8 @@ from fullrank.config.experiment import dotted, parse_overrides, without_none
 from fullrank.errors import InputError, Interrupted
 from fullrank.local import interrupt
 from fullrank.papers.plan import Plan, estimate, make_plan, measure
-from fullrank.papers.reproduction import REPORT, Reproduction, complete
-from fullrank.papers.verdict import RULE
+from fullrank.papers.reproduction import REPORT, Reproduction, check_jobs, complete
+from fullrank.papers.verdict import COMPARED, RULE
 from fullrank.runs.display import clock, counted, setting
 
 
@@ -90,6 +90,7 @@ def reproduce_command(
     if list_:
         _list_cells(found, cells or [], as_json)
         return
+    check_jobs(jobs)
     there = [f"data.root={root}"] if root else []
     changes = dotted(without_none(parse_overrides([*(overrides or []), *there])))
     plan = make_plan(
@@ -219,7 +220,9 @@ def _show(found: Reproduction) -> None:
     print()
     for remark in found.remarks(selected=True):
         print(remark)
-    print(f"{RULE}\nThe report is in {found.plan.folder / REPORT}.md and .json.")
+    if any(result.verdict.kind in COMPARED for result in found.selected):
+        print(RULE)
+    print(f"The report is in {found.plan.folder / REPORT}.md and .json.")
 
 
 def _print_table(titles: list[str], rows: list[list[str]]) -> None:

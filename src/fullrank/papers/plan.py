@@ -59,13 +59,11 @@ class Plan:
     @cached_property
     def tasks(self) -> tuple[Task, ...]:
         """The runs of the selected cells that can be run, seed by seed."""
-        found = {
-            task.path: task
-            for seed in self.seeds
-            for planned in self.selected
-            if not planned.problem
-            for task in planned.tasks[seed]
-        }
+        found: dict[Path, Task] = {}
+        for seed in self.seeds:
+            for planned in self.selected:
+                for task in planned.tasks[seed] if not planned.problem else ():
+                    found.setdefault(task.path, task)  # a shared run is named after the first of its cells
         return tuple(found.values())
 
     def pending(self) -> list[Task]:
@@ -132,7 +130,7 @@ def make_plan(
         if rounds < 1:
             raise InputError(f"--rounds {rounds}: there must be at least one round")
         changes["train.rounds"] = rounds
-    folder = Path(out) if out is not None else Path("runs") / f"reproduce-{_label(table)}"
+    folder = Path(out) if out is not None else _usual_folder(table, rounds)
     if RunDirectory(folder).started:
         raise InputError(f'"{folder}" is a run itself; a reproduction holds several, so choose another directory')
     missing: dict[str, str] = {}
@@ -143,9 +141,10 @@ def make_plan(
     return Plan(table, folder, tuple(seeds), tuple(planned.values()), selected, tuple(command))
 
 
-def _label(table: Table) -> str:
-    """Return the name of a table as a part of a file name; for a file of the user's the name of the file."""
-    return Path(table.name).stem if table.name.endswith(".toml") else table.name.replace("/", "-")
+def _usual_folder(table: Table, rounds: int | None) -> Path:
+    """Return the default folder, another one for a shortened reproduction, so that each has its report."""
+    label = Path(table.name).stem if table.name.endswith(".toml") else table.name.replace("/", "-")
+    return Path("runs") / (f"reproduce-{label}" + (f"-{counted(rounds, 'round')}".replace(" ", "-") if rounds else ""))
 
 
 def _planned(

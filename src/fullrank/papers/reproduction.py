@@ -254,8 +254,7 @@ class Reproduction:
             "",
             f"Means ± standard deviations over the seeds {', '.join(map(str, self.plan.seeds))}. {RULE}",
             "",
-            *(f"- {remark}" for remark in self.remarks()),
-            "",
+            *([*(f"- {remark}" for remark in self.remarks()), ""] if self.remarks() else []),
             *self._software(),
         ]
         return "\n".join(lines).rstrip() + "\n"
@@ -360,8 +359,7 @@ def complete(plan: Plan, jobs: int = 0, callbacks: Sequence[ComparisonCallback] 
         Interrupted: If the runs are interrupted; the same call continues them.
     """
     check_callbacks(callbacks, ComparisonCallback)
-    if jobs < 0:
-        raise InputError(f"jobs = {jobs}: must be at least 0 (one per core)")
+    check_jobs(jobs)
     # As if a run had started: each failure is reported at its cell, and none stops the others.
     failures: dict[Path, Failure] = complete_runs(
         plan.tasks, plan.pending(), jobs, ComparisonCallbacks(callbacks), plan.folder, begun=True
@@ -369,3 +367,9 @@ def complete(plan: Plan, jobs: int = 0, callbacks: Sequence[ComparisonCallback] 
     found = Reproduction(plan, {path: failure.reason for path, failure in failures.items()})
     found.write()
     return found
+
+
+def check_jobs(jobs: int) -> None:
+    """Reject a number of parallel runs that is not possible."""
+    if jobs < 0:
+        raise InputError(f"jobs = {jobs}: must be at least 0 (one per core)")

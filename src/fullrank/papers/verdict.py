@@ -23,6 +23,8 @@ Kind = Literal[
     "failed",
     "not run",
 ]
+COMPARED = ("within spread", "above", "below")
+"""The verdicts that follow the rule."""
 REACH = 2.0
 """The number of standard deviations of a difference of two single runs within which a cell is "within spread"."""
 RULE = (
