@@ -85,7 +85,7 @@ def compare(
     if jobs < 0:
         raise InputError(f"jobs = {jobs}: must be at least 0 (one per core)")
     planned = _planned(experiment, _checked_methods(methods), _checked_seeds(seeds))
-    check_measure(measure, next(iter(planned.values())))
+    check_measure(measure, next(iter(planned.values())), _with_terms({name for name, _ in planned}))
     folder = Path(out) if out is not None else _named_after(planned)
     if RunDirectory(folder).started:
         raise InputError(f'"{folder}" is a run itself; a comparison holds several, so choose another directory')
@@ -175,6 +175,13 @@ def _with_own_tables(values: Mapping[str, Any], name: str, names: Sequence[str])
 
 def _parts(name: str) -> list[type[known.Method]]:
     return [known.find(piece) for piece in name.split("+")]
+
+
+def _with_terms(names: Iterable[str]) -> set[str]:
+    """Return the names of the methods that add a term to the loss, or to its gradient."""
+    parts = (cls for name in names for cls in _parts(name))
+    plain = known.Method
+    return {cls.name for cls in parts if cls.loss is not plain.loss or cls.penalty is not plain.penalty}
 
 
 def _named_after(planned: Mapping[tuple[str, int], Experiment]) -> Path:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from rich.table import Table
 
+from fullrank.comparison.derived import derived
 from fullrank.comparison.table import Comparison, Row
 from fullrank.runs.display import STAGES, averaged, counted
 
@@ -28,7 +29,8 @@ def title_of(found: Comparison) -> str:
     if all("holdout" not in run.summary().get("sites", {"holdout": {}}) for run in found.runs.values()):
         words["personal"] = "accuracy on the test parts of the clients' sites"
     words["personal_accuracy"] = f"personal accuracy {STAGES['local']}"
-    name = words.get(measure, measure.replace("_", " "))
+    computed = derived(measure)
+    name = computed.title if computed is not None else words.get(measure, measure.replace("_", " "))
     unit = " in percent" if found.is_share else ""
     value = f", {values[found.value]}" if found.has_values else ""
     stages = found.stages()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fullrank._version import __version__
 from fullrank.comparison.by_site import SiteTable, by_site
+from fullrank.comparison.derived import DERIVED, REFERENCE, ROUNDS_TO, derived
 from fullrank.comparison.intervals import interval, std
 from fullrank.config.experiment import Experiment, method_labels, same
 from fullrank.errors import InputError, nearest
@@ -28,6 +29,7 @@ OTHER_MEASURES = (
     "bytes_down",
     "elements_up",
     "elements_down",
+    "elements",
     "seconds",
     "rounds",
     "skipped",
@@ -82,9 +84,10 @@ class Comparison:
     """Complete runs by (method, seed) on the same splits, compared by one measure.
 
     `measure` is a key of a run's summary ("accuracy", "loss", "validation_accuracy", "personal", or a path such as
-    "personal.local.worst_decile"); `value` selects one of its numbers: "last5" (mean of the last five rounds), "last",
-    "best" (over rounds), "validated" (at the round that was best in validation) or "final" (after the method's finish,
-    where it has one, else the last).
+    "personal.local.worst_decile"), a term of the loss in training ("criterion", "fedmr.intra"), or one that is computed
+    from the run ("rounds_to.75", "eigenvalue_variance", "time_ratio", "peak_memory"); `value` selects one of its
+    numbers: "last5" (mean of the last five rounds), "last", "best" (over rounds), "validated" (at the round that was
+    best in validation) or "final" (after the method's finish, where it has one, else the last).
     """
 
     runs: Mapping[tuple[str, int], Run]
@@ -102,11 +105,11 @@ class Comparison:
         check_value(self.value)
         check_comparable(list(self.runs.values()))
         summaries = [run.summary() for run in self.runs.values()]
-        if not any(_is_known(summary, self.measure) for summary in summaries):
+        if derived(self.measure) is None and not any(_is_known(summary, self.measure) for summary in summaries):
             known = [
                 name
                 for name in measures(self.asked)
-                if any(measured(summary, name, "last")[0] is not None for summary in summaries)
+                if any(_measured(summary, name, "last")[0] is not None for summary in summaries)
             ]
             raise InputError(f'no run has the measure "{self.measure}"; {_nearest(self.measure, known)}')
 
@@ -146,12 +149,17 @@ class Comparison:
     @property
     def is_share(self) -> bool:
         """Whether the measure is a share, which is shown in per cent."""
-        return is_share(self.measure, self.asked)
+        first, *below = self.measure.split(".")
+        metrics = metrics_by_key(self.asked)
+        if first not in OF_CLIENTS:
+            return first in metrics and metrics[first].is_share
+        metric = next((metrics[step] for step in below if step in metrics), metrics["accuracy"])
+        return metric.is_share and below[-1:] != ["clients"]
 
     @property
     def has_values(self) -> bool:
         """Whether the measure has a value per round, from which `value` selects, or one number per run."""
-        found = [run.summary().get(self.measure) for run in self.runs.values()]
+        found = [_at(run.summary(), self.measure) for run in self.runs.values()]
         return any(isinstance(numbers, Mapping) and "last" in numbers for numbers in found)
 
     def by(self, measure: str, value: str = "last5") -> Comparison:
@@ -182,15 +190,20 @@ class Comparison:
             if (method, seed) not in self.runs:
                 absent[seed] = f"failed: {reason}" if (reason := self.failed.get((method, seed))) else "not run"
                 continue
-            summary = self.runs[method, seed].summary()
-            number, reason = measured(summary, self.measure, self.value)
-            stage = _stage(summary, self.measure) or stage
+            run = self.runs[method, seed]
+            number, reason = measured(run, self.measure, self.value, self._reference(seed))
+            stage = _stage(run.summary(), self.measure) or stage
             if number is None:
                 absent[seed] = reason
             else:
                 values[seed] = number
         mean = statistics.fmean(values.values()) if values else None
         return Row(method, values, absent, mean, std(list(values.values())), None, stage)
+
+    def _reference(self, seed: int) -> Run | None:
+        """Return the run to whose time those of other methods are compared."""
+        runs = (run for (_, its), run in self.runs.items() if its == seed)
+        return next((run for run in runs if run.experiment.method.name == REFERENCE), None)
 
     def _with_difference(self, row: Row, first: Row) -> Row:
         values = {seed: value - first.values[seed] for seed, value in row.values.items() if seed in first.values}
@@ -440,6 +453,9 @@ def measures(metrics: Sequence[Metric] = ()) -> tuple[str, ...]:
     return (
         *metrics_by_key(metrics),
         *OTHER_MEASURES,
+        *DERIVED,
+        f"{ROUNDS_TO}.75",
+        "criterion",
         *OF_CLIENTS,
         *(
             f"{clients}.{stage}.{key}{number}"
@@ -451,10 +467,22 @@ def measures(metrics: Sequence[Metric] = ()) -> tuple[str, ...]:
     )
 
 
-def check_measure(measure: str, experiment: Experiment) -> None:
-    """Reject a measure that no run of an experiment can have, before any is run."""
+def check_measure(measure: str, experiment: Experiment, methods: Collection[str] = ()) -> None:
+    """Reject a measure that no run of an experiment can have, before any is run.
+
+    Args:
+        measure: The measure.
+        experiment: The experiment of one of the runs.
+        methods: The names of the methods of all runs, whose terms of the loss are measures too.
+    """
+    if (found := derived(measure)) is not None:
+        if lacking := found.needs(experiment):
+            raise InputError(f'no run would have the measure "{measure}": {lacking}')
+        return
     asked = find_metrics(experiment.evaluate.metrics)
-    known = measures(asked)
+    known = (*measures(asked), *methods)
+    if measure.split(".")[0] in methods:
+        return
     first = measure.split(".")[0]
     if measure not in known and (first not in known or first in OF_CLIENTS):
         raise InputError(f'there is no measure "{measure}"; {_nearest(measure, known)}')
@@ -471,38 +499,39 @@ def _nearest(measure: str, known: Sequence[str]) -> str:
     return nearest(measure, known, "known: " + ", ".join(sorted(name for name in known if "." not in name)))
 
 
-def is_share(measure: str, metrics: Sequence[Metric] = ()) -> bool:
-    """Return whether a measure is a share, which is shown in per cent.
-
-    Args:
-        measure: The measure, as in `Comparison`.
-        metrics: The metrics that the runs were asked for, if they are not the library's.
-    """
-    first, *below = measure.split(".")
-    known = metrics_by_key(metrics)
-    if first not in OF_CLIENTS:
-        return first in known and known[first].is_share
-    metric = next((known[step] for step in below if step in known), known["accuracy"])
-    return metric.is_share and below[-1:] != ["clients"]
-
-
 def check_value(value: str) -> None:
     """Reject a value that no measure has."""
     if value not in VALUES:
         raise InputError(f'there is no value "{value}" of a measure; {nearest(value, VALUES)}')
 
 
-def measured(summary: Mapping[str, Any], measure: str, value: str) -> tuple[float | None, str]:
+def measured(run: Run, measure: str, value: str, reference: Run | None = None) -> tuple[float | None, str]:
     """Return a measure of a run, or None and the reason of its absence.
 
     Args:
-        summary: The summary of the run.
+        run: The run.
         measure: The measure, as in `Comparison`.
         value: The value of the measure, as in `Comparison`.
+        reference: FedAvg's run with the same seed, for `time_ratio`.
     """
+    if (found := derived(measure)) is not None:
+        return found.of(run, reference)
+    return _measured(run.summary(), measure, value)
+
+
+def _at(summary: Mapping[str, Any], measure: str) -> Any:
+    """Return what a summary has under the name of a measure: a term of the loss, or what is at a path."""
+    if measure in summary.get("terms", {}):
+        return summary["terms"][measure]
     found: Any = summary
     for step in measure.split("."):
         found = found.get(step) if isinstance(found, Mapping) else None
+    return found
+
+
+def _measured(summary: Mapping[str, Any], measure: str, value: str) -> tuple[float | None, str]:
+    """Return a measure from a summary, or None and the reason of its absence."""
+    found = _at(summary, measure)
     if stage := _stage(summary, measure):
         found = found[stage].get("mean")
     if isinstance(found, Mapping):
@@ -523,7 +552,7 @@ def _stage(summary: Mapping[str, Any], measure: str) -> str | None:
 
 def _is_known(summary: Mapping[str, Any], measure: str) -> bool:
     """Return whether a run has a measure, or a reason of its absence."""
-    return measured(summary, measure, "last")[0] is not None or _family(measure) in summary["absent"]
+    return _measured(summary, measure, "last")[0] is not None or _family(measure) in summary["absent"]
 
 
 def _family(measure: str) -> str:

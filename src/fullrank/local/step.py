@@ -152,6 +152,24 @@ class Bound(Functional):
         return Flat.joined(g, trained.layout) if isinstance(trained, Flat) else g
 
 
+def named_terms(name: str, found: Tensor | Mapping[str, Tensor]) -> Tensors:
+    """Return what the `loss` of a method adds, under the method's name, and the terms that it names.
+
+    Args:
+        name: The method's name.
+        found: A scalar, or scalars by name.
+
+    >>> named_terms("mine", {"near": torch.tensor(1.0), "far": torch.tensor(2.0)})
+    {'mine': tensor(3.), 'mine.near': tensor(1.), 'mine.far': tensor(2.)}
+    """
+    if isinstance(found, Tensor):
+        return {name: found}
+    if not isinstance(found, Mapping) or not found:
+        raise InputError(f'"{name}".loss must return a scalar tensor, or a dict with at least one scalar tensor')
+    first, *others = found.values()
+    return {name: sum(others, first), **{f"{name}.{term}": value for term, value in found.items()}}
+
+
 @dataclass(frozen=True)
 class Step:
     """A local step of a composition of methods."""
@@ -200,7 +218,7 @@ class Step:
         corrections = [part for part in self.composition.corrections if not (self.side and part.drift)]
         g, seen = self._corrected(state, context, x, y, state.trained, corrections)
         length = norm(g)
-        terms = {**seen["terms"], "grad_norm": length}
+        terms = {**seen["terms"], **self._penalties(seen, context, corrections), "grad_norm": length}
         return clipped(g, length, self.settings.clip_norm), seen["buffers"], terms
 
     def _corrected(
@@ -223,7 +241,17 @@ class Step:
 
                 view = b.but(**context.of(part.name), grad_at=grad_at)
                 g = merged(g, self._by(part, part_of(g, self.shared), view)) if part.drift else self._by(part, g, view)
-        return g, seen
+        return g, {**seen, "batch": b}
+
+    @torch.no_grad()
+    def _penalties(self, seen: dict[str, Any], context: Context, corrections: list[Method]) -> Tensors:
+        """Return the value of each method's term of which `grad` adds the gradient, with its term in the loss."""
+        found: Tensors = {}
+        for part in corrections:
+            if part in self.composition.penalties:
+                value = part.penalty(seen["batch"].but(**context.of(part.name)))
+                found[part.name] = value + seen["terms"][part.name] if part.name in seen["terms"] else value
+        return found
 
     def _by(self, part: Method, g: Tensors, b: Batch) -> Tensors:
         """Return the gradient after one correction; its form is checked in the first step of a run only."""
@@ -252,8 +280,9 @@ class Step:
         total = b.base = given(seen_by(self.space)) if given is not None else criterion(seen_by(part.name))
         terms = {"criterion": total}
         for part in self.composition.losses:
-            terms[part.name] = part.loss(seen_by(part.name))
-            total = total + terms[part.name]
+            added = named_terms(part.name, part.loss(seen_by(part.name)))
+            total = total + added[part.name]
+            terms |= added
         if self.loss is not None:
             terms["fit"] = self.loss(seen_by(self.space))
             total = total + terms["fit"]

@@ -171,11 +171,17 @@ class Method:
         """
         return F.cross_entropy(b.logits, b.y, label_smoothing=b.label_smoothing)
 
-    def loss(self, b: Batch) -> Tensor:
+    def loss(self, b: Batch) -> Tensor | Mapping[str, Tensor]:
         """Return a term that is added to the criterion, whose value is `b.base`. Summed.
+
+        The mean of the term is recorded under the method's name. Several terms by name, as in `{"near": …, "far": …}`,
+        are added up in their order, and each is recorded as well, as `name.near`.
 
         Args:
             b: The batch.
+
+        Returns:
+            A scalar, or scalars by name.
         """
         return b.base * 0
 
@@ -190,6 +196,20 @@ class Method:
             The corrected gradient, with the same names and shapes.
         """
         return g
+
+    def penalty(self, b: Batch) -> Tensor:
+        """Return the value of the term whose gradient `grad` adds, such as a proximal term. Own space.
+
+        It is recorded under the method's name and has no effect on training. It is not called for a method without
+        `grad`.
+
+        Args:
+            b: The batch, before the step.
+
+        Returns:
+            A scalar.
+        """
+        return b.base * 0
 
     # The client's round
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fullrank.metrics.bootstrap import intervals
-from fullrank.metrics.measures import METRICS, Metric, confusion, recalls
+from fullrank.metrics.measures import BINS, METRICS, Metric, bin_of, confusion, recalls
 
 
 def with_balanced(metrics: Sequence[Metric]) -> list[Metric]:
@@ -48,6 +48,31 @@ def details(
         "recall_intervals": by_class,
         "confusion": [[int(row), int(column), int(table[row, column])] for row, column in np.argwhere(table)],
     }
+
+
+def calibration(scores: Sequence[Tensor], labels: Tensor, bins: int = BINS) -> dict[str, list[Any]]:
+    """Return what the expected calibration error is computed from, for a reliability diagram.
+
+    Args:
+        scores: The scores of the model, batch by batch.
+        labels: The labels of all samples.
+        bins: The number M of bins (j/M, (j+1)/M] of the highest probability.
+
+    Returns:
+        For each bin `counts`, the number of its samples, and `confidence` and `accuracy`, the means of their highest
+        probability and of whether the prediction is right; None for an empty bin.
+
+    >>> one = torch.tensor([[0.8, 0.2], [0.1, 0.9]]).log()
+    >>> calibration([one], torch.tensor([1, 1]), bins=4)["counts"]
+    [0, 0, 0, 2]
+    """
+    confidence, predicted = torch.cat(list(scores)).double().softmax(1).max(1)
+    which, right = bin_of(confidence, bins), (predicted == labels.to(predicted.device)).double()
+    counts = torch.bincount(which, minlength=bins)
+    sums = (torch.bincount(which, values, bins) for values in (confidence, right))
+    means = ((total / counts).tolist() for total in sums)
+    kept = ([value if n else None for value, n in zip(mean, counts.tolist(), strict=True)] for mean in means)
+    return {"counts": counts.tolist(), **dict(zip(("confidence", "accuracy"), kept, strict=True))}
 
 
 def dense(confusion: Iterable[Sequence[int]], classes: int) -> np.ndarray:

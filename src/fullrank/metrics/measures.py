@@ -131,10 +131,15 @@ def binned_error(confidence: Tensor, right: Tensor, bins: int = BINS) -> float:
     >>> round(binned_error(torch.tensor([0.95, 0.92, 0.65, 0.62, 0.55]), torch.tensor([1.0, 1, 1, 0, 0])), 6)
     0.19
     """
-    which = ((confidence.double() * bins).ceil().long() - 1).clamp(0, bins - 1)
+    which = bin_of(confidence, bins)
     gap = torch.zeros(bins, dtype=torch.float64, device=confidence.device)
     gap.index_add_(0, which, right.double() - confidence.double())
     return float(gap.abs().sum() / len(confidence))
+
+
+def bin_of(confidence: Tensor, bins: int = BINS) -> Tensor:
+    """Return the number j of the bin (j/M, (j+1)/M] of each confidence, among M bins from 0."""
+    return ((confidence.double() * bins).ceil().long() - 1).clamp(0, bins - 1)
 
 
 # The registry
@@ -245,10 +250,10 @@ SITES_LISTED = 50
 
 TAKEN = frozenset(
     """
-    absent bytes_down bytes_up cautions checksum client clients course dead_features domain_accuracy elements_down
-    elements_up ending ending_seconds epochs evaluation idle last mean not_recorded one_by_one personal round rounds
-    samples seconds site_accuracy sites skipped skipped_batches std steps training_seconds unseen validated_round
-    weighted worst_decile
+    absent bytes_down bytes_up cautions checksum client clients course dead_features domain_accuracy elements
+    elements_down elements_up ending ending_seconds epochs evaluation idle last mean not_recorded one_by_one personal
+    round rounds samples seconds site_accuracy sites skipped skipped_batches std steps terms training_seconds unseen
+    validated_round weighted worst_decile
     """.split()  # noqa: SIM905
 )
 """Other keys of rows and summaries, which no metric can have."""

@@ -34,6 +34,8 @@ class ClientRow(TypedDict):
     recall: list[float | None]
     recall_intervals: list[list[float | None] | None]
     confusion: list[list[int]]
+    calibration: NotRequired[dict[str, list[Any]]]
+    """The calibration of the global model on the whole test set, by bins of its confidence."""
     unseen: NotRequired[bool]
     """Whether the client never trained."""
 

@@ -15,7 +15,7 @@ from fullrank.data.federation import Federation
 from fullrank.data.split import choose_by_class
 from fullrank.federated.server import Server
 from fullrank.federated.site import Site
-from fullrank.metrics.details import details, with_balanced
+from fullrank.metrics.details import calibration, details, with_balanced
 from fullrank.metrics.evaluate import FeatureRange, evaluate
 from fullrank.metrics.measures import ALWAYS, BY_SITE, METRICS, SITE_ACCURACY, SITES_LISTED, Metric
 from fullrank.trees import Tensors
@@ -147,7 +147,8 @@ class GlobalEvaluator:
         keys = {*ALWAYS, *(metric.key for metric in metrics)}
         whole = {key: value for key, value in self._newest.found.items() if key in keys}
         whole |= _measured(self._newest.scores, test.y, missing)
-        rows = [{"site": None, **details([self._newest.scores], test.y, whole, self._site.seed, "test")}]
+        kept = details([self._newest.scores], test.y, whole, self._site.seed, "test")
+        rows = [{"site": None, **kept, "calibration": calibration([self._newest.scores], test.y)}]
         for number, name, places in self._places(test):
             scores, labels = self._newest.scores[places], test.y[places]
             found = _measured(scores, labels, [*(METRICS.own[key] for key in ALWAYS), *metrics])

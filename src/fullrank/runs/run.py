@@ -39,11 +39,12 @@ from fullrank.runs.clients import ClientRow, client_rows, over_sites, write_clie
 from fullrank.runs.directory import RunDirectory
 from fullrank.runs.display import Display, LogFile, PythonWarnings
 from fullrank.runs.ending import Ending
+from fullrank.runs.memory import record_peak, reset_peaks
 from fullrank.runs.notebook import displays
 from fullrank.runs.prober import Prober
 from fullrank.runs.result import Run, load_run
 from fullrank.runs.resume import Start, begin, check_resumable
-from fullrank.runs.summary import over_stages
+from fullrank.runs.summary import mean_terms, over_stages
 from fullrank.trees import Tensors, clone
 
 LOSSES = ("loss", "validation_loss")
@@ -202,6 +203,7 @@ def _run_rounds(
     callbacks = all_callbacks(watching, assembly, directory, prober)
     try:
         start.write()
+        reset_peaks(assembly.device)
         callbacks.started(experiment, path, server.round, len(server.sample(server.round)))
         for text in (*start.cautions, *cautions(assembly)):
             callbacks.warned(text)
@@ -365,6 +367,7 @@ def _end(
         own = set(assembly.entries.personal)
         save_tensors(directory.path / "model.safetensors", {n: t for n, t in model.items() if n not in own})
         write_clients(directory.path, table)
+        record_peak(directory.path, assembly.device)
         write_json(directory.path / "summary.json", {**result.summary(), "ending": ending})
         done.discard()
     callbacks.ended(result)
@@ -425,7 +428,7 @@ def _row(
 ) -> dict[str, Any]:
     clients = [{"client": result.client, **result.metrics} for result in outcome.results]
     row: dict[str, Any] = {"round": outcome.round + 1, **scores, **dataclasses.asdict(outcome.traffic)}
-    row |= {"seconds": seconds, "training_seconds": training, "clients": clients}
+    row |= {"seconds": seconds, "training_seconds": training, "clients": clients, "terms": mean_terms(clients)}
     key = "personal" if assembly.federation.has_holdouts else "test"
     own = {result.client: result.metrics.get(key, {}) for result in outcome.results}
     if personal := over_stages(own, assembly.site.metrics):
