@@ -25,7 +25,9 @@ from fullrank.runs.display import clock, counted, setting
 def reproduce_command(
     table: Annotated[
         str | None,
-        typer.Argument(metavar="TABLE", help="Name of a table, as --list shows it, or a TOML file of the same form."),
+        typer.Argument(
+            metavar="TABLE", help="Name of a table or figure, as --list shows it, or a TOML file of the same form."
+        ),
     ] = None,
     cells: Annotated[
         list[str] | None,
@@ -134,13 +136,13 @@ def _command(
 
 
 def _list_tables(as_json: bool) -> None:
-    tables = [papers.load_table(name) for name in papers.available()]
+    tables = [papers.load_table(name) for name in [*papers.available(), *papers.figures()]]
     if as_json:
         facts = [{"name": one.name, "title": one.title, "cells": len(one.cells), "paper": one.paper} for one in tables]
         print(json.dumps(facts, indent=1))
         return
     rows = [[one.name, str(len(one.cells)), one.title + _unavailable(one)] for one in tables]
-    _print_table(["table", "cells", "title"], rows)
+    _print_table(["table or figure", "cells", "title"], rows)
 
 
 def _unavailable(table: papers.Table) -> str:

@@ -23,6 +23,8 @@ from fullrank.runs.run import run
 
 MEASURED = 2
 """The number of rounds that are run to measure the time of a round; the first one includes the preparations."""
+TIME = "time_ratio"
+"""The measure that compares times as ratios, because they depend on the machine."""
 WITHOUT_EFFECT = ("engine.", "run.", "data.root", "train.rounds")
 """Keys that a reproduction may change and that leave the experiment the same; rounds are reported separately."""
 
@@ -65,6 +67,19 @@ class Plan:
                 for task in planned.tasks[seed] if not planned.problem else ():
                     found.setdefault(task.path, task)  # a shared run is named after the first of its cells
         return tuple(found.values())
+
+    def jobs(self, asked: int) -> int:
+        """Return the number of parallel runs as `fullrank.compare` takes it: runs whose time counts are not parallel.
+
+        Args:
+            asked: The number that was asked for; 0 leaves the choice to fullrank.
+        """
+        return asked or (1 if self.timed else 0)
+
+    @property
+    def timed(self) -> bool:
+        """Whether times are compared."""
+        return any(one.cell.measure == TIME for one in self.selected)
 
     def pending(self) -> list[Task]:
         """Return the runs that are not complete."""
@@ -122,7 +137,7 @@ def make_plan(
     """
     if not table.cells:
         raise InputError(f"{table.name} has no cells: {table.unavailable}")
-    chosen = table.select(cells)
+    chosen = _with_references(table, table.select(cells))
     changes = dotted(nested(changes or {}))
     if "seed" in changes:
         raise InputError("--set seed has no effect in a reproduction; use --seeds")
@@ -141,6 +156,12 @@ def make_plan(
     return Plan(table, folder, tuple(seeds), tuple(planned.values()), selected, tuple(command))
 
 
+def _with_references(table: Table, chosen: Sequence[Cell]) -> list[Cell]:
+    """Return cells together with those to which their times are ratios, in the order of the table."""
+    needed = [table.reference(cell) for cell in chosen if cell.measure == TIME]
+    return [cell for cell in table.cells if any(cell is one for one in (*chosen, *needed))]
+
+
 def _usual_folder(table: Table, rounds: int | None) -> Path:
     """Return the default folder, another one for a shortened reproduction, so that each has its report."""
     label = Path(table.name).stem if table.name.endswith(".toml") else table.name.replace("/", "-")
@@ -150,8 +171,10 @@ def _usual_folder(table: Table, rounds: int | None) -> Path:
 def _planned(
     cell: Cell, seeds: Sequence[int], changes: Mapping[str, Any], folder: Path, missing: dict[str, str]
 ) -> PlannedCell:
-    original = cell.experiments(seed=0)
+    if cell.impossible:
+        return PlannedCell(cell, {}, (0, 0), {}, cell.impossible)
     try:
+        original = cell.experiments(seed=0)
         experiments = {seed: cell.experiments(seed, changes) for seed in seeds}
     except InputError as problem:
         return PlannedCell(cell, {}, (0, 0), {}, str(problem))
@@ -241,7 +264,7 @@ def estimate(plan: Plan, jobs: int = 0) -> Estimate:
         jobs: The number of parallel runs; 0 means as many as the machine has room for.
     """
     pending = plan.pending()
-    number = at_once(pending, jobs)
+    number = at_once(pending, plan.jobs(jobs))
     seconds, unknown, per_round = 0.0, 0, {}
     for tasks in _workloads(pending).values():
         each = seconds_per_round(task.path for task in _of_the_same_workload(plan, tasks[0]))
@@ -257,6 +280,8 @@ def estimate(plan: Plan, jobs: int = 0) -> Estimate:
 def measure(plan: Plan, jobs: int = 0) -> None:
     """Run the first rounds of one run of each workload whose time is not known; the run continues from them later.
 
+    Runs whose time is compared are not interrupted for it.
+
     Args:
         plan: The plan.
         jobs: The number of parallel runs with which the plan will be run.
@@ -264,7 +289,7 @@ def measure(plan: Plan, jobs: int = 0) -> None:
     Raises:
         Interrupted: If the measurement is interrupted; the rounds so far are saved.
     """
-    pending = plan.pending()
+    pending = plan.pending() if not plan.timed else []
     for tasks in _workloads(sharing_cores(pending, at_once(pending, jobs))).values():
         same_time = _of_the_same_workload(plan, tasks[0])
         left = sum(task.rounds - task.done for task in tasks)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 import statistics
@@ -16,19 +17,16 @@ from fullrank.comparison.board import boards
 from fullrank.comparison.compare import complete_runs, is_complete
 from fullrank.comparison.intervals import std
 from fullrank.comparison.parallel import ComparisonCallback, ComparisonCallbacks, Failure, Task
-from fullrank.comparison.table import is_share, measured
+from fullrank.comparison.table import measured
 from fullrank.errors import InputError, writing
 from fullrank.files import write_atomically, write_json
-from fullrank.metrics.measures import find_metrics
-from fullrank.papers.plan import Plan, PlannedCell, make_plan
-from fullrank.papers.tables import Cell, Printed, Table, load_table
+from fullrank.papers.plan import TIME, Plan, PlannedCell, make_plan
+from fullrank.papers.tables import UNITS, Cell, Printed, Table, load_table
 from fullrank.papers.verdict import RULE, Verdict, verdict
 from fullrank.runs.callbacks import check_callbacks
 from fullrank.runs.directory import RunDirectory, read_json
 from fullrank.runs.result import load_run
 
-TIME = "seconds"
-"""The measure whose values depend on the machine, so that they are compared as ratios."""
 REPORT = "reproduction"
 """The name of the files of a report, without their ending."""
 
@@ -39,7 +37,7 @@ class CellResult:
 
     planned: PlannedCell
     printed: Printed | None
-    """What the paper prints; for a time its ratio to that of the reference."""
+    """What the paper prints; for a time its ratio to the printed time of the reference."""
     values: Mapping[int, float]
     """Our values by seed."""
     absent: Mapping[int, str]
@@ -114,51 +112,52 @@ class Reproduction:
     # Values
 
     def _result(self, planned: PlannedCell) -> CellResult:
-        if planned.cell.measure != TIME:
-            return CellResult(planned, planned.cell.printed, *self._values(planned))
-        reference = self._reference(planned.cell)
-        values, absent, failed = self._values(planned)
-        base, _, _ = self._values(reference)
-        printed, other = planned.cell.printed, reference.cell.printed
-        ratio = Printed(printed.mean / other.mean) if printed is not None and other is not None else None
-        without = {seed: f"{reference.cell.name} has no time for this seed" for seed in values if seed not in base}
-        ratios = {seed: value / base[seed] for seed, value in values.items() if seed in base}
-        return CellResult(planned, ratio, ratios, {**absent, **without}, failed, reference.cell.name)
-
-    def _reference(self, cell: Cell) -> PlannedCell:
-        """Return the cell to whose time a cell's is a ratio: that of FedAvg, or of the first method."""
-        rest = {name: value for name, value in cell.at.items() if name != "method"}
-        peers = [
-            one
-            for one in self.plan.cells
-            if one.cell.measure == TIME
-            and rest.items() == {k: v for k, v in one.cell.at.items() if k != "method"}.items()
-        ]
-        return next((one for one in peers if one.cell.at.get("method") == "fedavg"), peers[0])
-
-    def _values(self, planned: PlannedCell) -> tuple[dict[int, float], dict[int, str], bool]:
-        """Return the values by seed, the reasons of their absence, and whether a run failed."""
+        cell, printed = planned.cell, planned.cell.printed
+        reference = self._reference(planned) if cell.measure == TIME else None
+        if reference is not None:
+            other = reference.cell.printed
+            printed = Printed(printed.mean / other.mean) if printed is not None and other is not None else None
         values: dict[int, float] = {}
         absent: dict[int, str] = {}
-        failed = False
         for seed in self.plan.seeds:
-            found = [self._value(planned.cell, task) for task in planned.tasks.get(seed, ())]
-            reasons = [reason for value, reason in found if value is None]
-            if found and not reasons:
-                values[seed] = statistics.fmean(value for value, _ in found if value is not None)
-                continue
-            absent[seed] = reasons[0] if reasons and reasons[0] else planned.problem
-            failed = failed or any(task.path in self.failures for task in planned.tasks.get(seed, ()))
-        return values, absent, failed
+            value, reason = self._value(planned, reference, seed)
+            if value is None:
+                absent[seed] = reason
+            else:
+                values[seed] = value
+        failed = any(task.path in self.failures for tasks in planned.tasks.values() for task in tasks)
+        return CellResult(planned, printed, values, absent, failed, reference.cell.name if reference else "")
 
-    def _value(self, cell: Cell, task: Task) -> tuple[float | None, str]:
-        if (reason := self.failures.get(task.path)) is not None:
+    def _reference(self, planned: PlannedCell) -> PlannedCell | None:
+        """Return the cell to which the times of a cell are ratios."""
+        found = self.plan.table.reference(planned.cell)
+        return next((one for one in self.plan.cells if one.cell is found), None)
+
+    def _value(self, planned: PlannedCell, reference: PlannedCell | None, seed: int) -> tuple[float | None, str]:
+        """Return the value of a seed in the unit of the paper, or None and the reason of its absence."""
+        cell, tasks = planned.cell, planned.tasks.get(seed, ())
+        others = reference.tasks.get(seed, ()) if reference is not None else ()
+        if reason := next((text for task in (*tasks, *others) if (text := self._missing(task)) is not None), None):
             return None, reason
-        if not self._complete(task):
-            return None, f"{task.done} of {task.rounds} rounds are complete" if task.done else ""
-        value, reason = measured(load_run(task.path, trust=True).summary(), cell.measure, cell.value)
-        scale = 100 if is_share(cell.measure, find_metrics(task.experiment.evaluate.metrics)) else 1
-        return (value * scale if value is not None else None), f"there is no {cell.measure}: {reason}"
+        if planned.problem or not all(self._complete(task) for task in (*tasks, *others)):
+            return None, planned.problem
+        scale = UNITS[cell.unit] if cell.measure != TIME else 1
+        found = []
+        for task, other in itertools.zip_longest(tasks, others):
+            against = load_run(other.path, trust=True) if other is not None else None
+            value, reason = measured(load_run(task.path, trust=True), cell.measure, cell.value, against)
+            if value is None:
+                return None, f"there is no {cell.measure}: {reason}"
+            found.append(scale * value)
+        return statistics.fmean(found), ""
+
+    def _missing(self, task: Task) -> str | None:
+        """Return why a run has no result, or None if it has one or was not started."""
+        if (reason := self.failures.get(task.path)) is not None:
+            return reason
+        if task.done and not self._complete(task):
+            return f"{task.done} of {task.rounds} rounds are complete"
+        return None
 
     def _complete(self, task: Task) -> bool:
         return RunDirectory(task.path).started and is_complete(task)
@@ -185,6 +184,7 @@ class Reproduction:
             "at": dict(cell.at),
             "measure": cell.measure,
             "value": cell.value,
+            "unit": cell.unit if not result.reference else "×",
             "paper": {"mean": printed.mean, "std": printed.std} if printed is not None else None,
             "ours": {"mean": result.mean, "std": result.std, "by_seed": dict(result.values)},
             "ratio_to": result.reference,
@@ -235,8 +235,9 @@ class Reproduction:
         results = self.selected if selected else self.cells
         found = [remark for result in results for remark in result.remarks()]
         if any(result.reference for result in results):
-            found.append("Times are ratios to that of FedAvg, or of the first method, in the same column.")
-        kinds = {"slip": "Error in the paper", "choice": "Our choice", "note": "Note"}
+            to = ", ".join(f"{name}={value}" for name, value in self.plan.table.to.items())
+            found.append(f"Times are ratios to that of {to}, on one machine.")
+        kinds = {"slip": "Error in the paper", "choice": "Our choice", "note": "Note", "impossible": "Cannot be run"}
         for note in dict.fromkeys((note.kind, note.text) for result in results for note in result.cell.notes):
             found.append(f"{kinds[note[0]]}: {note[1]}")
         return found
@@ -362,7 +363,7 @@ def complete(plan: Plan, jobs: int = 0, callbacks: Sequence[ComparisonCallback] 
     check_jobs(jobs)
     # As if a run had started: each failure is reported at its cell, and none stops the others.
     failures: dict[Path, Failure] = complete_runs(
-        plan.tasks, plan.pending(), jobs, ComparisonCallbacks(callbacks), plan.folder, begun=True
+        plan.tasks, plan.pending(), plan.jobs(jobs), ComparisonCallbacks(callbacks), plan.folder, begun=True
     )
     found = Reproduction(plan, {path: failure.reason for path, failure in failures.items()})
     found.write()
