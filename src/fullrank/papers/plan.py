@@ -188,7 +188,8 @@ def _planned(
         for seed, several in experiments.items()
     }
     lacking = next((text for one in first if (text := _missing_data(one, missing))), "")
-    return PlannedCell(cell, tasks, rounds, _changed(original, first, rounds), lacking)
+    longer = {"train.rounds": rounds[0]} if rounds[0] > rounds[1] else {}
+    return PlannedCell(cell, tasks, rounds, {**longer, **differing(original, first)}, lacking)
 
 
 def _name(cell: Cell, seed: int, number: int, of: int) -> str:
@@ -207,9 +208,19 @@ def directory_name(experiment: Experiment) -> str:
     )
 
 
-def _changed(original: Sequence[Experiment], now: Sequence[Experiment], rounds: tuple[int, int]) -> dict[str, Any]:
-    """Return the keys that decide the result and differ from the paper's experiments."""
-    found: dict[str, Any] = {"train.rounds": rounds[0]} if rounds[0] > rounds[1] else {}
+def differing(original: Sequence[Experiment], now: Sequence[Experiment]) -> dict[str, Any]:
+    """Return the keys that decide the result and in which experiments differ from others.
+
+    Seeds and the number of rounds do not count.
+
+    Args:
+        original: The experiments of a cell.
+        now: As many experiments, whose values are returned.
+
+    >>> differing([Experiment()], [Experiment(train={"lr": 0.5, "rounds": 7})])
+    {'train.lr': 0.5}
+    """
+    found: dict[str, Any] = {}
     for one, other in zip(original, now, strict=True):
         before, after = one.resolved().flat(), other.resolved().flat()
         for key, value in after.items():
