@@ -125,6 +125,7 @@ def table_of(name: str) -> Table:
     return load_table(name)
 
 
+@cache
 def records(table: str) -> list[Record]:
     """Return the committed runs that belong to a table."""
     return [Record(entry) for entry in read_toml(HERE / "runs.toml")["runs"] if entry["table"] == table]
