@@ -246,7 +246,7 @@ class _Reader:
             tuple(_texts(row["at"]) for row in rows),
             tuple(_texts(column) for column in columns),
             content.get("unavailable", ""),
-            Drawing(*content["draw"], tuple(content.get("panels", ()))) if "draw" in content else None,
+            _drawing(content),
             _texts(content.get("reference", {})),
         )
 
@@ -298,10 +298,23 @@ _SHOWN = {"measure": "accuracy", "value": "last", "unit": "%"}
 
 def _filled(values: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
     """Return values in which coordinates in braces are replaced."""
+
+    def value_of(match: re.Match[str]) -> str:
+        if match[1] not in texts:
+            hint = nearest(match[1], texts)
+            raise InputError(f'{match[0]} of a table: no coordinate of the cell is "{match[1]}"; {hint}')
+        return texts[match[1]]
+
     return {
-        key: re.sub(r"\{(\w+)\}", lambda match: texts[match[1]], value) if isinstance(value, str) else value
-        for key, value in values.items()
+        key: re.sub(r"\{(\w+)\}", value_of, value) if isinstance(value, str) else value for key, value in values.items()
     }
+
+
+def _drawing(content: Mapping[str, Any]) -> Drawing | None:
+    if "draw" not in content:
+        return None
+    kind, options = content["draw"]
+    return Drawing(kind, options, tuple(content.get("panels", ())))
 
 
 def _notes(source: Mapping[str, Any]) -> Iterator[Note]:
