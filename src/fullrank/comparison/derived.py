@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TypeAlias
@@ -11,7 +11,7 @@ from typing import TypeAlias
 from fullrank.config.experiment import Experiment
 from fullrank.errors import InputError
 from fullrank.runs.directory import read_json
-from fullrank.runs.memory import FILE, recorded_peak
+from fullrank.runs.memory import FILE, KINDS, recorded_peak
 from fullrank.runs.result import Run
 
 Found: TypeAlias = tuple[float | None, str]
@@ -31,6 +31,13 @@ class Derived:
     """A function of the run and of FedAvg's run with the same seed in the comparison, if there is one."""
     needs: Callable[[Experiment], str] = lambda experiment: ""
     """A function that returns what an experiment lacks for it, or an empty string."""
+    kind: Callable[[Run], str] = lambda run: ""
+    """A function that returns what was measured in a run, where runs can differ in it; else an empty string."""
+
+    def title_for(self, runs: Iterable[Run]) -> str:
+        """Return the title, with what was measured in these runs."""
+        kinds = " or ".join(dict.fromkeys(filter(None, map(self.kind, runs))))
+        return f"{self.title} ({kinds})" if kinds else self.title
 
 
 def derived(measure: str) -> Derived | None:
@@ -116,6 +123,12 @@ def peak_memory(run: Run, _: Run | None = None) -> Found:
     return float(found["bytes"]), ""
 
 
+def memory_kind(run: Run) -> str:
+    """Return what the peak memory of a run is, in words."""
+    found = recorded_peak(run.path) if run.path is not None else None
+    return KINDS[found["of"]] if found is not None else ""
+
+
 def _machines(run: Run) -> list[tuple[object, ...]]:
     """Return the machines on which a run was run, each once."""
     if run.path is None:
@@ -136,6 +149,6 @@ DERIVED: dict[str, Derived] = {
         _without_probes,
     ),
     "time_ratio": Derived("seconds per round, divided by those of FedAvg", time_ratio),
-    "peak_memory": Derived("peak memory in bytes", peak_memory),
+    "peak_memory": Derived("peak memory in bytes", peak_memory, kind=memory_kind),
 }
 """The measures by their names, besides `rounds_to`, which has an accuracy in its name."""

@@ -17,7 +17,7 @@ from fullrank.comparison.intervals import interval, std
 from fullrank.config.experiment import Experiment, method_labels, same
 from fullrank.errors import InputError, nearest
 from fullrank.metrics.measures import ALWAYS, DOMAIN_ACCURACY, METRICS, Metric, find_metrics, single_numbers
-from fullrank.plugins import GIVEN
+from fullrank.plugins import FILES, GIVEN
 from fullrank.runs.directory import RunDirectory, read_json
 from fullrank.runs.display import counted
 from fullrank.runs.result import Run, load_run
@@ -157,6 +157,11 @@ class Comparison:
         return metric.is_share and below[-1:] != ["clients"]
 
     @property
+    def terms(self) -> tuple[str, ...]:
+        """The names of the terms of the loss in training that any run has recorded."""
+        return tuple(dict.fromkeys(name for run in self.runs.values() for name in run.summary().get("terms", {})))
+
+    @property
     def has_values(self) -> bool:
         """Whether the measure has a value per round, from which `value` selects, or one number per run."""
         found = [_at(run.summary(), self.measure) for run in self.runs.values()]
@@ -194,7 +199,8 @@ class Comparison:
             number, reason = measured(run, self.measure, self.value, self._reference(seed))
             stage = _stage(run.summary(), self.measure) or stage
             if number is None:
-                absent[seed] = reason
+                lacking = self.measure in self.terms and self.measure not in run.summary().get("terms", {})
+                absent[seed] = "its method adds no such term to the loss" if lacking else reason
             else:
                 values[seed] = number
         mean = statistics.fmean(values.values()) if values else None
@@ -428,7 +434,7 @@ def _check_data(first: Run, run: Run, *, same_seed: bool) -> None:
 def _split_by_seed(experiment: Experiment) -> bool:
     """Return whether the split into training and test data may depend on the seed."""
     name = experiment.data.name
-    return name in (GIVEN, "npz") or name.endswith(".npz") or ":" in name
+    return name in (GIVEN, "npz") or name.endswith(FILES["data.name"]) or ":" in name
 
 
 def _both(first: Run, run: Run) -> str:

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 
 from fullrank.data import partition
-from fullrank.data.augment.pipeline import Pipeline
+from fullrank.data.augment.pipeline import Pipeline, Statistics
 from fullrank.data.dataset import DataSet
 from fullrank.data.heterogeneity import counts, describe, partition_hash
 from fullrank.data.hosted import HostedData, positions
 from fullrank.data.partition_files import as_bytes, divided, is_file, read_partition
 from fullrank.data.split import keep_share, split_by_class
+from fullrank.data.standardise import standardisation
 from fullrank.errors import InputError
 from fullrank.randomness import generator, key
 
@@ -309,6 +310,12 @@ def keep_unseen(federation: Federation, share: float, seed: int) -> Federation:
         )
     chosen = generator(seed, "unseen").choice(federation.clients, number, replace=False)
     return replace(federation, unseen=np.sort(chosen))
+
+
+def standardised(federation: Federation) -> Statistics:
+    """Return the statistics of a table's features over the training samples of the clients that may train."""
+    data = federation.data
+    return standardisation(data.columns, data.train.x, [federation.parts[client] for client in federation.seen])
 
 
 def _held_out(

@@ -79,6 +79,8 @@ class Method:
 
     Such a correction comes last, applies to shared entries only, and not to side fits.
     """
+    evaluate_mean: ClassVar[bool] = False
+    """Whether the mean of the clients' weights is evaluated as well, because `aggregate` makes another model of it."""
     neutral: ClassVar[Mapping[str, Any]] = {}
     """Field values with which the method equals FedAvg to the bit."""
     tried_on: ClassVar[Mapping[str, Any]] = {}
@@ -151,6 +153,12 @@ class Method:
         """Return the initial state that a client keeps for this method, when it first takes part."""
         return {}
 
+    def begin(self, server: ServerView) -> None:
+        """Complete the server's state before the first round, by asking clients about their data (`server.ask`).
+
+        What is sent counts as traffic of the first round. No client has received a model yet. In order.
+        """
+
     # The local step
 
     def before(self, client: ClientView) -> Tree:
@@ -210,6 +218,10 @@ class Method:
             A scalar.
         """
         return b.base * 0
+
+    def pull(self) -> float:
+        """Return μ if `grad` adds μ(w − w0), the pull of a proximal term; for normalised averaging. Summed."""
+        return 0.0
 
     # The client's round
 

@@ -26,3 +26,7 @@ class FedProx(Method):
     def penalty(self, b: Batch) -> Tensor:
         """Return (μ/2)‖w_k − w‖²."""
         return self.mu / 2 * norm(pointwise(b.w, torch.sub, b.w0)).square()
+
+    def pull(self) -> float:
+        """Return μ."""
+        return self.mu

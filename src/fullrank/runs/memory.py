@@ -15,6 +15,12 @@ from fullrank.runs.directory import read_json
 
 PROC = Path("/proc")
 FILE = "environment.json"
+KINDS = {
+    "cuda": "allocated on the GPU",
+    "processes": "resident, of the process and its workers",
+    "process": "resident, of the main process",
+}
+"""What a peak can be, in words."""
 
 
 def reset_peaks(device: torch.device) -> None:

@@ -64,8 +64,8 @@ def measures(metrics: Sequence[Metric] = ()) -> dict[str, Metric]:
     For the clients' own models, only the accuracy has a key here; their other metrics are in `personal`.
     """
     numbers = single_numbers(metrics)
-    validated, personal = PREFIXES
-    found = {f"{prefix}{metric.key}": metric for prefix in ("", validated) for metric in numbers}
+    validated, of_mean, personal = PREFIXES
+    found = {f"{prefix}{metric.key}": metric for prefix in ("", validated, of_mean) for metric in numbers}
     return {**found, f"{personal}accuracy": found["accuracy"]}
 
 

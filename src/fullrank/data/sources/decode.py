@@ -63,16 +63,31 @@ def decode(path: str, size: int | Sequence[int]) -> Pixels | str:
             raise Unreadable("it is not a regular file")
         if not state.st_size:
             raise Unreadable("it is empty")
-        with open(path, "rb") as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return _pixels(file, size)
+        with open(path, "rb") as file:
+            return decode_content(file, size)
     except FileNotFoundError:
         return "there is no such file"
     except Unreadable as error:
         return str(error)
+    except Exception as error:  # such as a path that no file can have
+        return _in_words(error)
+
+
+def decode_content(file: Any, size: int | Sequence[int]) -> Pixels | str:
+    """Return the image in an open file as `decode` does."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _pixels(file, size)
+    except Unreadable as error:
+        return str(error)
     except Exception as error:  # a damaged file can fail in any way
-        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return " ".join(why.split())
+        return _in_words(error)
+
+
+def _in_words(error: Exception) -> str:
+    why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(why.split())
 
 
 def _pixels(file: Any, size: int | Sequence[int]) -> Pixels:

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from fullrank.data.dataset import DataSet, Split
 from fullrank.data.memory_limit import reject_too_large
 from fullrank.data.sources.cache import LIMIT, Content, cached_as
+from fullrank.data.sources.cells import numbered
 from fullrank.data.sources.decode import Pixels
 from fullrank.data.sources.decoders import decoded
 from fullrank.data.sources.listing import ImageFile, Listing
@@ -32,7 +33,8 @@ CHUNK_BYTES = 2**22
 """The largest number of files, and of their bytes, that a process is given at once."""
 FEW_FILES = 256
 """The number of files that are decoded before other processes would have started."""
-_LEAST_KEPT = LIMIT // 64  # files take longer to decode than the same bytes of a binary format
+LEAST_KEPT = LIMIT // 64
+"""Images of at least this many bytes are cached; files take longer to decode than the bytes of a binary format."""
 _DECODING = "1"  # another number when the same files give other pixels
 
 
@@ -83,6 +85,7 @@ def load_listing(
             content.test,
             content.classes,
             domains=content.domains,
+            clients=content.clients,
             mean=mean,
             std=std,
             augment=augment,
@@ -91,7 +94,7 @@ def load_listing(
         )
 
     place = json.dumps([os.path.realpath(root), size, unreadable, colour, listing.variant])
-    return cached_as(name, place, found.state, lambda: images.content(listing, domains_order), complete, _LEAST_KEPT)
+    return cached_as(name, place, found.state, lambda: images.content(listing, domains_order), complete, LEAST_KEPT)
 
 
 @dataclass(frozen=True)
@@ -181,21 +184,22 @@ class _Images:
         if problems:
             x = x[keep]
         domains, columns = _columns(files, domains_order)
-        whole = {name: column[torch.from_numpy(keep)] for name, column in columns.items()}
+        clients = _number_clients(files, columns)
+        whole: dict[str, Any] = {name: column[torch.from_numpy(keep)] for name, column in columns.items()}
         pixels = torch.from_numpy(x)
         train, test = (
             Split(pixels[part], **{name: column[part] for name, column in whole.items()})
             for part in (slice(middle), slice(middle, None))
         )
         left_out = tuple(f"{self.found.names[number]}: {why}" for number, why in problems.items())
-        return Content(train, test, listing.classes, domains, unreadable=left_out)
+        return Content(train, test, listing.classes, domains, clients, left_out)
 
     def _decode(self) -> tuple[Pixels, dict[int, str]]:
         """Return the images, of which those that cannot be read are arbitrary, and why these cannot."""
         total, what = len(self.found.paths), f"decoding {self.name}"
-        canvas = _Canvas(total, self.size, self.colour)
+        canvas = Canvas(total, self.size, self.colour)
         problems: dict[int, str] = {}
-        processes = 1 if total <= FEW_FILES else min(_cores(), math.ceil(total / CHUNK_FILES))
+        processes = 1 if total <= FEW_FILES else min(cores(), math.ceil(total / CHUNK_FILES))
         number = 0
         for images in decoded(self._chunks(), self.size, processes):
             for image in images:
@@ -230,7 +234,7 @@ class _Images:
         return ", ".join(first) + (", …" if len(problems) > FILES_NAMED else "")
 
 
-class _Canvas:
+class Canvas:
     """The array that images are put into, which gets more channels or is cut when an image asks for it."""
 
     def __init__(self, count: int, size: int | Sequence[int], colour: bool):
@@ -258,8 +262,8 @@ class _Canvas:
                 f"images have different shapes: {name} has {here} pixels and {self.first} {before}; set data.size, "
                 f"as in data.size = {min(*image.shape[1:], *self.x.shape[2:])}, to resize all of them on loading"
             )
-        self.x = _middle(self.x, self.size)
-        return _middle(image, self.size)
+        self.x = middle(self.x, self.size)
+        return middle(image, self.size)
 
     def _empty(self, *shape: int) -> Pixels:
         count = len(self.x)
@@ -268,7 +272,7 @@ class _Canvas:
         return np.empty((count, *shape), np.uint8)
 
 
-def _middle(images: Pixels, side: int) -> Pixels:
+def middle(images: Pixels, side: int) -> Pixels:
     """Cut out the square in the middle."""
     top, left = ((length - side) // 2 for length in images.shape[-2:])
     return np.ascontiguousarray(images[..., top : top + side, left : left + side])
@@ -294,12 +298,22 @@ def _columns(
     return domains, columns
 
 
+def _number_clients(files: Sequence[ImageFile], columns: dict[str, Tensor]) -> tuple[str, ...]:
+    """Add the column of natural clients, and return their names."""
+    names = [file.client for file in files]
+    if not any(names):
+        return ()
+    numbers, clients = numbered(names)
+    columns["client"] = torch.from_numpy(numbers)
+    return clients
+
+
 def reject_missing_pillow() -> None:
     """Raise an error if image files cannot be decoded."""
     if importlib.util.find_spec("PIL") is None:
         raise InputError("reading image files needs Pillow: pip install 'fullrank[images]'")
 
 
-def _cores() -> int:
+def cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

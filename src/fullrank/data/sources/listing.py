@@ -24,6 +24,8 @@ class ImageFile(NamedTuple):
     """The domain or site, such as "webcam"; empty for data without domains."""
     group: str = ""
     """The group of files that must not be separated, such as a patient; empty for a file that belongs to no other."""
+    client: str = ""
+    """The natural client, such as a writer; empty for data without natural clients."""
 
 
 @dataclass(frozen=True)
