@@ -336,7 +336,7 @@ def over_clients(probe: Mapping[str, Any], name: str) -> float:
 
 
 def small_section() -> Iterator[str]:
-    """Yield the section on small networks and on short runs, which have pages of their own."""
+    """Yield the section on small networks and on short runs, each of which has its page."""
     folder = HERE / "feddecorr-small-networks"
     small, larger = (len((folder / file).read_text().splitlines()) for file in ("runs.jsonl", "resnet20.jsonl"))
     yield "## Small networks and short runs"

@@ -286,6 +286,37 @@ def test_wrong_input_ends_in_one_sentence(table, arguments, sentence, capsys):
     assert not Path("runs").exists()
 
 
+FIGURE = """
+title = "Accuracy over rounds"
+settings = "digits"
+draw = ["KIND"]
+panels = ["rate"]
+columns = [{ rate = 0.1 }, { rate = 0.03 }]
+
+[axes]
+rate = "train.lr"
+
+[[rows]]
+at = { method = "fedavg" }
+"""
+
+
+def test_a_figure_is_drawn_from_its_runs_a_panel_at_a_time(table, capsys):
+    pytest.importorskip("matplotlib")
+    Path("mine/figure-1.toml").write_text(FIGURE.replace('"KIND"', '"accuracy", {}'))
+    arguments = ["reproduce", "mine/figure-1.toml", "--seeds", "0", "--rounds", "2", "--jobs", "1", "--out", "figure"]
+    status, out, err = command(*arguments, capsys=capsys)
+    assert (status, err) == (0, "")
+    files = sorted(path.name for path in Path("figure").glob("*.png"))
+    assert files == ["figure-rate-0.03.png", "figure-rate-0.1.png"]
+    assert all(f"drawn in figure/{file}" in out for file in files)
+    # A figure that cannot be drawn, here because there are no probes, leaves the results as they are.
+    Path("mine/figure-1.toml").write_text(FIGURE.replace('"KIND"', '"spectrum", {}'))
+    status, _, err = command(*arguments, capsys=capsys)
+    assert status == 0
+    assert "figure-rate-0.1.png was not drawn" in err
+
+
 def test_a_run_directory_is_no_folder_of_a_reproduction(table):
     fullrank.run({"train.rounds": 1, "data.clients": 2, "model.name": "mlp"}, "run")
     with pytest.raises(InputError, match='"run" is a run itself'):

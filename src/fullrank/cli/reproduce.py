@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Annotated
 
 import typer
@@ -16,6 +17,7 @@ from fullrank.comparison.board import choose_board
 from fullrank.config.experiment import dotted, parse_overrides, without_none
 from fullrank.errors import InputError, Interrupted
 from fullrank.local import interrupt
+from fullrank.papers.drawing import draw_panels
 from fullrank.papers.plan import Plan, estimate, make_plan, measure
 from fullrank.papers.reproduction import REPORT, Reproduction, check_jobs, complete
 from fullrank.papers.verdict import COMPARED, RULE
@@ -66,12 +68,13 @@ def reproduce_command(
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the table without progress.")] = False,
 ) -> None:
-    """Rerun cells of a paper's table, and compare the results with what it prints.
+    """Run cells of a paper's table again and compare the values.
 
     Plans the runs behind the cells, runs those that are missing, and prints the printed values, ours with their
     standard deviation over seeds, and a verdict on each cell. The report is written into the folder of the runs as
     reproduction.md and reproduction.json. If it was interrupted, the same command continues. Cells whose data are
-    absent are marked with the files that are missing, and the others are run.
+    absent are marked with the files that are missing, and the others are run. A figure is drawn into that folder from
+    the runs of its cells.
 
     Example: fullrank reproduce --list
 
@@ -115,7 +118,12 @@ def reproduce_command(
     except Interrupted as stop:
         sentence = str(stop)
     else:
+        files, problems = draw_panels(done)
         print(done.to_json()) if as_json else _show(done)
+        for problem in problems:
+            print(f"fullrank: warning: {problem}", file=sys.stderr)
+        for file in files if not as_json else ():
+            print(f"drawn in {file}")
         if done.failed:
             fail(f"{done.failed} of {counted(len(plan.tasks), 'run')} failed; see log.txt in the directory of each", 1)
         return
