@@ -56,6 +56,7 @@ def test_the_page_explains_every_verdict():
         "shortened",
         "other settings",
         "nothing printed",
+        "no value",
         "failed",
         "not run",
     ]

@@ -179,6 +179,24 @@ def test_cells_whose_data_are_absent_are_marked_and_the_others_run(table, capsys
     assert len(err.splitlines()) == 1
 
 
+def test_a_cell_whose_runs_lack_the_measure_says_why(table, capsys):
+    Path(table).write_text(TABLE.replace('value = "last"', 'measure = "personal"'))
+    arguments = [table, "--seeds", "0", "--rounds", "1", "--jobs", "1", "--cell", "method=fedavg,rate=0.1", "--json"]
+    status, out, _ = command("reproduce", *arguments, capsys=capsys)
+    assert status == 0
+    (cell,) = [cell for cell in json.loads(out)["cells"] if cell["runs"] and cell["at"]["rate"] == "0.1"]
+    assert cell["verdict"]["kind"] == "no value"
+    assert "clients have no hold-out" in cell["verdict"]["detail"]
+
+
+def test_a_plan_without_data_is_shown(table, capsys):
+    arguments = ["feddecorr-tpami/table-8", "--cell", "alpha=0.05,method=fedavg", "--root", "nowhere", "--dry-run"]
+    status, out, _ = command("reproduce", *arguments, capsys=capsys)
+    assert status == 0
+    assert out.count("CIFAR-10 is not in") == 3
+    assert "0 runs in" in out
+
+
 DIVERGING = '''
 import fullrank
 

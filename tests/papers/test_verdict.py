@@ -39,4 +39,5 @@ def test_runs_that_are_not_the_cells_are_not_compared():
     assert str(verdict(None, values)) == "nothing printed"
     assert str(verdict(printed, [], absent=["no files", "no files"])) == "not run: no files"
     assert str(verdict(printed, [], absent=["it diverged"], failed=True)) == "failed: it diverged"
+    assert str(verdict(printed, [], absent=["no such measure"], ran=True)) == "no value: no such measure"
     assert str(verdict(printed, [], absent=[""])) == "not run"

@@ -176,6 +176,7 @@ def _list_cells(table: papers.Table, patterns: list[str], as_json: bool) -> None
 
 def _announce(plan: Plan, jobs: int, silent: bool) -> None:
     """Print what will be run, and measure how long it will take."""
+    plan.check()
     if not silent:
         for one in plan.selected:
             if one.problem:

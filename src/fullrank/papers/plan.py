@@ -68,6 +68,11 @@ class Plan:
                     found.setdefault(task.path, task)  # a shared run is named after the first of its cells
         return tuple(found.values())
 
+    def check(self) -> None:
+        """Reject a plan of which no cell can be run, with the reasons."""
+        if all(one.problem for one in self.selected):
+            raise InputError("\n".join(dict.fromkeys(one.problem for one in self.selected)))
+
     def jobs(self, asked: int) -> int:
         """Return the number of parallel runs as `fullrank.compare` takes it: runs whose time counts are not parallel.
 
@@ -133,7 +138,7 @@ def make_plan(
         command: The arguments of the command that asks for it, which the report records.
 
     Raises:
-        InputError: If an argument is rejected, or none of the cells can be run.
+        InputError: If an argument is rejected.
     """
     if not table.cells:
         raise InputError(f"{table.name} has no cells: {table.unavailable}")
@@ -151,8 +156,6 @@ def make_plan(
     missing: dict[str, str] = {}
     planned = {id(cell): _planned(cell, seeds, changes, folder, missing) for cell in table.cells}
     selected = tuple(planned[id(cell)] for cell in chosen)
-    if all(one.problem for one in selected):
-        raise InputError("\n".join(dict.fromkeys(one.problem for one in selected)))
     return Plan(table, folder, tuple(seeds), tuple(planned.values()), selected, tuple(command))
 
 

@@ -43,6 +43,9 @@ class CellResult:
     absent: Mapping[int, str]
     """The reasons why there are no values for other seeds."""
     failed: bool
+    """Whether one of the runs failed."""
+    ran: bool
+    """Whether the runs of a seed are complete."""
     reference: str = ""
     """The cell to whose time the values are ratios, if they are ratios."""
 
@@ -74,6 +77,7 @@ class CellResult:
             list(self.values.values()),
             absent=list(self.absent.values()),
             failed=self.failed,
+            ran=self.ran,
             rounds=self.planned.rounds,
             changed=self.planned.changed,
         )
@@ -126,7 +130,8 @@ class Reproduction:
             else:
                 values[seed] = value
         failed = any(task.path in self.failures for tasks in planned.tasks.values() for task in tasks)
-        return CellResult(planned, printed, values, absent, failed, reference.cell.name if reference else "")
+        ran = any(all(self._complete(task) for task in tasks) for tasks in planned.tasks.values())
+        return CellResult(planned, printed, values, absent, failed, ran, reference.cell.name if reference else "")
 
     def _reference(self, planned: PlannedCell) -> PlannedCell | None:
         """Return the cell to which the times of a cell are ratios."""
@@ -356,11 +361,12 @@ def complete(plan: Plan, jobs: int = 0, callbacks: Sequence[ComparisonCallback] 
         callbacks: Objects that are notified of the progress of the runs.
 
     Raises:
-        InputError: If a directory holds the run of another experiment.
+        InputError: If a directory holds the run of another experiment, or none of the cells can be run.
         Interrupted: If the runs are interrupted; the same call continues them.
     """
     check_callbacks(callbacks, ComparisonCallback)
     check_jobs(jobs)
+    plan.check()
     # As if a run had started: each failure is reported at its cell, and none stops the others.
     failures: dict[Path, Failure] = complete_runs(
         plan.tasks, plan.pending(), plan.jobs(jobs), ComparisonCallbacks(callbacks), plan.folder, begun=True

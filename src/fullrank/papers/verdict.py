@@ -20,6 +20,7 @@ Kind = Literal[
     "shortened",
     "other settings",
     "nothing printed",
+    "no value",
     "failed",
     "not run",
 ]
@@ -58,6 +59,7 @@ def verdict(
     *,
     absent: Sequence[str] = (),
     failed: bool = False,
+    ran: bool = False,
     rounds: tuple[int, int] = (0, 0),
     changed: Mapping[str, Any] | None = None,
 ) -> Verdict:
@@ -68,6 +70,7 @@ def verdict(
         values: Our values, one per seed, in the unit of the paper.
         absent: The reasons why there are no values for other seeds.
         failed: Whether one of these reasons is the failure of a run.
+        ran: Whether runs are complete, so that it is the measure that they lack.
         rounds: The number of rounds of our runs, and of the cell.
         changed: The keys in which our experiments differ from the cell's, with their values.
 
@@ -75,7 +78,8 @@ def verdict(
     'within spread'
     """
     if not values:
-        return Verdict("failed" if failed else "not run", "; ".join(dict.fromkeys(absent)))
+        kind: Kind = "failed" if failed else "no value" if ran else "not run"
+        return Verdict(kind, "; ".join(dict.fromkeys(absent)))
     if changed:
         return Verdict("other settings", ", ".join(f"{key} = {value}" for key, value in changed.items()))
     if rounds[0] < rounds[1]:
