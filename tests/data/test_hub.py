@@ -117,7 +117,7 @@ def test_what_cannot_be_read_is_named(tmp_path):
         ("hub:empty", {}, "the folder empty is empty"),
         ("hub:hf", {"label": "grade"}, 'data.label = "grade": there is no such column; the columns are'),
         ("hub:hf", {"image": "age"}, "no such column of images; there are none"),
-        ("hub:hf", {"unreadable": "skip"}, "is about images"),
+        ("hub:hf", {"unreadable": "skip"}, "applies to images"),
         ("hub:hf", {"num_classes": 3}, "num_classes is 3"),
     ):
         with pytest.raises(InputError, match=words):

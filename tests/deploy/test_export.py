@@ -355,7 +355,7 @@ def test_another_export_replaces_the_files_of_the_one_before(copied):
 
 def test_files_that_are_no_export_are_left_alone(finished):
     before = (finished.path / "model.safetensors").read_bytes()
-    with pytest.raises(InputError, match="no export of fullrank; choose another --to"):
+    with pytest.raises(InputError, match="is not an export of fullrank; choose another --to"):
         export_run(finished, finished.path)
     assert (finished.path / "model.safetensors").read_bytes() == before
 

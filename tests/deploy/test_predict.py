@@ -196,7 +196,7 @@ def test_only_a_table_of_predictions_is_replaced(run, photos, tmp_path, capsys):
     to.write_text("path,label\na.png,cat\n")
     status, _, err = command("predict", run, photos, "--out", to, capsys=capsys)
     assert status == 2
-    assert "exists and is no table of predictions; choose another --out" in err
+    assert "exists and is not a table of predictions; choose another --out" in err
     assert to.read_text() == "path,label\na.png,cat\n"
 
 

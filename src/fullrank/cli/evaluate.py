@@ -13,8 +13,8 @@ from fullrank.cli.options import AsJson, Client, Root, StageName, Trust
 from fullrank.errors import InputError
 from fullrank.federated.site import Stage
 from fullrank.files import writable
+from fullrank.metrics.bootstrap import LEVEL, RESAMPLES, Interval
 from fullrank.metrics.measures import Metric
-from fullrank.metrics.resampling import LEVEL, RESAMPLES, Interval
 from fullrank.report.evaluate import PARTS, Evaluated, Measured, evaluate_run
 from fullrank.runs.display import STAGES
 from fullrank.runs.result import run_at

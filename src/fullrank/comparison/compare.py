@@ -181,7 +181,7 @@ def _with_terms(names: Iterable[str]) -> set[str]:
     """Return the names of the methods that add a term to the loss, or to its gradient."""
     parts = (cls for name in names for cls in _parts(name))
     plain = known.Method
-    return {cls.name for cls in parts if cls.loss is not plain.loss or cls.penalty is not plain.penalty}
+    return {cls.name for cls in parts if cls.loss is not plain.loss or cls.pull is not plain.pull}
 
 
 def _named_after(planned: Mapping[tuple[str, int], Experiment]) -> Path:

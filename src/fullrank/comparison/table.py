@@ -149,12 +149,7 @@ class Comparison:
     @property
     def is_share(self) -> bool:
         """Whether the measure is a share, which is shown in per cent."""
-        first, *below = self.measure.split(".")
-        metrics = metrics_by_key(self.asked)
-        if first not in OF_CLIENTS:
-            return first in metrics and metrics[first].is_share
-        metric = next((metrics[step] for step in below if step in metrics), metrics["accuracy"])
-        return metric.is_share and below[-1:] != ["clients"]
+        return is_share(self.measure, self.asked)
 
     @property
     def terms(self) -> tuple[str, ...]:
@@ -471,6 +466,16 @@ def measures(metrics: Sequence[Metric] = ()) -> tuple[str, ...]:
             for number in numbers
         ),
     )
+
+
+def is_share(measure: str, metrics: Sequence[Metric] = ()) -> bool:
+    """Return whether a measure of runs that were asked for these metrics is a share, which is shown in per cent."""
+    first, *below = measure.split(".")
+    known = metrics_by_key(metrics)
+    if first not in OF_CLIENTS:
+        return first in known and known[first].is_share
+    metric = next((known[step] for step in below if step in known), known["accuracy"])
+    return metric.is_share and below[-1:] != ["clients"]
 
 
 def check_measure(measure: str, experiment: Experiment, methods: Collection[str] = ()) -> None:

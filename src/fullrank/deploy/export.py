@@ -87,7 +87,7 @@ def export(
 
     Args:
         run: A run or its directory.
-        to: Where the files go; without it `export` in the run's directory.
+        to: The directory of the files, by default `export` in the run's directory.
         formats: One or more of "safetensors", "onnx" (fullrank[onnx]) and "torch" (.pt2). A safetensors file holds the
             weights of the network; `load_export` returns it with the preparation that model.json describes.
         client: The client whose own model is exported instead of the global one.
@@ -95,6 +95,9 @@ def export(
         inputs: "raw" for samples as the run's data have them, or "prepared" for samples that a program has normalised.
         trust: Whether code outside the library that a run's directory names may be imported, which runs it.
         root: The folder of the data, if it is not the one of the run.
+
+    Returns:
+        The directory of the export and the content of its model.json.
 
     Raises:
         InputError: If there is no such model, or if it no longer has the test accuracy that the run recorded.
@@ -131,15 +134,20 @@ def export(
 
 
 def load_export(path: str | Path, *, trust: bool = False) -> nn.Module:
-    """Return the module of an export in "safetensors", built from its model.json, in eval mode.
-
-    It takes inputs as model.json describes, by default samples as the run's data have them, and returns the classes'
-    scores.
+    """Load the model of an export in the format "safetensors".
 
     Args:
-        path: The directory of the export. trust: Whether code outside the library that model.json names (a user's model
-        or method) may be
-            imported, which runs it.
+        path: The directory of the export.
+        trust: Whether code outside the library that model.json names (a user's model or method) may be imported, which
+            runs it.
+
+    Returns:
+        A module in eval mode, built from model.json. It takes inputs as model.json describes, by default samples as the
+        run's data have them, and returns the scores of the classes.
+
+    Raises:
+        InputError: If the directory has no such export or a damaged one, if its model was given by a program, or if
+            code outside the library would be imported without `trust`.
     """
     path = Path(path)
     facts = read_json(path / DESCRIPTION)
@@ -405,7 +413,7 @@ def _written(
 
 
 def _card(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a file says of its model: enough to use it without model.json."""
+    """Return the metadata that a file stores, which suffice to use it without model.json."""
     return {name: facts[name] for name in ("input", "output", "classes")}
 
 
@@ -421,7 +429,7 @@ def _to_fill(plain: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
 
 @contextlib.contextmanager
 def _place_for(folder: Path, wanted: Mapping[str, Format]) -> Iterator[Path]:
-    """Give a temporary directory in the target folder, so that files that fail leave earlier ones untouched."""
+    """Create a temporary directory in the target folder, so that files that fail leave earlier ones untouched."""
     _reject_others_files(folder, wanted)
     new = not folder.exists()
     with writing(folder):
@@ -442,7 +450,7 @@ def _reject_others_files(folder: Path, wanted: Mapping[str, Format]) -> None:
     own = _listed(folder)
     for name in (DESCRIPTION, *(kind.file for kind in wanted.values())):
         if (folder / name).exists() and name not in own:
-            raise InputError(f'"{folder / name}" exists and is no export of fullrank; choose another --to (to=)')
+            raise InputError(f'"{folder / name}" exists and is not an export of fullrank; choose another --to (to=)')
 
 
 def _forget_earlier(folder: Path) -> None:

@@ -34,7 +34,7 @@ INPUT, OUTPUT, BATCH = "x", "logits", "batch"
 Predict: TypeAlias = Callable[[Tensor], Tensor]
 """A function that returns scores (N, C) of a batch of inputs."""
 Card: TypeAlias = Mapping[str, Any]
-"""What a file says of its model, if the format has a place for it: input, output and classes."""
+"""The metadata of a model that a file stores if its format can: input, output and classes."""
 
 
 @dataclass(frozen=True)

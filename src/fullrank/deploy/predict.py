@@ -25,7 +25,7 @@ from fullrank.runs.result import Run, check_model, run_at
 COLUMNS = ("label", "probability")
 """The columns between the name of a sample and the probabilities of the classes."""
 PREFIX = "p_"
-"""What the name of the column of a class's probability starts with."""
+"""The prefix of the names of the columns with the probabilities of classes."""
 NAMED = 10
 """The largest number of files that a message names."""
 
@@ -35,7 +35,7 @@ class Predictions:
     """The predictions of a model for some samples."""
 
     kind: str
-    """What `names` are: "path" or "index"."""
+    """The kind of `names`: "path" or "index"."""
     names: tuple[str, ...]
     classes: tuple[str, ...]
     probabilities: Tensor
@@ -120,13 +120,13 @@ def predict(
 
 
 def reject_others(file: Path) -> None:
-    """Reject a file that exists and is no table of predictions."""
+    """Reject a file that exists and is not a table of predictions."""
     if file.is_dir():
         raise InputError(f'"{file}" is a folder; name a file for the table, such as "{file / "predictions.csv"}"')
     if not file.parent.is_dir():
         raise InputError(f'there is no folder "{file.parent}" for the table')
     if file.exists() and not _is_table(file):
-        raise InputError(f'"{file}" exists and is no table of predictions; choose another --out')
+        raise InputError(f'"{file}" exists and is not a table of predictions; choose another --out')
 
 
 def _is_table(file: Path) -> bool:
@@ -136,7 +136,7 @@ def _is_table(file: Path) -> bool:
 
 
 def _image_shape(run: Run) -> tuple[int, ...]:
-    """Return the shape of the images of a run before the model, or reject a run whose samples are no images."""
+    """Return the shape of the images of a run before the model, or reject a run whose samples are not images."""
     data = run._without_data().federation.data
     shape = data.input_shape
     if data.train.x.dtype != torch.uint8 or len(shape) != 3 or shape[0] not in (1, 3):
@@ -150,7 +150,9 @@ def _image_shape(run: Run) -> tuple[int, ...]:
 
 def _of_array(predictor: Predictor, file: Path) -> Predictions:
     if file.suffix in TABLES and not predictor.columns:
-        raise InputError(f'"{file}" is a table, and the run was trained on none; give samples as the run\'s data')
+        raise InputError(
+            f'"{file}" is a table, but the run was not trained on one; give samples as the run\'s data have them'
+        )
     name, x = ("x", features_in(file, predictor.columns)) if file.suffix in TABLES else array_in(file)
     try:
         probabilities = predictor(x)

@@ -12,7 +12,7 @@ from fullrank.errors import InputError
 
 Inputs = Literal["raw", "prepared"]
 INPUTS: tuple[Inputs, ...] = ("raw", "prepared")
-"""What an exported model takes: samples as the run's data have them, or samples that a program has prepared."""
+"""The inputs of an exported model: samples as the run's data have them, or samples that a program has prepared."""
 
 
 class WithPreparation(nn.Module):
@@ -39,7 +39,7 @@ class WithPreparation(nn.Module):
         self.dtype = dtype
         """The dtype of the samples."""
         self.crop = crop
-        """Height and width of the window in the middle of an image that the model sees, if that is not all of it."""
+        """Height and width of the window in the middle of an image that the model sees; None for the whole image."""
         self.table = table
         for name, numbers in (("mean", mean), ("std", std)):
             constant = (

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fullrank.errors import InputError, WroteInPlace, nearest
 from fullrank.local.entries import ClientEntries
-from fullrank.local.loop import Eager, Fit, Report, Samples, StepperOf, train
+from fullrank.local.loop import DRIFT, Eager, Fit, Report, Samples, StepperOf, train
 from fullrank.local.optimiser import memory
 from fullrank.local.plan import make_plan
 from fullrank.local.settings import Settings, Travel
@@ -271,6 +271,7 @@ class Client:
         if not fit.step.side:
             self._travels |= _travelled(self._travels, fit, report.steps)
             self._pulled_travels |= _travelled(self._pulled_travels, fit, report.steps, self._composition.pull)
+            _add_proximal_terms(report, self._composition)
             self.reports.append(report)
 
     # The outputs of the client's model
@@ -398,6 +399,13 @@ class Client:
             yield
         finally:
             self.network.load(before)
+
+
+def _add_proximal_terms(report: Report, composition: Composition) -> None:
+    """Add each method's proximal term, (μ/2)‖w − w0‖² at the end of a local epoch, which only its gradient enters."""
+    for part in composition.defined("pull"):
+        for epoch in report.epochs:
+            epoch[part.name] = epoch.get(part.name, 0.0) + part.pull() / 2 * epoch[DRIFT] * epoch[DRIFT]
 
 
 def _travelled(before: Mapping[str, Travel], fit: Fit, steps: int, pull: float = 0.0) -> dict[str, Travel]:

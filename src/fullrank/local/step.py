@@ -218,7 +218,7 @@ class Step:
         corrections = [part for part in self.composition.corrections if not (self.side and part.drift)]
         g, seen = self._corrected(state, context, x, y, state.trained, corrections)
         length = norm(g)
-        terms = {**seen["terms"], **self._penalties(seen, context, corrections), "grad_norm": length}
+        terms = {**seen["terms"], "grad_norm": length}
         return clipped(g, length, self.settings.clip_norm), seen["buffers"], terms
 
     def _corrected(
@@ -241,17 +241,7 @@ class Step:
 
                 view = b.but(**context.of(part.name), grad_at=grad_at)
                 g = merged(g, self._by(part, part_of(g, self.shared), view)) if part.drift else self._by(part, g, view)
-        return g, {**seen, "batch": b}
-
-    @torch.no_grad()
-    def _penalties(self, seen: dict[str, Any], context: Context, corrections: list[Method]) -> Tensors:
-        """Return the value of each method's term of which `grad` adds the gradient, with its term in the loss."""
-        found: Tensors = {}
-        for part in corrections:
-            if part in self.composition.penalties:
-                value = part.penalty(seen["batch"].but(**context.of(part.name)))
-                found[part.name] = value + seen["terms"][part.name] if part.name in seen["terms"] else value
-        return found
+        return g, seen
 
     def _by(self, part: Method, g: Tensors, b: Batch) -> Tensors:
         """Return the gradient after one correction; its form is checked in the first step of a run only."""

@@ -125,11 +125,6 @@ class Composition:
         return tuple(sorted(self.defined("loss"), key=lambda part: part.name))
 
     @cached_property
-    def penalties(self) -> tuple[Method, ...]:
-        """The parts that give the value of the term whose gradient their correction adds."""
-        return self.defined("penalty")
-
-    @cached_property
     def corrections(self) -> tuple[Method, ...]:
         """The parts with a gradient correction: in the order of composition, then drift corrections by name.
 

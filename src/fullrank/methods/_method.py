@@ -205,22 +205,11 @@ class Method:
         """
         return g
 
-    def penalty(self, b: Batch) -> Tensor:
-        """Return the value of the term whose gradient `grad` adds, such as a proximal term. Own space.
-
-        It is recorded under the method's name and has no effect on training. It is not called for a method without
-        `grad`.
-
-        Args:
-            b: The batch, before the step.
-
-        Returns:
-            A scalar.
-        """
-        return b.base * 0
-
     def pull(self) -> float:
-        """Return μ if `grad` adds μ(w − w0), the pull of a proximal term; for normalised averaging. Summed."""
+        """Return μ if `grad` adds μ(w − w0), the pull of a proximal term; for normalised averaging. Summed.
+
+        The value of the term at the end of each local epoch, (μ/2)‖w − w0‖², is recorded under the method's name.
+        """
         return 0.0
 
     # The client's round

@@ -2,12 +2,9 @@
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from fullrank.methods._batch import Batch
 from fullrank.methods._method import Method, NotNegative
-from fullrank.trees import Tree, norm, pointwise
+from fullrank.trees import Tree, pointwise
 
 
 @dataclass(frozen=True)
@@ -22,10 +19,6 @@ class FedProx(Method):
     def grad(self, g: Tree, b: Batch) -> Tree:
         """Add the gradient of the proximal term (Eq. 2 of the paper)."""
         return pointwise(g, lambda g, w, w0: g + self.mu * (w - w0), b.w, b.w0)
-
-    def penalty(self, b: Batch) -> Tensor:
-        """Return (μ/2)‖w_k − w‖²."""
-        return self.mu / 2 * norm(pointwise(b.w, torch.sub, b.w0)).square()
 
     def pull(self) -> float:
         """Return μ."""

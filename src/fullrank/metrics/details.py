@@ -1,16 +1,19 @@
-"""What is kept of one model on one set of samples: its metrics with intervals, recalls, and the confusion matrix."""
+"""Describe one model on one set of samples: its metrics with intervals, recalls, and the confusion matrix."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fullrank.metrics.bootstrap import intervals
+from fullrank.metrics.bootstrap import Interval, bootstrap
 from fullrank.metrics.measures import BINS, METRICS, Metric, bin_of, confusion, recalls
+
+MOST_RANKED = 20_000
+"""Number of samples times classes up to which the area under the ROC curve has an interval."""
 
 
 def with_balanced(metrics: Sequence[Metric]) -> list[Metric]:
@@ -38,16 +41,24 @@ def details(
     """
     joined = torch.cat(list(scores))
     metrics = {key: value for key, value in found.items() if value is None or isinstance(value, (int, float))}
-    ends, by_class = intervals(joined, labels, list(metrics), seed, *purpose)
+    ends = bootstrap(_with_interval(metrics, labels), joined, labels, seed=seed, purpose=purpose)
+    by_class = cast(list[Interval | None], ends.pop("per_class"))
     table = confusion(joined, labels).cpu().numpy()
     return {
         "samples": len(labels),
         "metrics": metrics,
-        "intervals": ends,
+        "intervals": {key: [*cast(Interval, interval)] for key, interval in ends.items() if interval is not None},
         "recall": recalls(joined, labels),
-        "recall_intervals": by_class,
+        "recall_intervals": [None if interval is None else [*interval] for interval in by_class],
         "confusion": [[int(row), int(column), int(table[row, column])] for row, column in np.argwhere(table)],
     }
+
+
+def _with_interval(keys: Iterable[str], labels: Tensor) -> list[Metric]:
+    """Return those of the metrics whose intervals are computed fast enough for every client, and the recalls."""
+    ranked = len(labels) * len(torch.unique(labels)) <= MOST_RANKED
+    known = {metric.key: metric for metric in METRICS.own.values() if ranked or metric.key != "auroc"}
+    return [*(known[key] for key in keys if key in known), known["per_class"]]
 
 
 def calibration(scores: Sequence[Tensor], labels: Tensor, bins: int = BINS) -> dict[str, list[Any]]:

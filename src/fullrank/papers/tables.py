@@ -192,17 +192,36 @@ class Table:
 
 
 def available() -> list[str]:
-    """Return the names of all tables, for example "feddecorr-tpami/table-1"."""
+    """List the tables of papers that the library has.
+
+    Returns:
+        The names of the tables by paper and number, for example "feddecorr-tpami/table-1".
+    """
     return _named("table-*.toml")
 
 
 def figures() -> list[str]:
-    """Return the names of all figures that are measurements, for example "feddecorr-tpami/figure-9"."""
+    """List the figures of papers that are measurements.
+
+    Returns:
+        The names of the figures by paper and number, for example "feddecorr-tpami/figure-9".
+    """
     return _named("figure-*.toml")
 
 
 def load_table(name: str | Path) -> Table:
-    """Read a table or figure by its name, or from a file of the same form in a folder with its settings."""
+    """Read a table or figure of a paper.
+
+    Args:
+        name: A name of `available` or `figures`, or the path of a `.toml` file of the same form, in a folder with its
+            settings.
+
+    Returns:
+        The table, with the printed values and the experiments of each cell.
+
+    Raises:
+        InputError: If there is no such table or file, or if the file is not of this form.
+    """
     file = Path(name) if str(name).endswith(".toml") else FOLDER / f"{name}.toml"
     if not file.is_file():
         if str(name).endswith(".toml"):

@@ -16,8 +16,8 @@ from fullrank.data.sources.table import TABLES
 from fullrank.data.sources.unlabelled import as_trained
 from fullrank.errors import InputError
 from fullrank.federated.site import Stage
+from fullrank.metrics.bootstrap import LEVEL, RESAMPLES, Intervals, bootstrap
 from fullrank.metrics.measures import ALWAYS, Metric, Value, find_metrics
-from fullrank.metrics.resampling import LEVEL, RESAMPLES, Intervals, bootstrap
 from fullrank.runs.prediction import Predictor
 from fullrank.runs.result import Run, check_model
 
@@ -67,7 +67,7 @@ class Evaluated:
     metrics: tuple[Metric, ...]
     all: Measured
     sites: Mapping[str, Measured]
-    """The same for the samples of each site, where the data come from sites."""
+    """The metrics of the samples of each site, if the data come from sites."""
     resamples: int
     notes: tuple[str, ...] = ()
 
@@ -118,7 +118,7 @@ def evaluate_run(
     if part not in PARTS:
         raise InputError(f'there is no part "{part}" of a data set; choose from {", ".join(PARTS)}')
     check_model(run, "predict")
-    find_metrics(metrics)  # rejects unknown names before the work is done
+    find_metrics(metrics)  # rejects unknown names before anything is computed
     predictor = Predictor.of(run, client, stage)
     asked = tuple(find_metrics([*ALWAYS, *run.experiment.evaluate.metrics, *metrics]))
     if data not in DATA_SETS.own and Path(data).is_dir() and data:
@@ -138,8 +138,9 @@ def evaluate_run(
     sites = {
         name: Measured.of(scores[here], labels[here], asked, resamples) for name, here in _sites(loaded, split).items()
     }
+    owner = "global" if client is None else f"client {client}'s"
     return Evaluated(
-        f"{'global' if client is None else f'client {client}' + chr(39) + 's'} model of {run.path or 'the run'}",
+        f"{owner} model of {run.path or 'the run'}",
         run.stage_of(stage) if client is not None else "",
         loaded.name,
         part,

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from fullrank.data.dataset import DataSet
-from fullrank.data.federation import CLASSES_NAMED
+from fullrank.data.federation import CLASSES_NAMED, site_names
+from fullrank.data.partition import SITE_PARTITIONS
+from fullrank.data.partition_files import is_file
 from fullrank.local.plan import last_batch_too_small, smallest_batch
 
 if TYPE_CHECKING:
@@ -47,8 +49,22 @@ def cautions(assembly: Assembly) -> list[str]:
             f"{torn} groups (samples that belong together, such as those of one patient) have samples at several "
             "clients"
         )
+    found += _clients_of_file(assembly)
     found += _small_batches(assembly)
     return found
+
+
+def _clients_of_file(assembly: Assembly) -> list[str]:
+    """Warn of clients in a file that have names, but are not the sites of data that have some."""
+    federation, how = assembly.federation, assembly.experiment.data.partition
+    columns = [column for column in SITE_PARTITIONS.values() if site_names(federation.data, column)]
+    if not (is_file(how) and federation.names and columns) or federation.validations:
+        return []
+    kinds = " or ".join({"domain": "domains", "client": "natural clients"}[column] for column in columns)
+    return [
+        f'the clients of "{how}" are not {kinds} of "{federation.data.name}" by their names and samples, so they are '
+        "not evaluated on the test samples of sites"
+    ]
 
 
 def _about_files(data: DataSet) -> list[str]:

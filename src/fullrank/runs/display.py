@@ -17,6 +17,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 from fullrank.config.experiment import Experiment
+from fullrank.config.schema import Data
+from fullrank.data.partition_files import is_file
 from fullrank.errors import Interrupted, in_words, naming_file
 from fullrank.federated.site import Result
 from fullrank.metrics.measures import METRICS, Metric, label_of, single_numbers
@@ -306,12 +308,24 @@ def opening(experiment: Experiment, out: Path | None, done: int, clients: int) -
 def setting(experiment: Experiment, clients: int = 0) -> str:
     """Describe data, partition, training and network in a few words, with the number of clients per round if known."""
     data, train = experiment.data, experiment.train
-    how = {"dirichlet": f"dirichlet α={data.alpha:g}"}.get(data.partition, data.partition)
     amount = counted(train.steps, "step") if train.steps else counted(train.epochs, "epoch")
     part = f"{clients} per round, " if clients else ""
     rounds = f"{counted(train.rounds, 'round')} of {amount}"
-    divided = f"{counted(data.clients, 'client')} ({how})" if data.clients else how
-    return f"{data.name}: {divided}, {part}{rounds}, {experiment.model.name}"
+    return f"{data.name}: {clients_of(data)}, {part}{rounds}, {experiment.model.name}"
+
+
+def clients_of(data: Data) -> str:
+    """Describe the clients and the partition; the number of clients is left out where the data decide it.
+
+    >>> clients_of(Data(clients=10, alpha=0.1)), clients_of(Data(partition="domain"))
+    ('10 clients (dirichlet α=0.1)', 'clients by domain')
+    """
+    how = {"dirichlet": f"dirichlet α={data.alpha:g}"}.get(data.partition, data.partition)
+    if data.clients:
+        return f"{counted(data.clients, 'client')} ({how})"
+    if is_file(how):
+        return f"clients as in {how}"
+    return {"domain": "clients by domain", "natural": "natural clients"}.get(how, f"clients by {how}")
 
 
 def counted(number: int, noun: str) -> str:

@@ -352,7 +352,14 @@ def load_run(path: str | Path, *, trust: bool = False, root: str | Path = "") ->
         path: The directory.
         trust: Whether code outside the library that the directory names (`package.module:object` of a model, method or
             data set) may be imported, which runs it. Metrics, and models of the library's own networks, need none.
-        root: Where the data lie, if not where they lay for the run; only a client's own model needs them.
+        root: The folder of the data, if it is not the one of the run; only a client's own model needs them.
+
+    Returns:
+        The run.
+
+    Raises:
+        InputError: If the directory is not the directory of a run, or if code outside the library would be imported
+            without `trust`.
     """
     path = Path(path)
     if not (path / "experiment.toml").is_file():

@@ -72,6 +72,9 @@ def run(
         callbacks: Objects that are notified of the events of the run, in addition to those that `run.track` names.
         progress: Whether the progress of the run is shown. None shows it in a notebook only.
 
+    Returns:
+        The complete run.
+
     Raises:
         InputError: If the experiment or the directory is rejected.
         ClientFailed: If a client fails and `run.on_client_error` is "stop".

@@ -74,8 +74,8 @@ def cached_as(
 
     Args:
         name: The name of the data set.
-        place: A text that tells the data set from all others, such as the path of its folder.
-        state: A text that is another one when the sources have changed.
+        place: A text that identifies the data set, such as the path of its folder.
+        state: A text that changes with the sources.
         decode: Reads the content of the sources.
         complete: Makes a data set of the content.
         limit: A data set whose samples have at least this many bytes is kept.

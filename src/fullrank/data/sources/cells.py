@@ -1,4 +1,4 @@
-"""The cells of a table whatever file it is in: which are numbers, categories or missing, and what cannot be used."""
+"""Interpret the cells of a table: which are numbers, categories or missing values, and which cannot be used."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fullrank.data.columns import Numbers, Texts
 from fullrank.errors import InputError, nearest
 
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "?"})
-"""What stands for a missing value in a text file, in lower case."""
+"""Texts that mean a missing value in a text file, in lower case."""
 MOST_CATEGORIES = 1000
 FEW = 20
-"""A column may have this many categories however few rows there are."""
+"""The number of categories that a column may always have; more must not exceed half the number of rows."""
 ROWS_NAMED = 5
 COLUMNS_NAMED = 20
 
@@ -79,8 +79,8 @@ class Table:
         if 2 * numbers >= filled:
             odd = [row for row, c in zip(self.rows, cells, strict=True) if c is not None and c not in values]
             raise InputError(
-                f'the column "{name}" holds a number in most rows, but none in {_named(odd)}; write numbers in all, '
-                "leave a cell empty where the value is missing, or put a letter in front of all if they are codes"
+                f'the column "{name}" has numbers in most rows, but not in {_named(odd)}; write a number in every row, '
+                "leave a cell empty where the value is missing, or put a letter in front of each if they are codes"
             )
         self._reject_no_categories(name, cells)
         return cells
@@ -129,10 +129,10 @@ def columns_of(names: Sequence[str]) -> str:
 
 
 def chosen_column(table: Table, key: str, given: str, usual: Sequence[str]) -> str:
-    """Return the column that a key of [data] names, or a usual one that is there; empty if there is none.
+    """Return the column that a key of [data] names, or the first usual one that exists; empty if none does.
 
     Raises:
-        InputError: If the named column is not there.
+        InputError: If the named column does not exist.
     """
     if not given:
         return next((name for name in usual if name in table.columns), "")
@@ -171,7 +171,7 @@ def classes_in(name: str, cells: Sequence[str]) -> tuple[np.ndarray, tuple[str, 
     if fractions or (len(classes) > FEW and 2 * len(classes) > len(cells)):
         raise InputError(
             f'the labels in the column "{name}" take {len(classes)} different values in {len(cells)} rows'
-            f"{', and not all are whole numbers' if fractions else ''}; a classifier needs classes, so store those"
+            f"{', and not all are whole numbers' if fractions else ''}; a classifier needs names or numbers of classes"
         )
     return labels, classes
 

@@ -62,7 +62,7 @@ def from_hub(
         stem = Path(short.partition(":")[0]).name
         images = found.images(image)
         if not images and unreadable != "stop":
-            raise InputError(f'data.unreadable = "{unreadable}": is about images, and the data set has none')
+            raise InputError(f'data.unreadable = "{unreadable}": applies to images, and the data set has none')
         if not images:
             table, classes = of_arrow(found.table()), found.classes(keys["label"])
             data = of_table(stem, table, keys, seed, classes=classes, sides=found.rows)
@@ -74,7 +74,7 @@ def from_hub(
 
 
 def _loaded(name: str, root: str | Path) -> _Parts:
-    """Return the parts of a data set, which is searched in a local folder first."""
+    """Return the parts of a data set; a local folder is searched first."""
     try:
         import datasets
     except ImportError:
@@ -96,7 +96,7 @@ def _loaded(name: str, root: str | Path) -> _Parts:
         raise InputError(f"the folder {folder} is empty")
     try:
         found = datasets.load_dataset(str(folder) if folder.is_dir() else path, configuration or None)
-    except Exception as error:  # of the network, of a file's format, of a name
+    except Exception as error:  # an error of the network, of a file's format or of a name
         why = (message_of(error).strip().splitlines() or [type(error).__name__])[0]
         raise InputError(f"the library datasets cannot read it ({type(error).__name__}: {why})") from None
     return _Parts(found, folder if folder.is_dir() else None)

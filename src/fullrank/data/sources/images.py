@@ -35,7 +35,7 @@ FEW_FILES = 256
 """The number of files that are decoded before other processes would have started."""
 LEAST_KEPT = LIMIT // 64
 """Images of at least this many bytes are cached; files take longer to decode than the bytes of a binary format."""
-_DECODING = "1"  # another number when the same files give other pixels
+_DECODING = "1"  # changes when the same files give other pixels
 
 
 def load_listing(
@@ -99,7 +99,7 @@ def load_listing(
 
 @dataclass(frozen=True)
 class _Survey:
-    """What the file system says of the files of a listing, in the order of training and test."""
+    """The files of a listing and their state, in the order of training and test."""
 
     paths: list[str]
     names: list[str]
@@ -107,7 +107,7 @@ class _Survey:
     sizes: list[int]
     """The sizes in bytes, 0 for a file that does not exist."""
     state: str
-    """A hash that is another one when the list or one of the files has changed."""
+    """A hash that changes with the list and with every file."""
 
 
 def _survey(listing: Listing, root: Path) -> _Survey:
@@ -129,7 +129,7 @@ def _survey(listing: Listing, root: Path) -> _Survey:
 
 
 class _Inside:
-    """Tells the state of files, and rejects those that links lead out of a folder."""
+    """Finds out the state of files, and rejects links that lead out of a folder."""
 
     def __init__(self, root: Path):
         self.root = os.path.realpath(root)
@@ -171,10 +171,10 @@ class _Images:
     colour: bool
 
     def content(self, listing: Listing, domains_order: Sequence[str] | None) -> Content:
-        """Return the images with what the listing says of them."""
+        """Return the images with their labels, domains, groups and clients."""
         reject_missing_pillow()
         x, problems = self._decode()
-        self._judge(problems)
+        self._reject_unreadable(problems)
         files = [*listing.train, *listing.test]
         keep = np.array([number for number in range(len(files)) if number not in problems])
         middle = int(np.searchsorted(keep, len(listing.train)))
@@ -222,7 +222,7 @@ class _Images:
             weight += size
         yield paths
 
-    def _judge(self, problems: dict[int, str]) -> None:
+    def _reject_unreadable(self, problems: dict[int, str]) -> None:
         if problems and self.unreadable == "stop":
             raise InputError(
                 f"{len(problems)} of {len(self.found.paths)} image files of {self.name} cannot be read: "
@@ -235,7 +235,7 @@ class _Images:
 
 
 class Canvas:
-    """The array that images are put into, which gets more channels or is cut when an image asks for it."""
+    """The array of the decoded images, which gets more channels or is cropped where an image needs it."""
 
     def __init__(self, count: int, size: int | Sequence[int], colour: bool):
         self.size, self.colour = size, colour
@@ -243,7 +243,7 @@ class Canvas:
         self.first = ""
 
     def put(self, position: int, image: Pixels, name: str) -> None:
-        """Put an image in its place."""
+        """Store an image at its position."""
         if not self.first:
             self.first = name
             self.x = self._empty(3 if self.colour else len(image), *image.shape[1:])
@@ -273,7 +273,7 @@ class Canvas:
 
 
 def middle(images: Pixels, side: int) -> Pixels:
-    """Cut out the square in the middle."""
+    """Crop images to the square in the middle."""
     top, left = ((length - side) // 2 for length in images.shape[-2:])
     return np.ascontiguousarray(images[..., top : top + side, left : left + side])
 
@@ -291,7 +291,7 @@ def _columns(
         columns["domain"] = torch.tensor([number[file.domain] for file in files])
     groups = {group: k for k, group in enumerate(sorted({file.group for file in files} - {""}))}
     if groups:
-        # a file without a group is a group of its own
+        # each file without a group becomes another group
         columns["group"] = torch.tensor(
             [groups[file.group] if file.group else len(groups) + k for k, file in enumerate(files)]
         )

@@ -79,6 +79,9 @@ def load_dataset(
             by default those of the file.
         options: The keys of :class:`Reading`, and further arguments of a function.
 
+    Returns:
+        The data set.
+
     Raises:
         InputError: If the source is not known, is missing, or has no usable data.
 

@@ -22,11 +22,17 @@ def as_split(data: object, *, images: bool = False) -> Split:
     """Make a `Split` from (x, y) or from a map-style torch Dataset of such pairs.
 
     Values and shapes stay as they are, except as `Split` says. A Dataset that is not a TensorDataset is read through
-    once, item by item, so a random transform in it is drawn once and for all.
+    once, item by item, so a random transform is applied only once.
 
     Args:
         data: The data.
         images: Whether images are returned as (N, C, H, W), as `channels_first` does it.
+
+    Returns:
+        The split. A `Split` is returned as it is, except for the order of the axes of images.
+
+    Raises:
+        InputError: If the data are neither, or if the labels do not fit the samples.
 
     >>> as_split((torch.zeros(2, 3), torch.tensor([0, 1]))).y
     tensor([0, 1])

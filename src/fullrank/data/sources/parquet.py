@@ -16,14 +16,14 @@ from fullrank.data.sources.cells import Table, dates_in
 from fullrank.errors import InputError
 
 _INDEX = re.compile(r"__index_level_[0-9]+__")
-"""The name that pandas gives its index, which is no column."""
+"""The name that pandas gives to its index, which is not a column of the data."""
 
 
 def read_parquet(path: Path) -> Table:
     """Read a Parquet file.
 
     Raises:
-        InputError: If pyarrow is missing, or the file cannot be read or is not such a file.
+        InputError: If pyarrow is missing, or if the file cannot be read or is not a Parquet file.
     """
     try:
         import pyarrow
@@ -49,8 +49,8 @@ def read_parquet(path: Path) -> Table:
 def of_arrow(table: Any) -> Table:
     """Return the cells of a pyarrow.Table.
 
-    Numbers are taken as such, texts and booleans as texts. Of the other types, the cells can say what belongs together
-    but cannot be features.
+    Numbers are taken as such, texts and booleans as texts. Columns of other types cannot be
+    features, but they can name clients or groups.
     """
     names = [name for name in table.column_names if not _INDEX.fullmatch(name)]
     twice = next((name for name, count in Counter(names).items() if count > 1), None)

@@ -67,7 +67,7 @@ def from_file(
     """
     path = path.expanduser()
     if not image and unreadable != "stop":
-        raise InputError(f'data.unreadable = "{unreadable}": is about files of images, and data.image names none')
+        raise InputError(f'data.unreadable = "{unreadable}": applies to image files, and data.image names none')
     if not path.is_file():
         raise InputError(f"there is no file {path}; give the path of a {path.suffix} file")
     try:
@@ -122,7 +122,7 @@ def _list_images(path: Path, read: Callable[[], Table], keys: Mapping[str, str],
     roles = Roles.of(table, keys)
     name = chosen_column(table, "image", image, ())
     if name in roles.taken:
-        raise InputError(f'data.image = "{name}": the column says something else already')
+        raise InputError(f'data.image = "{name}": the column has another meaning already')
     train, test = roles.sides(seed)
     files: list[ImageFile] = []
     first: dict[Path, int] = {}

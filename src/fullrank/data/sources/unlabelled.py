@@ -1,4 +1,4 @@
-"""Samples without labels, for a trained model to predict: image files, folders of them, and arrays in an `.npz`."""
+"""Read samples without labels for predictions: image files, folders of images, and arrays in an `.npz` file."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from fullrank.data.sources.progress import report
 from fullrank.errors import InputError
 
 ARRAYS = ("x", "x_test", "x_train")
-"""Arrays of an `.npz` that hold samples, of which the first that is there is taken."""
+"""Names of arrays of samples in an `.npz` file; the first that exists is taken."""
 AT_ONCE = 128
 """The number of images that are decoded at a time."""
 
 
 @dataclass
 class ImageFiles:
-    """Image files that are decoded a few at a time, in the shape of the images with which a model was trained.
+    """Image files that are decoded in batches to the shape of the images with which a model was trained.
 
-    They are resized by the rule of the training data, and those that have another shape then to the trained height and
-    width; grey and colour images are converted into each other. `changed` counts the latter two.
+    They are resized as the training data were. Those that then have another shape are resized to the height and width
+    of the training images, and grey and colour images are converted into each other; `changed` counts both.
     """
 
     files: Sequence[Path]
     names: Sequence[str]
-    """What each file is called, relative to the folder that was named."""
+    """The path of each file, relative to the folder that was named."""
     shape: tuple[int, ...]
     """Channels, height and width of the model's images."""
     size: int | Sequence[int] = 0
     """The key `data.size` of the training data."""
     ignored: Sequence[str] = ()
-    """Names of files in the folders that are no images."""
+    """Names of files in the folders that are not images."""
     unreadable: dict[str, str] = field(default_factory=dict)
     """Why files could not be read, by their names; complete after all files have been read."""
     changed: dict[str, int] = field(default_factory=dict)
