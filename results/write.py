@@ -23,7 +23,7 @@ from fullrank.papers import UNITS, Cell, Printed, Table, load_table
 from fullrank.papers.plan import differing
 from fullrank.papers.reproduction import markdown_table
 from fullrank.papers.verdict import RULE, verdict
-from fullrank.report import style
+from fullrank.report import legend, style
 from fullrank.report.probed import probe_at
 from fullrank.runs.display import clock
 
@@ -485,7 +485,7 @@ def draw(path: Path) -> None:
         entries["printed, ± std"] = style.line("black", marker="o", markersize=2.5, linestyle="none")
         axes.set_xlabel("round")
         axes.set_ylabel("test accuracy, %")
-        style.draw_legend(figure, entries)
+        legend.draw_legend(figure, entries)
 
 
 if __name__ == "__main__":
