@@ -20,7 +20,7 @@ demo: $(VENV)/installed
 	$(BIN)/fullrank compare examples/demo.toml --methods fedavg,fedavg+feddecorr --seeds 0,1,2 --out $(DEMO)
 	@echo "Three seeds on 1,437 small images show how the tool works, not which method is better."
 
-# FedDecorr's claim on Fashion-MNIST, its figures and numbers, as in docs/collapse.md; experiments/collapse.toml says
+# FedDecorr's claim on Fashion-MNIST, its figures and numbers, as in RESULTS.md; experiments/collapse.toml says
 # how to call it with a GPU and, for a quick try, without one.
 collapse: $(VENV)/installed
 	for alpha in 0.05 0.25 inf; do $(BIN)/fullrank compare experiments/collapse.toml --seeds 0 \

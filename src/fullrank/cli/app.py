@@ -25,6 +25,7 @@ from fullrank.cli import methods as methodscli
 from fullrank.cli import models as modelscli
 from fullrank.cli import predict as predictcli
 from fullrank.cli import probes as probescli
+from fullrank.cli import reproduce as reproducecli
 from fullrank.cli import search_scales as searchcli
 from fullrank.cli import theory as theorycli
 from fullrank.cli.options import (
@@ -136,6 +137,7 @@ for name, panel, command in (
     ("figure", "Inspect", figurecli.figure_command),
     ("models", "Models and methods", modelscli.list_models),
     ("search-scales", "Models and methods", searchcli.search_command),
+    ("reproduce", "Reproduce", reproducecli.reproduce_command),
     ("export", "Tools", exportcli.export_command),
 ):
     app.command(name, cls=Command, rich_help_panel=panel)(command)

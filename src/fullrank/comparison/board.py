@@ -193,7 +193,9 @@ def opening(tasks: Sequence[Task], pending: Sequence[Task]) -> list[str]:
     """Return the first lines of the output of a comparison."""
     methods = {task.experiment.method.name for task in tasks}
     seeds = {task.experiment.seed for task in tasks}
-    lines = [f"{number_of(methods, 'method')} × {number_of(seeds, 'seed')} on {setting(tasks[0].experiment)}"]
+    settings = list(dict.fromkeys(setting(task.experiment) for task in tasks))
+    on = settings[0] if len(settings) == 1 else number_of(settings, "setting")
+    lines = [f"{number_of(methods, 'method')} × {number_of(seeds, 'seed')} on {on}"]
     if not pending:
         lines.append(f"complete already in {tasks[0].path.parent}")
     elif len(pending) < len(tasks):

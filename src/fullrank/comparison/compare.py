@@ -198,24 +198,58 @@ def _directory(method: str, seed: int) -> str:
 
 def _complete(tasks: Sequence[Task], jobs: int, callbacks: ComparisonCallback, folder: Path) -> dict[Path, Failure]:
     """Complete the runs that are not complete, after a check of all that have started."""
-    pending = [task for task in tasks if not _is_complete(task)]
+    pending = [task for task in tasks if not is_complete(task)]
     begun = [load_run(task.path) for task in tasks if RunDirectory(task.path).started]
     check_comparable(begun, rounds=False)
+    return complete_runs(tasks, pending, jobs, callbacks, folder, bool(begun))
+
+
+def complete_runs(
+    tasks: Sequence[Task],
+    pending: Sequence[Task],
+    jobs: int,
+    callbacks: ComparisonCallback,
+    folder: Path,
+    begun: bool = False,
+) -> dict[Path, Failure]:
+    """Complete runs, several at a time where the machine has room, and return the failures by directory.
+
+    Args:
+        tasks: All runs.
+        pending: Those of them that are not complete.
+        jobs: The number of parallel runs; 0 means as many as `at_once` returns.
+        callbacks: What is notified of the progress.
+        folder: The folder of the runs, which the message names if they are interrupted.
+        begun: Whether a run that fails before any has started is one failure among others, as in `run_all`.
+
+    Raises:
+        Interrupted: If the runs are interrupted; the same call continues them.
+    """
     callbacks.planned(tasks, pending)
-    at_once = min(jobs or runs_at_once(tasks[0].experiment.engine, cores()), len(pending))
+    number = at_once(pending, jobs)
     try:
         with interrupt.guard():
-            several = [_alongside_others(task) for task in pending] if at_once > 1 else pending
-            return run_all(several, at_once, callbacks, bool(begun))
+            return run_all(sharing_cores(pending, number), number, callbacks, begun)
     except Interrupted:
-        done = sum(_is_complete(task) for task in tasks)
+        done = sum(is_complete(task) for task in tasks)
         raise Interrupted(
             f'stopped; {done} of {len(tasks)} runs are complete and the rounds of the others are saved in "{folder}"; '
             "the same command continues from there"
         ) from None
 
 
-def _is_complete(task: Task) -> bool:
+def at_once(pending: Sequence[Task], jobs: int) -> int:
+    """Return how many of the runs are made at the same time, if `jobs` are asked for (0: as the machine has room)."""
+    fitting = min((runs_at_once(task.experiment.engine, cores()) for task in pending), default=1)
+    return min(jobs or fitting, len(pending))
+
+
+def sharing_cores(pending: Sequence[Task], number: int) -> list[Task]:
+    """Return the tasks for `number` parallel runs: each of several uses one process."""
+    return [_alongside_others(task) for task in pending] if number > 1 else list(pending)
+
+
+def is_complete(task: Task) -> bool:
     """Return whether a run is complete. A run of another experiment is rejected."""
     directory = RunDirectory(task.path)
     if not directory.started:

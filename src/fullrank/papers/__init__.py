@@ -12,6 +12,20 @@ and its cells hold the experiments. A figure is a table without printed values, 
 100
 """
 
+from fullrank.papers.reproduction import CellResult, Reproduction, reproduce
 from fullrank.papers.tables import UNITS, Cell, Drawing, Note, Printed, Table, available, figures, load_table
 
-__all__ = ["UNITS", "Cell", "Drawing", "Note", "Printed", "Table", "available", "figures", "load_table"]
+__all__ = [
+    "UNITS",
+    "Cell",
+    "CellResult",
+    "Drawing",
+    "Note",
+    "Printed",
+    "Reproduction",
+    "Table",
+    "available",
+    "figures",
+    "load_table",
+    "reproduce",
+]

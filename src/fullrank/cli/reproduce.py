@@ -1,0 +1,246 @@
+"""The command `fullrank reproduce`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fullrank import papers
+from fullrank.cli.compare import WIDE, parse_seeds
+from fullrank.cli.options import AsJson, Overrides, Root, fail
+from fullrank.comparison.board import choose_board
+from fullrank.config.experiment import dotted, parse_overrides, without_none
+from fullrank.errors import InputError, Interrupted
+from fullrank.local import interrupt
+from fullrank.papers.drawing import draw_panels
+from fullrank.papers.plan import Plan, estimate, make_plan, measure
+from fullrank.papers.reproduction import REPORT, Reproduction, check_jobs, complete
+from fullrank.papers.verdict import COMPARED, RULE
+from fullrank.runs.display import clock, counted, setting
+
+
+def reproduce_command(
+    table: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="TABLE", help="Name of a table or figure, as --list shows it, or a TOML file of the same form."
+        ),
+    ] = None,
+    cells: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cell",
+            "-c",
+            metavar="NAME=VALUE,…",
+            help="Cells with these coordinates, as in --cell method=fedavg,alpha=0.05. Can be repeated.",
+        ),
+    ] = None,
+    seeds: Annotated[str, typer.Option("--seeds", "-s", metavar="N,N,…", help="Seeds, as in 0,1,2 or 0-4.")] = "0-2",
+    rounds: Annotated[
+        int | None, typer.Option("--rounds", metavar="R", help="Number of rounds, in place of the paper's.")
+    ] = None,
+    overrides: Overrides = None,
+    root: Root = "",
+    out: Annotated[
+        str | None,
+        typer.Option("--out", metavar="DIR", help="Folder of the runs and the report. By default a name in runs/."),
+    ] = None,
+    jobs: Annotated[
+        int,
+        typer.Option("--jobs", "-j", metavar="N", help="Number of parallel runs. 0: one per core, or one on a GPU."),
+    ] = 0,
+    list_: Annotated[
+        bool, typer.Option("--list", help="List the tables, or the cells of a table, and run nothing.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and run nothing.")] = False,
+    timed: Annotated[
+        bool,
+        typer.Option(
+            "--estimate",
+            help="With --dry-run: run the first two rounds of each kind of run to estimate the time; they are kept.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the table without progress.")] = False,
+) -> None:
+    """Run cells of a paper's table again and compare the values.
+
+    Plans the runs behind the cells, runs those that are missing, and prints the printed values, ours with their
+    standard deviation over seeds, and a verdict on each cell. The report is written into the folder of the runs as
+    reproduction.md and reproduction.json. If it was interrupted, the same command continues. Cells whose data are
+    absent are marked with the files that are missing, and the others are run. A figure is drawn into that folder from
+    the runs of its cells.
+
+    Example: fullrank reproduce --list
+
+    Example: fullrank reproduce feddecorr-tpami/table-1 --list
+
+    Example: fullrank reproduce feddecorr-tpami/table-1 --cell data=cifar10,alpha=0.05,method=fedavg --root data
+
+    Example: fullrank reproduce feddecorr-tpami/table-1 --dry-run
+    """
+    if timed and not dry_run:
+        raise InputError("--estimate belongs to --dry-run; without it the time is always estimated")
+    if table is None:
+        if not list_:
+            raise InputError("name a table, as in feddecorr-tpami/table-1; `fullrank reproduce --list` shows them")
+        _list_tables(as_json)
+        return
+    found = papers.load_table(table)
+    if list_:
+        _list_cells(found, cells or [], as_json)
+        return
+    check_jobs(jobs)
+    there = [f"data.root={root}"] if root else []
+    changes = dotted(without_none(parse_overrides([*(overrides or []), *there])))
+    plan = make_plan(
+        found,
+        cells or [],
+        parse_seeds(seeds),
+        rounds,
+        changes,
+        out,
+        _command(table, cells, seeds, rounds, [*(overrides or []), *there]),
+    )
+    silent = quiet or as_json
+    try:
+        if dry_run:
+            _show_plan(plan, jobs, timed, as_json)
+            return
+        _announce(plan, jobs, silent)
+        with choose_board(silent) as board:
+            done = complete(plan, jobs, [board])
+    except Interrupted as stop:
+        sentence = str(stop)
+    else:
+        files, problems = draw_panels(done)
+        print(done.to_json()) if as_json else _show(done)
+        for problem in problems:
+            print(f"fullrank: warning: {problem}", file=sys.stderr)
+        for file in files if not as_json else ():
+            print(f"drawn in {file}")
+        if done.failed:
+            fail(f"{done.failed} of {counted(len(plan.tasks), 'run')} failed; see log.txt in the directory of each", 1)
+        return
+    fail(sentence, 130)  # here, because typer would print "Aborted." only
+
+
+def _command(
+    table: str, cells: list[str] | None, seeds: str, rounds: int | None, overrides: list[str]
+) -> tuple[str, ...]:
+    """Return the arguments of the command, without those that do not change the results."""
+    found = ["fullrank", "reproduce", table]
+    found += [part for cell in cells or [] for part in ("--cell", cell)]
+    found += ["--seeds", seeds, *(["--rounds", str(rounds)] if rounds is not None else [])]
+    return (*found, *(part for override in overrides for part in ("--set", override)))
+
+
+# Lists
+
+
+def _list_tables(as_json: bool) -> None:
+    tables = [papers.load_table(name) for name in [*papers.available(), *papers.figures()]]
+    if as_json:
+        facts = [{"name": one.name, "title": one.title, "cells": len(one.cells), "paper": one.paper} for one in tables]
+        print(json.dumps(facts, indent=1))
+        return
+    rows = [[one.name, str(len(one.cells)), one.title + _unavailable(one)] for one in tables]
+    _print_table(["table or figure", "cells", "title"], rows)
+
+
+def _unavailable(table: papers.Table) -> str:
+    return f" ({table.unavailable})" if table.unavailable else ""
+
+
+def _list_cells(table: papers.Table, patterns: list[str], as_json: bool) -> None:
+    cells = table.select(patterns) if table.cells else []
+    if as_json:
+        facts = [
+            {"cell": cell.name, "paper": str(cell.printed or ""), "measure": cell.measure, "value": cell.value}
+            for cell in cells
+        ]
+        print(json.dumps(facts, indent=1))
+        return
+    print(f"{table.name}: {table.title}{_unavailable(table)}\n{table.paper}\n")
+    rows = [[cell.name, str(cell.printed or ""), f"{cell.measure} {cell.value}"] for cell in cells]
+    _print_table(["cell", "paper", "measure"], rows)
+
+
+# The plan
+
+
+def _announce(plan: Plan, jobs: int, silent: bool) -> None:
+    """Print what will be run, and measure how long it will take."""
+    plan.check()
+    if not silent:
+        for one in plan.selected:
+            if one.problem:
+                print(f"{one.cell.name} is left out: {one.problem}")
+    with interrupt.guard():
+        measure(plan, jobs)
+    if not silent:
+        print(_time_left(plan, jobs))
+
+
+def _show_plan(plan: Plan, jobs: int, timed: bool, as_json: bool) -> None:
+    if timed:
+        with interrupt.guard():
+            measure(plan, jobs)
+    if as_json:
+        left = estimate(plan, jobs)
+        facts = {**plan.facts(), "seconds": left.seconds, "runs_of_unknown_time": left.unknown}
+        print(json.dumps({**facts, "seconds_per_round": dict(left.per_round)}, indent=1))
+        return
+    rows = []
+    for one in plan.selected:
+        tasks = [task for several in one.tasks.values() for task in several]
+        complete = f"{sum(task.done for task in tasks)} of {sum(task.rounds for task in tasks)}"
+        about = one.problem or setting(tasks[0].experiment)
+        rows.append([one.cell.name, str(len(tasks)), complete, about])
+    _print_table(["cell", "runs", "rounds complete", "each run"], rows)
+    print(f"\n{_time_left(plan, jobs)}")
+
+
+def _time_left(plan: Plan, jobs: int) -> str:
+    """Return a sentence about the runs that remain and the time that they need."""
+    pending, left = plan.pending(), estimate(plan, jobs)
+    complete = len(plan.tasks) - len(pending)
+    text = f"{counted(len(plan.tasks), 'run')} in {plan.folder}, {complete} complete"
+    if not pending:
+        return text
+    together = f", {left.at_once} at a time" if left.at_once > 1 else ""
+    text += f"; {counted(left.rounds, 'round')} remain{together}"
+    if left.unknown == len(pending):
+        return f"{text}; the time is not known before the first rounds"
+    more = f", and {counted(left.unknown, 'run')} of unknown time" if left.unknown else ""
+    return f"{text}, about {clock(left.seconds)} (h:mm:ss){more}"
+
+
+# The result
+
+
+def _show(found: Reproduction) -> None:
+    table = found.plan.table
+    print(f"\n{table.name}: {table.title}\n{table.paper}\n")
+    _print_table(*found.rows(selected=True))
+    print()
+    for remark in found.remarks(selected=True):
+        print(remark)
+    if any(result.verdict.kind in COMPARED for result in found.selected):
+        print(RULE)
+    print(f"The report is in {found.plan.folder / REPORT}.md and .json.")
+
+
+def _print_table(titles: list[str], rows: list[list[str]]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for title in titles:
+        table.add_column(title)
+    for row in rows:
+        table.add_row(*row)
+    console = Console(highlight=False, markup=False)
+    (console if console.is_terminal else Console(highlight=False, markup=False, width=WIDE)).print(table)
