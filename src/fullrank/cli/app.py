@@ -24,6 +24,7 @@ from fullrank.cli import methods as methodscli
 from fullrank.cli import models as modelscli
 from fullrank.cli import probes as probescli
 from fullrank.cli import search_scales as searchcli
+from fullrank.cli import sweep as sweepcli
 from fullrank.cli import theory as theorycli
 from fullrank.cli.options import (
     AsJson,
@@ -127,6 +128,7 @@ def run(
 for name, panel, command in (
     ("keys", "Run", keyscli.list_keys),
     ("compare", "Compare", comparecli.compare_command),
+    ("sweep", "Compare", sweepcli.sweep_command),
     ("inspect", "Inspect", inspectcli.inspect_command),
     ("probes", "Inspect", probescli.probes_command),
     ("figure", "Inspect", figurecli.figure_command),

@@ -101,7 +101,7 @@ def compare(
     check_value(value)
     if jobs < 0:
         raise InputError(f"jobs = {jobs}: must be at least 0 (one per core)")
-    planned = _planned(experiment, _checked_methods(methods), _checked_seeds(seeds), vary or {})
+    planned = _planned(experiment, _checked_methods(methods), checked_seeds(seeds), vary or {})
     check_measure(measure, next(iter(planned.values())))
     folder = Path(out) if out is not None else _named_after(planned)
     if RunDirectory(folder).started:
@@ -168,10 +168,11 @@ def _reject_equal_rows(planned: Mapping[tuple[str, int], Any], tasks: Mapping[tu
     raise InputError(f'"{name}" has the same settings as another method of the comparison; give it once')
 
 
-def _checked_seeds(seeds: Sequence[int]) -> list[int]:
+def checked_seeds(seeds: Sequence[int]) -> list[int]:
+    """Return the seeds; reject none at all, a seed twice, and what is no seed."""
     found = list(seeds)
     if not found:
-        raise InputError("compare needs at least one seed")
+        raise InputError("give at least one seed")
     for index, seed in enumerate(found):
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise InputError(f"{seed!r} is not a seed: seeds are whole numbers of at least 0")
@@ -232,7 +233,7 @@ def _complete(tasks: Sequence[Task], jobs: int, callbacks: ComparisonCallback, f
     at_once = min(jobs or runs_at_once(tasks[0].experiment.engine, cores()), len(pending))
     try:
         with interrupt.guard():
-            several = [_alongside_others(task) for task in pending] if at_once > 1 else pending
+            several = [alongside_others_of(task) for task in pending] if at_once > 1 else pending
             return run_all(several, at_once, callbacks, bool(begun))
     except Interrupted:
         done = sum(_is_complete(task) for task in tasks)
@@ -251,7 +252,7 @@ def _is_complete(task: Task) -> bool:
     return directory.status(task.rounds, verify=True) in (Status.COMPLETE, Status.STRIPPED)
 
 
-def _alongside_others(task: Task) -> Task:
+def alongside_others_of(task: Task) -> Task:
     """Return the task for a run in parallel with others, each of which uses one process."""
     changes = alongside_others(task.experiment.engine)
     if not changes or RunDirectory(task.path).started:
