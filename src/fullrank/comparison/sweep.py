@@ -339,7 +339,7 @@ class _OfTrials(ComparisonCallback):
 
     def failed(self, task: Task, reason: str) -> None:
         if (task.path / MARK).exists():
-            self.callbacks.stopped(task, reason)
+            self.callbacks.stopped(task, f"pruned {_why_pruned(task.path)}")
         else:
             self.callbacks.failed(task, reason)
 
@@ -427,9 +427,7 @@ def _with_results(plan: _Plan, trial: Trial, failures: Mapping[Path, Failure]) -
     if failed:
         return dataclasses.replace(trial, state="failed", reason=failed[0])
     if pruned:
-        mark = read_json(pruned[0] / MARK)
-        reason = f"after round {mark['round']}: {plan.measure} {mark['best']:.4g}, median {mark['limit']:.4g}"
-        return dataclasses.replace(trial, state="pruned", reason=reason)
+        return dataclasses.replace(trial, state="pruned", reason=_why_pruned(pruned[0]))
     runs = {("trial", seed): load_run(path, trust=True) for seed, path in paths.items()}
     try:
         row = Comparison(runs, plan.measure, plan.value).rows()[0]
@@ -439,6 +437,15 @@ def _with_results(plan: _Plan, trial: Trial, failures: Mapping[Path, Failure]) -
         reason = next(iter(row.absent.values()), f"its {plan.measure} is not finite")
         return dataclasses.replace(trial, state="failed", reason=reason)
     return dataclasses.replace(trial, state="complete", values=row.values, mean=row.mean, std=row.std)
+
+
+def _why_pruned(path: Path) -> str:
+    """Return after which round a run was pruned, and why."""
+    mark = read_json(path / MARK)
+    return (
+        f"after round {mark['round']}: its best value so far is {mark['best']:.4g}, and in this round the median of "
+        f"earlier trials was {mark['limit']:.4g}"
+    )
 
 
 def _ended(plan: _Plan, trial: Trial, state: str) -> Trial:

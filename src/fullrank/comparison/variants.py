@@ -158,13 +158,17 @@ def rows_of(
     """Return the rows of a comparison by name: each method at each point of a grid.
 
     A method has no rows for the hyper-parameters of other methods.
+
+    Raises:
+        InputError: If two methods that are written differently are the same.
     """
-    rows = {}
+    rows: dict[str, tuple[Variant, dict[str, Any]]] = {}
     for values in itertools.product(*grid.values()):
         for variant in variants:
             chosen = zip(grid, values, strict=True)
             point = {key: value for key, value in chosen if _has_effect(key, variant)}
-            rows[row_name(variant, point)] = variant, point
+            if rows.setdefault(row_name(variant, point), (variant, point))[0] != variant:
+                raise InputError(f'"{variant.text}" has the same settings as another method of the comparison')
     return rows
 
 
