@@ -1,11 +1,11 @@
 """The page about comparisons and sweeps is done as it says, in fewer rounds and trials."""
 
-import os
 import re
+import runpy
 import shlex
-import subprocess
-import sys
 from pathlib import Path
+
+from commands import fullrank as command
 
 PAGE = Path(__file__).parents[1] / "docs" / "compare-and-sweep.md"
 SHORTER = {
@@ -23,22 +23,23 @@ def shortened(text):
     return text
 
 
-def test_the_page_runs(tmp_path):
+def test_the_page_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     text = PAGE.read_text()
     for body in re.findall(r"```(?:python|toml)\n(.*?)```", text, re.DOTALL):
-        (tmp_path / body.splitlines()[0].removeprefix("# ")).write_text(shortened(body))
-    commands = re.findall(r"^    ((?:python|fullrank) .*)$", text, re.MULTILINE)
-    assert len(commands) == 7
+        Path(body.splitlines()[0].removeprefix("# ")).write_text(shortened(body))
+    commands = [shortened(line) for line in re.findall(r"^    (fullrank .*)$", text, re.MULTILINE)]
+    assert len(commands) == 6
     printed = []
-    for command in commands:
-        started = shortened(command).replace("python", sys.executable, 1)
-        started = started.replace("fullrank ", f"{sys.executable} -m fullrank ", 1)
-        if re.search("fullrank (compare demo|sweep)", command):
-            started += " --jobs 1"
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(shlex.split(started), cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, f"{command}\n{done.stderr}"
-        printed.append(done.stdout)
+    for line in commands:
+        arguments = shlex.split(line)[1:]
+        several = arguments[0] in ("compare", "sweep") and "--runs" not in arguments
+        status, out, err = command(*arguments, *(["--jobs", "1"] if several else []), capsys=capsys)
+        assert status == 0, f"{line}\n{err}"
+        printed.append(out)
+    assert "    python search.py\n" in text
+    runpy.run_path("search.py")
+    assert "{'train.lr': " in capsys.readouterr().out
     assert "feddecorr (feddecorr.beta=0.01, train.lr=0.1)" in printed[0]
     assert "fedprox (train.lr=0.05)" in printed[0]
     assert "only rows on the same data and splits are compared" in printed[1]

@@ -26,15 +26,11 @@ def test_the_table_has_validation_scores_and_the_winner_its_test_score(tmp_path,
     assert lines[title + 2].split() == ["trial", "train.lr", "mean", "±", "std", "state"]
     record = json.loads((tmp_path / "s" / "sweep.json").read_text())
     best = record["trials"][record["best"]]
-    assert lines[title + 3].split()[:3] == [
-        str(best["number"]),
-        f"{best['settings']['train.lr']:g}",
-        f"{100 * best['mean']:.2f}",
-    ]
-    assert f"best: trial {best['number']}, train.lr={best['settings']['train.lr']:g}" in lines
-    assert any(
-        line.startswith(f"its test accuracy: {100 * record['test']['accuracy']['mean']:.2f} ± ") for line in lines
-    )
+    rate, mean = f"{best['settings']['train.lr']:g}", f"{100 * best['mean']:.2f}"
+    assert lines[title + 3].split()[:3] == [str(best["number"]), rate, mean]
+    assert f"best: trial {best['number']}, train.lr={rate}" in lines
+    test = f"its test accuracy: {100 * record['test']['accuracy']['mean']:.2f} ± "
+    assert any(line.startswith(test) for line in lines)
     _, text, _ = command(*ARGUMENTS, *grid, "--json", capsys=capsys)
     assert json.loads(text)["best"] == record["best"]
     assert (
