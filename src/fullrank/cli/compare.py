@@ -44,7 +44,7 @@ def compare_command(
             "--methods",
             "-m",
             metavar="A,B,…",
-            help="Methods, each with settings of its own if needed, as in feddecorr:beta=0.5:train.lr=0.01 "
+            help="Methods, each with its own settings if needed, as in feddecorr:beta=0.5:train.lr=0.01 "
             "(hyper-parameters of the method, or keys of the experiment).",
         ),
     ] = "",

@@ -66,8 +66,8 @@ def sweep_command(
     All trials have the same data, splits and seeds. They are compared on the validation set, so the experiment needs
     data.validation; test scores are printed for the best trial only, after it was chosen. DIR/best.toml is its
     experiment, DIR/sweep.json has all trials, and DIR/trials their run directories. If the sweep was interrupted, the
-    same command resumes it with the same trials; a larger --trials adds further ones. It needs Optuna: pip install
-    'fullrank[sweep]'.
+    same command resumes it with the same trials; a larger --trials adds further ones. It needs Optuna, which the extra
+    "sweep" installs.
 
     - grid: all combinations of lists, in their order
     - random: independent draws from ranges and lists

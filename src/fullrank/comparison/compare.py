@@ -67,7 +67,7 @@ def compare(
 
     Args:
         experiment: An Experiment, the path of a TOML file, or a dict with nested or dotted keys.
-        methods: The methods, each a name or a name with settings of its own, `NAME:KEY=VALUE:KEY=VALUE…`. A key is a
+        methods: The methods, each a name, or a name with its own settings, `NAME:KEY=VALUE:KEY=VALUE…`. A key is a
             hyper-parameter of the method or a dotted key of the experiment, as in "fedprox:mu=0.1:train.lr=0.05".
         seeds: The seeds.
         out: The folder of the runs. Without one it is named after the experiment and the methods.

@@ -1,4 +1,4 @@
-"""The rows of a comparison: methods with settings of their own, grids of settings, and names for what differs."""
+"""The rows of a comparison: methods with their own settings, grids of settings, and names for what differs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAY_DIFFER = (
     *(f"engine.{key}" for key in ("name", "workers", "threads", "device", "slots", "compile")),
 )
 """Keys, besides the seed, that are no setting of a row: the method's own, and those that cannot change a result."""
-NOT_SET_HERE = {"seed": "the seeds are given on their own", "method.name": "the methods are given on their own"}
+NOT_SET_HERE = {"seed": "the seeds are given separately", "method.name": "the methods are given separately"}
 """Keys that neither a method's settings nor a grid can have, with the reason."""
 PLAIN = 60
 """The number of characters up to which settings are part of a directory's name as they are."""
@@ -30,7 +30,7 @@ PLAIN = 60
 
 @dataclass(frozen=True)
 class Variant:
-    """A method with settings of its own.
+    """A method with its own settings.
 
     `values` has dotted keys, and `text` is what the user wrote.
     """
