@@ -104,7 +104,7 @@ def main() -> None:
                     pass
 
         lines = {
-            "decode, this process alone": seconds(lambda: [len(found) for found in decoded(chunks, 0, 1)]),
+            "decode, this process only": seconds(lambda: [len(found) for found in decoded(chunks, 0, 1)]),
             f"decode, {cores} threads": seconds(with_threads),
             f"decode, {cores} processes": seconds(lambda: [len(found) for found in decoded(chunks, 0, cores)]),
             "first start: list, decode, write the cache": start(root / "data", root / "cache"),

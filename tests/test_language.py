@@ -226,21 +226,26 @@ def test_docstrings_of_functions_begin_with_verbs(module):
 # Public functions
 
 
-EXCEPTED = ("fullrank.data", "fullrank.runs", "fullrank.deploy", "fullrank.papers")
-"""Packages whose public functions do not have all sections yet."""
-
-
 def public_functions() -> dict[str, Callable[..., Any]]:
-    """The functions in the `__all__` of a package, by where they are defined."""
+    """The functions in the `__all__` of a package, and those of modules in it, by where they are defined."""
     found = {}
     for module in ("", *MODULES):
         if module.endswith("__init__.py") or not module:
             package = importlib.import_module(".".join(("fullrank", *Path(module).parts[:-1])))
             for name in getattr(package, "__all__", ()):
                 value = getattr(package, name)
-                if inspect.isfunction(value) and not value.__module__.startswith(EXCEPTED):
-                    found[f"{value.__module__}.{value.__name__}"] = value
+                for each in (value, *functions_of(value)):
+                    if inspect.isfunction(each):
+                        found[f"{each.__module__}.{each.__name__}"] = each
     return found
+
+
+def functions_of(module: Any) -> list[Callable[..., Any]]:
+    """The public functions that a module defines; none of a package, whose `__all__` says what is public."""
+    if not inspect.ismodule(module) or hasattr(module, "__path__"):
+        return []
+    found = {name: value for name, value in vars(module).items() if inspect.isfunction(value) and name[0] != "_"}
+    return [value for value in found.values() if value.__module__ == module.__name__]
 
 
 def sections(doc: str) -> dict[str, str]:

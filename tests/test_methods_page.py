@@ -62,7 +62,7 @@ def test_the_page_runs(tmp_path):
     commands = [
         line for line in re.findall(r"^    (.*)$", text, re.MULTILINE) if line.startswith(("python", "fullrank"))
     ]
-    assert len(commands) == 5
+    assert len(commands) == 6
     for command in commands:
         started = command.replace("python", sys.executable, 1).replace("fullrank ", f"{sys.executable} -m fullrank ", 1)
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -16,6 +16,7 @@ from typing import Any
 import fullrank
 from fullrank.comparison.intervals import interval
 from fullrank.report import style
+from fullrank.report.legend import draw_legend
 
 HERE = Path(__file__).resolve().parent
 RECORD, RESNET20 = HERE / "runs.jsonl", HERE / "resnet20.jsonl"
@@ -169,7 +170,7 @@ def draw(path: str) -> None:
         entries = {name: style.line(colour, marker="o", markersize=3.5) for name, colour in colours.items()}
         for name, (_, marker, colour) in dots.items():
             entries[f"dead, {name}"] = style.line(colour, marker=marker, markersize=3.5, linestyle="none")
-        style.draw_legend(figure, entries)
+        draw_legend(figure, entries)
 
 
 def draw_difference(axes: Any, values: list[float], height: float, colour: str) -> None:

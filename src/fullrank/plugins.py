@@ -41,8 +41,13 @@ LIBRARY = {
 Where the package is empty, every import path counts as foreign: the objects get options from the experiment, with which
 a function of fullrank that was never meant for that key could import anything.
 """
-FILES: dict[str, tuple[str, ...]] = {"data.name": (".npz",), "data.partition": (".safetensors", ".csv")}
-"""The file suffixes of each key: a name with one of them is a path, even with a colon, and nothing is imported."""
+FILES: dict[str, tuple[str, ...]] = {
+    "data.name": (".npz", ".csv", ".parquet"),
+    "data.partition": (".safetensors", ".csv"),
+}
+"""The file suffixes of each key: a name with one is a path, even with a colon in it, and nothing is imported."""
+HUB = "hub"
+"""The word before the colon in the name of a data set that the library `datasets` reads."""
 
 T = TypeVar("T")
 
@@ -113,6 +118,8 @@ def is_foreign(key: str, name: str) -> bool:
     (True, False)
     >>> is_foreign("data.name", "D:scans.npz"), is_foreign("model.name", "mine:scans.npz")
     (False, True)
+    >>> is_foreign("data.name", "hub:cifar10"), is_foreign("model.name", "hub:network")
+    (False, True)
     """
     return any(_is_foreign(key, piece.strip()) for piece in name.split("+"))
 
@@ -120,6 +127,8 @@ def is_foreign(key: str, name: str) -> bool:
 def _is_foreign(key: str, name: str) -> bool:
     module, colon, _ = name.partition(":")
     if not colon or module == GIVEN or (key in FILES and name.endswith(FILES[key])):
+        return False
+    if key == "data.name" and module == HUB:
         return False
     return not LIBRARY[key] or not f"{module}.".startswith(f"{__package__}.{LIBRARY[key]}.")
 

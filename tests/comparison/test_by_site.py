@@ -88,8 +88,8 @@ def test_from_the_command_line(folder, capsys):
         (["--stage=local"], "--stage and --on belong to --by site"),
         (["--by=site", "--stage=lokal"], 'there is no stage "lokal" of a model; did you mean "local"?'),
         (["--by=site", "--measure=auroc"], 'no run has "auroc" by site; known: accuracy, loss, balanced_accuracy'),
-        (["--by=site", "--value=best"], 'by site there is no value "best"'),
-        (["--by=site", "--value=validated", "--stage=local"], '"validated" is known of the accuracy of the models'),
+        (["--by=site", "--value=best"], 'there is no value "best" by site'),
+        (["--by=site", "--value=validated", "--stage=local"], '"validated" by site is known only for the accuracy'),
         (["--by=site", "--on=training"], 'there is no set "training"'),
     ],
 )

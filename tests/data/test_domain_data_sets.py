@@ -174,8 +174,9 @@ def test_fedbn_trains_on_half_the_smallest_domain_of_each(tmp_path, capsys, meth
     sets += ["data.validation=0.4", f"method.name={method}", "model.name=resnet20", "train.rounds=1"]
     sets += ["train.epochs=1", "train.batch_size=32", "data.normalise=none"]
     words = [word for value in sets for word in ("--set", value)]
-    status, _, err = fullrank("run", *words, "--out", "out", capsys=capsys)
+    status, out, err = fullrank("run", *words, "--out", "out", capsys=capsys)
     assert (status, err) == (0, "")
+    assert "on office-caltech10: clients by domain, 4 per round, 1 round of 1 epoch" in out
     assert '"sizes": [\n  21,\n  21,\n  21,\n  21\n ]' in (tmp_path / "out" / "partition.json").read_text()
 
 
@@ -277,7 +278,7 @@ def test_incomplete_lists_are_rejected(tmp_path):
     (tmp_path / "real_train.txt").write_text("\n")
     rejected("domainnet", tmp_path, "real_train.txt names no images")
     (tmp_path / "real_train.txt").write_bytes(b"\xff\xfe\x00")
-    rejected("domainnet", tmp_path, "real_train.txt is no text in UTF-8")
+    rejected("domainnet", tmp_path, "real_train.txt is not text in UTF-8")
     (tmp_path / "real_train.txt").unlink()
     rejected("domainnet", tmp_path, "lacks real_train.txt")
     write_domainnet(tmp_path / "gap", labels={"bird": 0, "zebra": 1, "axe": 3})

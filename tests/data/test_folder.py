@@ -199,7 +199,7 @@ def grouped(root, groups, separator=",", header=("path", "group")):
         csv.writer(file, delimiter=separator).writerows([header, *groups.items()])
 
 
-@pytest.mark.parametrize("separator", [",", ";", "\t"])
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
 def test_groups_are_read_by_path(separator, tmp_path):
     files = {"train/a/1.png": "anna", "train/a/2.png": "", "train/b/1.png": "anna", "test/a/1.png": "bert"}
     grouped(tmp_path, files, separator)
@@ -242,12 +242,12 @@ def test_a_group_on_both_sides_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("file,patient\na/1.png,x\n", ['starts with "file,patient"', "path,group"]),
-        ("", ['starts with ""']),
+        ("file,patient\na/1.png,x\n", ["has no column path; its columns are file, patient"]),
+        ("", ["is empty"]),
         ("path,group\na/1.png,x\n", ["lacks 3 of 4 images, such as a/2.png, a/3.png, a/4.png"]),
         ("path,group\n", ["lacks 4 of 4 images"]),
-        ("path,group\na/1.png\n", ['line 2: "a/1.png" must have a path and a group']),
-        ("path,group\na/1.png,x\na/1.png,y\n", ["line 3: a/1.png is in group x above"]),
+        ("path,group\na/1.png\n", ["row 2 has 1 cells, and the header 2"]),
+        ("path,group\na/1.png,x\na/1.png,y\n", ["row 3 gives a/1.png another group"]),
     ],
 )
 def test_a_file_of_groups_that_is_wrong_is_rejected(text, words, tmp_path):
@@ -268,7 +268,7 @@ def test_a_file_of_groups_may_name_more_and_in_other_ways(tmp_path):
 def test_a_file_of_groups_in_another_encoding_is_rejected(tmp_path):
     tree(tmp_path, ["train/a/1.png", "test/a/1.png"])
     (tmp_path / "groups.csv").write_bytes("path,group\na,ä\n".encode("latin-1"))
-    rejected(tmp_path, "groups.csv cannot be read")
+    rejected(tmp_path, "groups.csv: row 2 is not UTF-8")
 
 
 @pytest.mark.slow

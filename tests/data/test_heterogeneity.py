@@ -227,5 +227,5 @@ class TestDrawPartition:
 
         draw_partition(np.eye(2, dtype=np.int64), tmp_path / "p.pdf")
         assert (tmp_path / "p.pdf").read_bytes().startswith(b"%PDF")
-        with pytest.raises(InputError, match=r"must end in \.pdf or \.png"):
+        with pytest.raises(InputError, match=r"must end in \.pdf, \.png or \.svg"):
             draw_partition(np.eye(2, dtype=np.int64), tmp_path / "p.jpg")

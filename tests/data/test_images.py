@@ -290,7 +290,7 @@ def test_samples_that_are_left_keep_what_belongs_to_them(tmp_path):
     for k, name in enumerate("abcde"):
         if name != "b":
             write(tmp_path / f"{name}.png", picture((k, k, k)))
-        files.append(ImageFile(tmp_path / f"{name}.png", k % 3, "north" if k < 2 else "south", f"patient {k // 2}"))
+        files.append(ImageFile(tmp_path / f"{name}.png", k % 3, "north" if k < 2 else "south", f"patient {k}"))
     data = load_listing(
         "some", lambda: Listing(files[:3], files[3:], ("x", "y", "z")), root=tmp_path, unreadable="skip"
     )
@@ -298,7 +298,7 @@ def test_samples_that_are_left_keep_what_belongs_to_them(tmp_path):
     assert (data.train.y.tolist(), data.test.y.tolist()) == ([0, 2], [0, 1])
     assert data.domains == ("north", "south")
     assert (data.train.domain.tolist(), data.test.domain.tolist()) == ([0, 1], [1, 1])
-    assert (data.train.group.tolist(), data.test.group.tolist()) == ([0, 1], [1, 2])
+    assert (data.train.group.tolist(), data.test.group.tolist()) == ([0, 2], [3, 4])
 
 
 def test_a_part_without_a_readable_image_is_an_error(tmp_path):
@@ -380,7 +380,7 @@ def test_many_files_are_decoded_by_processes_in_the_order_of_the_list(tmp_path, 
     names = many(tmp_path, 40)
     monkeypatch.setattr(images, "FEW_FILES", 10)
     monkeypatch.setattr(images, "CHUNK_FILES", 6)
-    monkeypatch.setattr(images, "_cores", lambda: 3)
+    monkeypatch.setattr(images, "cores", lambda: 3)
     seen = []
     with watching(lambda *facts: seen.append(facts)):
         data = loaded(tmp_path, names[:30], names[30:])
@@ -393,7 +393,7 @@ def test_decoding_that_is_interrupted_leaves_nothing_behind(tmp_path, monkeypatc
     names = many(tmp_path, 40)
     monkeypatch.setattr(images, "FEW_FILES", 10)
     monkeypatch.setattr(images, "CHUNK_FILES", 6)
-    monkeypatch.setattr(images, "_LEAST_KEPT", 0)
+    monkeypatch.setattr(images, "LEAST_KEPT", 0)
     started = []
     popen = subprocess.Popen
     monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: started.append(popen(*a, **k)) or started[-1])
@@ -420,7 +420,7 @@ def no_decoding(monkeypatch):
 
 
 def test_images_are_decoded_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(images, "_LEAST_KEPT", 0)
+    monkeypatch.setattr(images, "LEAST_KEPT", 0)
     names = many(tmp_path, 5)
     (tmp_path / "0003.png").write_bytes(b"")
     first = loaded(tmp_path, names, unreadable="skip", mean=(0.5,) * 3, std=(0.2,) * 3, augment=("flip",))
@@ -434,7 +434,7 @@ def test_images_are_decoded_once(tmp_path, monkeypatch):
 
 
 def test_what_the_cache_has_does_not_need_pillow(tmp_path, monkeypatch):
-    monkeypatch.setattr(images, "_LEAST_KEPT", 0)
+    monkeypatch.setattr(images, "LEAST_KEPT", 0)
     write(tmp_path / "a.png")
     loaded(tmp_path, ["a.png"])
     monkeypatch.setitem(sys.modules, "PIL", None)
@@ -443,7 +443,7 @@ def test_what_the_cache_has_does_not_need_pillow(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("change", ["content", "time", "size", "labels", "classes", "files", "described_by"])
 def test_whatever_has_changed_is_decoded_again(change, tmp_path, monkeypatch):
-    monkeypatch.setattr(images, "_LEAST_KEPT", 0)
+    monkeypatch.setattr(images, "LEAST_KEPT", 0)
     names, table = many(tmp_path, 4), tmp_path / "table.csv"
     table.write_text("a")
     how, classes, label = {}, ("x", "y"), 0
@@ -477,7 +477,7 @@ def test_whatever_has_changed_is_decoded_again(change, tmp_path, monkeypatch):
 
 
 def test_lists_of_the_same_files_that_differ_in_their_variant_are_all_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(images, "_LEAST_KEPT", 0)
+    monkeypatch.setattr(images, "LEAST_KEPT", 0)
     names = many(tmp_path, 4)
     files = {
         load_listing("some", listing(tmp_path, names, names[:1], variant=f"seed {seed}"), root=tmp_path).file
@@ -490,7 +490,7 @@ def test_lists_of_the_same_files_that_differ_in_their_variant_are_all_kept(tmp_p
 def test_a_few_small_images_are_not_kept(tmp_path):
     assert loaded(tmp_path, many(tmp_path, 4)).file is None
     assert not (tmp_path / "cache").exists()
-    assert images._LEAST_KEPT < cache.LIMIT
+    assert images.LEAST_KEPT < cache.LIMIT
 
 
 # The command line

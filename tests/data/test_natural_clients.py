@@ -1,11 +1,14 @@
 """Clients that the data name: writers, hospitals."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
+import fullrank as fr
 from fullrank import Experiment
 from fullrank.data import DataSet, Pipeline, Split
 from fullrank.data.federation import divide
@@ -98,3 +101,63 @@ def test_the_table_and_the_figure_name_few_clients():
     assert lines[0].index("size") + 4 == lines[1].index("3") + 1
     many = np.ones((41, 2), int)
     assert draw_text(many, None, 60, [f"site{k}" for k in range(41)]).splitlines()[1].split()[0] == "0"
+
+
+# Partitions in files
+
+
+def again(path, data=None, **keys):
+    experiment = Experiment(data={"partition": str(path), **keys})
+    return divide(data or data_set(), Pipeline(), str(path), {**experiment.data.model_dump(), "seed": 0})
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_saved_partition_by_site_keeps_the_test_samples_of_the_sites(named, tmp_path):
+    data = data_set() if named else replace(data_set(), clients=())
+    experiment = Experiment(data={"partition": "natural", "validation": 0.4})
+    one = divide(data, Pipeline(), "natural", {**experiment.data.model_dump(), "seed": 0})
+    save_file(one.tensors(), tmp_path / "saved.safetensors")
+    two = again(tmp_path / "saved.safetensors", data)
+    assert two.names == (("x", "z") if named else ("0", "2"))
+    assert [part.tolist() for part in two.tests] == [[0], [1, 2]]
+    assert [part.tolist() for part in two.validations] == [part.tolist() for part in one.validations]
+    assert sum(map(len, two.validations)) == len(one.validation) > 0
+
+
+def test_a_table_that_gives_sites_their_own_samples_keeps_their_test_samples(tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("sample,client\n0,z\n1,x\n2,z\n")  # not all of them
+    federation = again(path)
+    assert (federation.names, [part.tolist() for part in federation.tests]) == (("x", "z"), [[0], [1, 2]])
+
+
+@pytest.mark.parametrize(
+    "rows", ["0,x\n1,z\n", "0,z\n1,x\n2,x\n", "0,north\n1,x\n"], ids=["swapped", "mixed", "another-name"]
+)
+def test_clients_with_other_names_or_samples_than_sites_have_no_test_samples(rows, tmp_path):
+    path = tmp_path / "mine.csv"
+    path.write_text("sample,client\n" + rows)
+    federation = again(path)
+    assert federation.tests == federation.validations == []
+
+
+@pytest.fixture
+def wards(tmp_path, monkeypatch):
+    """A table of three wards in the current directory; some of their rows are for the test."""
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{k},{'ab'[k % 2]},{'nse'[k // 2 % 3]},{'test' if k % 5 == 0 else 'train'}" for k in range(60)]
+    (tmp_path / "wards.csv").write_text("\n".join(["x,label,client,split", *rows]))
+    return {"data.name": "wards.csv", "model.name": "mlp", "model.width": 4, "train.rounds": 1}
+
+
+def test_a_run_on_a_saved_partition_evaluates_at_sites_or_says_that_it_does_not(wards, tmp_path):
+    one = fr.run({**wards, "data.partition": "natural"}, "one")
+    two = fr.run({**wards, "data.partition": "one/partition.safetensors"}, "two")
+    assert set(one.metrics[-1]["accuracy_by_site"]) == {"n", "s", "e"}
+    assert two.metrics[-1]["accuracy_by_site"] == one.metrics[-1]["accuracy_by_site"]
+    (tmp_path / "mine.csv").write_text("sample,client\n" + "".join(f"{k},{'nsw'[k % 3]}\n" for k in range(40)))
+    with pytest.warns(
+        UserWarning, match=r'the clients of "mine.csv" are not natural clients of "wards" by their names'
+    ):
+        three = fr.run({**wards, "data.partition": "mine.csv"}, "three")
+    assert "accuracy_by_site" not in three.metrics[-1]

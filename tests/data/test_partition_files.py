@@ -50,13 +50,24 @@ WITH_PARTS = "sample,client,part\n7,north,train\n1,south,\n0,south,train\n2,sout
         WITH_PARTS,
         WITH_PARTS.replace(",", ";"),
         WITH_PARTS.replace(",", "\t"),
+        WITH_PARTS.replace(",", "|"),
         "\ufeff" + WITH_PARTS,
         WITH_PARTS.replace("\n", "\r\n"),
         WITH_PARTS.rstrip("\n"),
         WITH_PARTS.replace("\n", "\n\n").replace("7,north", ' 7 , "north"'),
         "Part,Sample,Client\n,7,north\n,1,south\ntrain,0,south\nholdout,2,south\nvalidation,9,south\n",
     ],
-    ids=["commas", "semicolons", "tabs", "byte-order-mark", "crlf", "no-last-newline", "blank-rows", "other-order"],
+    ids=[
+        "commas",
+        "semicolons",
+        "tabs",
+        "bars",
+        "byte-order-mark",
+        "crlf",
+        "no-last-newline",
+        "blank-rows",
+        "other-order",
+    ],
 )
 def test_a_csv_says_who_has_which_sample(text, tmp_path):
     federation = divided(written(tmp_path / "mine.csv", text))
@@ -85,24 +96,24 @@ def test_a_csv_without_parts_leaves_hold_outs_and_validation_to_the_keys(tmp_pat
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "is empty; its first row must be sample,client"),
+        ("", "is empty; its first row must name the columns"),
         ("sample,client\n", "gives no sample to a client"),
         ("sample,client,part\n3,a,validation\n", "gives no sample to a client"),
         ("0,a\n1,b\n", "has the columns 0, a; sample and client must be among them"),
         ("sample,hospital\n0,a\n", "client must be among them"),
-        ("sample|client\n0|a\n", r"has the columns sample\|client"),
         ("sample,client,split\n0,a,test\n", '"split" is not known, only sample, client and part are'),
-        ("sample,client,client\n0,a,b\n", "one of them twice"),
+        ("sample,client,client\n0,a,b\n", 'two columns are called "client"'),
+        ("sample,client,Client\n0,a,b\n", "one of them twice"),
         ("sample,client\n0,a\n0,b\n", "row 3 of .*: sample 0 is in row 2 already"),
         ("sample,client\n0,a\n10,b\n", "row 3 of .*: there is no sample 10; the training split has 10 samples"),
         ("sample,client\n" + "9" * 5000 + ",b\n", "row 2 of .*: there is no sample 9"),
         ("sample,client\n-1,a\n", 'row 2 of .*: sample is "-1"'),
         ("sample,client\n0,a\n\n1.0,a\n", 'row 4 of .*: sample is "1.0"; it must be the position'),
-        ("sample,client\n0\n", r"row 2 of .* has 1 cells, but there are 2 columns \(sample, client\)"),
-        ("sample,client\n0,a,b\n", "row 2 of .* has 3 cells"),
+        ("sample,client\n0\n", "row 2 has 1 cells, and the header 2"),
+        ("sample,client\n0,a,b\n", "row 2 has 3 cells"),
         ("sample,client\n0,\n", "row 2 of .*: the client is empty"),
         ("sample,client,part\n0,a,test\n", 'row 2 of .*: part is "test"; it must be train, holdout or validation'),
-        ('sample,client\n0,"a\n', "is not a CSV that can be read"),
+        ('sample,client\n0,"a\n', "row 2 cannot be read"),
     ],
 )
 def test_what_is_wrong_is_one_sentence_with_the_row(text, words, tmp_path):
@@ -113,7 +124,7 @@ def test_what_is_wrong_is_one_sentence_with_the_row(text, words, tmp_path):
 
 
 def test_files_that_are_no_csv_are_rejected(tmp_path):
-    with pytest.raises(InputError, match="is not text in UTF-8"):
+    with pytest.raises(InputError, match="row 1 is not UTF-8"):
         divided(written(tmp_path / "mine.csv", "sample,client\n0,a\n", "utf-16"))
     with pytest.raises(InputError, match="there is no file"):
         divided(tmp_path / "none.csv")

@@ -142,7 +142,7 @@ def test_a_run_is_continued_and_its_model_is_exported_without_the_data(tmp_path)
     assert loaded._without_data().federation.pipeline.crop == (10, 10)
     exported = export(tmp_path / "run", tmp_path / "export", trust=True)
     facts = json.loads((exported.path / "model.json").read_text())
-    assert facts["input"]["shape"] == [3, 10, 10]
-    x = torch.rand(2, 3, 10, 10)
+    assert facts["input"]["shape"] == [3, 14, 17]  # the exported model takes the middle window itself
+    x = torch.randint(0, 256, (2, 3, 14, 17), dtype=torch.uint8)
     with torch.no_grad():
-        torch.testing.assert_close(load_export(exported.path)(x), run.model()(x))
+        torch.testing.assert_close(load_export(exported.path)(x).softmax(1), run.predict(x))

@@ -1,5 +1,6 @@
 """Tiny-ImageNet, from small files in its official format."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -117,6 +118,8 @@ def test_data_check_counts_its_images(tmp_path, capsys):
     assert status == 0, err
     assert "training samples  9\ntest samples      6\n" in out
     assert "goldfish      3 + 2" in out
+    _, out, _ = fullrank("data", "check", "tiny-imagenet", "--root", tmp_path, "--json", capsys=capsys)
+    assert json.loads(out)["official"] is None  # there is nothing to compare image files with
     status, out, err = fullrank("data", "get", "tiny-imagenet", "--root", tmp_path, capsys=capsys)
     assert status == 2
     assert '"tiny-imagenet" cannot be downloaded by fullrank' in err

@@ -49,6 +49,17 @@ def prepared(a_run, number=7):
     return federation.pipeline(federation.data.test.x[:number])
 
 
+def raw(a_run, number=7):
+    return a_run._assembled().federation.data.test.x[:number]
+
+
+def assert_exported(exported, a_run, model=None, tolerance=1e-5):
+    """The exported model gives for raw samples the scores that the run's model gives for prepared ones."""
+    with torch.no_grad():
+        expected = (model or a_run.model())(prepared(a_run))
+        torch.testing.assert_close(exported(raw(a_run)), expected, rtol=tolerance, atol=tolerance)
+
+
 def assert_alike(module, other, x, tolerance=1e-5):
     with torch.no_grad():
         torch.testing.assert_close(module(x), other(x), rtol=tolerance, atol=tolerance)
@@ -79,7 +90,7 @@ def test_a_network_with_branches_becomes_plain_convolutions(model, mode, tmp_pat
     assert done.facts["model"]["form"] == "plain"
     assert not any(part.norm for _, part in operators(module))
     assert all(list(part.branches) == ["kernel"] for _, part in operators(module))
-    assert_alike(module, trained.model(), prepared(trained))
+    assert_exported(module, trained)
     if model is VGG:
         assert not any(isinstance(part, nn.BatchNorm2d) for part in module.modules())
 
@@ -94,11 +105,11 @@ def test_searched_scales_are_in_the_weights_and_their_file_is_not_needed(tmp_pat
     write_scales(tmp_path / "scales.safetensors", twin, "repvgg")
     model = {**VGG, "mode": "repopt", "scales": str(tmp_path / "scales.safetensors")}
     trained = played(tmp_path / "run", model, "fedrepopt")
-    expected, x = trained.model(), prepared(trained)
+    expected = trained.model()
     done = export_run(trained)
     (tmp_path / "scales.safetensors").unlink()
     assert "scales" not in done.facts["model"]["options"]
-    assert_alike(load_export(done.path), expected, x)
+    assert_exported(load_export(done.path), trained, expected)
 
 
 # Any network, any method
@@ -108,7 +119,7 @@ def test_searched_scales_are_in_the_weights_and_their_file_is_not_needed(tmp_pat
 def test_what_a_method_made_of_the_network_is_rebuilt_from_the_description(method, tmp_path):
     settings = {"method.moon.head": "moon"} if method == "moon" else {}
     trained = played(tmp_path, method=method, **settings)
-    assert_alike(load_export(export_run(trained).path), trained.model(), prepared(trained))
+    assert_exported(load_export(export_run(trained).path), trained)
 
 
 def test_a_clients_own_model(tmp_path, capsys):
@@ -124,7 +135,7 @@ def test_a_clients_own_model(tmp_path, capsys):
     assert facts["client"] == 1
     assert facts["accuracy"] is None
     again = load_run(tmp_path)
-    assert_alike(load_export(facts["path"]), again.client_model(1), prepared(again), 0)
+    assert_exported(load_export(facts["path"]), again, again.client_model(1), 0)
 
 
 def test_a_client_that_predicts_by_more_than_logits_is_noted(tmp_path):
@@ -139,7 +150,7 @@ def test_a_run_of_a_gpu_is_exported_where_there_is_none(copied, finished):
         assert f'{key} = "{here}"' in text
         text = text.replace(f'{key} = "{here}"', f'{key} = "{there}"')
     (copied / "experiment.toml").write_text(text)
-    assert_alike(load_export(export_run(copied).path), finished.model(), prepared(finished), 0)
+    assert_exported(load_export(export_run(copied).path), finished, tolerance=0)
 
 
 def test_a_float64_model_is_exported_in_float32(tmp_path):
@@ -152,8 +163,8 @@ def test_a_float64_model_is_exported_in_float32(tmp_path):
 # The description
 
 
-def test_the_description_is_enough_to_use_the_weights(finished, tmp_path):
-    done = export_run(finished, tmp_path)
+def test_the_description_is_enough_to_use_the_weights_with_prepared_inputs(finished, tmp_path):
+    done = export_run(finished, tmp_path, inputs="prepared")
     facts = read_json(tmp_path / "model.json")
     assert facts == done.facts
     data = finished._assembled().federation.data
@@ -193,9 +204,11 @@ def test_all_formats_predict_as_the_run_does_for_batches_of_any_size(tmp_path, c
     assert session.get_outputs()[0].name == "logits"
     program = torch.export.load(to / "model.pt2").module()
     for size in (1, 2, 5):
-        x = prepared(trained, size)
-        assert_alike(program, trained.model(), x)
-        assert_alike(lambda x: torch.from_numpy(session.run(None, {"x": x.numpy()})[0]), trained.model(), x)
+        x = raw(trained, size)
+        with torch.no_grad():
+            expected = trained.model()(prepared(trained, size))
+            torch.testing.assert_close(program(x), expected, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(session.run(None, {"x": x.numpy()})[0], expected, rtol=1e-5, atol=1e-5)
 
 
 @onnx
@@ -206,10 +219,99 @@ def test_the_opset_is_the_one_that_is_told(finished, tmp_path):
     assert onnx.load(tmp_path / "model.onnx").opset_import[0].version == facts["opset"]
 
 
+# What models take
+
+
+DESCRIBED = {
+    "raw": "8-bit images (N, 1, 8, 8) with values 0 to 255 in uint8, for any N; the model normalises them itself",
+    "prepared": "float32 samples (N, 1, 8, 8) for any N, divided by 255 and normalised per channel by mean [0.306] and "
+    "std [0.3762] by the program",
+}
+
+
+@onnx
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_every_format_rejects_another_dtype_than_it_takes(finished, tmp_path):
+    import onnxruntime
+
+    export_run(finished, tmp_path, ["safetensors", "onnx", "torch"])
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    assert session.get_inputs()[0].type == "tensor(uint8)"
+    x = raw(finished).float()
+    with pytest.raises(Exception, match="Unexpected input data type"):
+        session.run(None, {"x": x.numpy()})
+    with pytest.raises(RuntimeError, match="dtype mismatch"):
+        torch.export.load(tmp_path / "model.pt2").module()(x)
+    with pytest.raises(InputError, match=r"the model takes uint8 with values 0 to 255 .* but x is float32"):
+        load_export(tmp_path)(x)
+
+
+@onnx
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("inputs", ["raw", "prepared"])
+def test_files_say_what_they_take(inputs, finished, tmp_path):
+    import onnxruntime
+
+    export_run(finished, tmp_path, ["onnx", "torch"], inputs=inputs)
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    in_onnx = session.get_modelmeta().custom_metadata_map
+    in_program = {"model.json": ""}
+    torch.export.load(tmp_path / "model.pt2", extra_files=in_program)
+    expected = read_json(tmp_path / "model.json")
+    assert json.loads(in_onnx["input"]) == json.loads(in_program["model.json"])["input"] == expected["input"]
+    assert json.loads(in_onnx["classes"]) == expected["classes"]
+    given = expected["input"]
+    assert (given["takes"], given["dtype"]) == (inputs, "uint8" if inputs == "raw" else "float32")
+    assert given["description"] == DESCRIBED[inputs]
+
+
+@onnx
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_prepared_inputs_are_taken_if_asked(finished, tmp_path, capsys):
+    import onnxruntime
+
+    command = ("export", finished.path, "--format", "onnx,torch,safetensors", "--to", tmp_path, "--input", "prepared")
+    assert fullrank(*command, capsys=capsys)[0] == 0
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), providers=["CPUExecutionProvider"])
+    for exported in (
+        lambda x: torch.from_numpy(session.run(None, {"x": x.numpy()})[0]),
+        torch.export.load(tmp_path / "model.pt2").module(),
+        load_export(tmp_path),
+    ):
+        assert_alike(exported, finished.model(), prepared(finished))
+    status, _, err = fullrank(*command[:-1], "normal", capsys=capsys)
+    assert status == 2
+    assert 'the input "normal" is not known; choose from raw, prepared' in err
+
+
+def test_floating_images_are_normalised_inside(tmp_path):
+    torch.manual_seed(0)
+    x = 40 + 10 * torch.randn(30, 3, 6, 6)
+    normalise = {"mean": [40.0, 41.0, 39.0], "std": [10.0, 9.0, 11.0]}
+    module = build("cnn", 3, 3, width=4)
+    trained = fit(module, [(x, torch.arange(30) % 3)], method="fedavg", rounds=1, set={"data.normalise": normalise})
+    done = export_run(trained, tmp_path, ["torch"])
+    by_hand = (x - torch.tensor([40.0, 41.0, 39.0]).view(3, 1, 1)) / torch.tensor([10.0, 9.0, 11.0]).view(3, 1, 1)
+    program = torch.export.load(done.path / "model.pt2").module()
+    with torch.no_grad():
+        torch.testing.assert_close(program(x[:5]), trained.model()(by_hand[:5]), rtol=1e-5, atol=1e-5)
+    assert done.facts["input"]["description"] == (
+        "float32 samples (N, 3, 6, 6) for any N, as the training data had them; the model normalises them itself"
+    )
+
+
+def test_an_export_of_an_earlier_version_takes_prepared_inputs(finished, tmp_path):
+    facts = export_run(finished, tmp_path).facts
+    for key in ("takes", "dtype", "description", "cropped_to"):
+        del facts["input"][key]
+    (tmp_path / "model.json").write_text(json.dumps({**facts, "format": 1}))
+    assert_alike(load_export(tmp_path), finished.model(), prepared(finished), 0)
+
+
 # The check
 
 
-def _some_bytes(module, example, path):
+def _some_bytes(module, example, path, card):
     path.write_bytes(b"no model")
 
 
@@ -253,7 +355,7 @@ def test_another_export_replaces_the_files_of_the_one_before(copied):
 
 def test_files_that_are_no_export_are_left_alone(finished):
     before = (finished.path / "model.safetensors").read_bytes()
-    with pytest.raises(InputError, match="no export of fullrank; choose another --to"):
+    with pytest.raises(InputError, match="is not an export of fullrank; choose another --to"):
         export_run(finished, finished.path)
     assert (finished.path / "model.safetensors").read_bytes() == before
 

@@ -118,11 +118,17 @@ CASES = {
         True,
         True,
     ),
-    # fullrank.fit: never processes or groups by itself, and on a GPU the precision of the program's own model
-    "fit": ({}, {"allowed": ("serial",), "own_precision": "float32"}, {"name": "serial"}, False, True),
+    # fullrank.fit: never processes by itself; on a GPU the precision of the program's own model
+    "fit": (
+        {},
+        {"allowed": ("serial", "vectorised"), "own_precision": "float32"},
+        {"name": "vectorised"},
+        False,
+        False,
+    ),
     "a large fit": (
         {},
-        {**vars(LARGE), "allowed": ("serial",), "own_precision": "float32"},
+        {**vars(LARGE), "allowed": ("serial", "vectorised"), "own_precision": "float32"},
         {"name": "serial"},
         False,
         True,

@@ -60,6 +60,7 @@ def test_what_each_method_sends_and_declares(name):
     method = methods.build(name)
     found = leaving(method)
     assert not found["problem"]
+    assert found["start"] == {}
     sent = {what: words for what, words in found["round"].items() if "/" in what}
     assert sent == EXTRA.get(name, {})
     assert found["end"] == ({"ccvr/moments": "Sum of n (C), z (C, d), zz (C, d, d)"} if name == "ccvr" else {})

@@ -94,7 +94,9 @@ def test_questions_before_there_are_clients_are_an_error():
         def server_state(self, server):
             return server.ask(self.numbers)
 
-    with pytest.raises(InputError, match=r'"tooearly": clients answer server.ask in the hooks aggregate and finish'):
+    with pytest.raises(
+        InputError, match=r'"tooearly": clients answer server.ask in the hooks begin, aggregate and finish'
+    ):
         put_together(plain(), blobs(), TooEarly())
 
 

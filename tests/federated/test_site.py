@@ -35,8 +35,8 @@ VALUES = {
 SCRIPT = Path(__file__).parent.parent / "support" / "one_client.py"
 
 
-def experiment_of(method):
-    table = Experiment.of(on_its_network(VALUES, method)).model_dump()
+def experiment_of(method, **changes):
+    table = Experiment.of({**on_its_network(VALUES, method), **changes}).model_dump()
     return Experiment(**{**table, "data": {**table["data"], "augment": list(table["data"]["augment"])}})
 
 
@@ -58,9 +58,9 @@ class Noting(Serial):
             yield result
 
 
-def prepare(folder, method):
+def prepare(folder, method, **changes):
     """Two rounds and an evaluation of all clients by the site that hosts all; one client's part goes into a folder."""
-    parts = assemble(experiment_of(method))
+    parts = assemble(experiment_of(method, **changes))
     client = int(parts.federation.seen[1])
     engine = Noting(parts.site, client)
     for _ in range(2):
@@ -83,6 +83,7 @@ def prepare(folder, method):
 
 def test_every_method_trains_alike_where_only_one_clients_data_are(tmp_path):
     wanted = {method: prepare(tmp_path / method, method) for method in methods.available()}
+    wanted["weighted"] = prepare(tmp_path / "weighted", "fedprox", **{"train.criterion": "weighted"})
     environment = {**os.environ, "PYTHONPATH": str(Path(fullrank.__file__).parents[1])}
     subprocess.run([sys.executable, SCRIPT, tmp_path], check=True, cwd=tmp_path, env=environment)
     for method, results in wanted.items():

@@ -131,10 +131,19 @@ def test_a_last_batch_that_is_kept_although_it_is_too_small_for_batch_norm_is_a_
     def cautions(network, **values):
         return fit(network, clients, "fedavg", rounds=1, batch_size=8, set=values).metrics[0].get("cautions", [])
 
-    (text,) = cautions(normed(), **{"train.last_batch": "keep"})
-    assert "at client 1 (2 of 10 samples), client 2 (3 of 11 samples); " in text
-    assert not cautions(normed())
+    few, single, whole = cautions(normed(), **{"train.last_batch": "keep"})
+    assert "at client 1 (2 of 10 samples), client 2 (3 of 11 samples); " in few
+    assert single.startswith("the last batch of client 0 (1 of 9 samples) is left out in each epoch although ")
+    assert whole.startswith("the only batch of client 5 (2 of 2 samples) is too small for good BatchNorm statistics, ")
+    for choice in ("auto", "wrap"):
+        assert cautions(normed(), **{"train.last_batch": choice}) == [whole]
+    assert not cautions(normed(), **{"train.last_batch": "drop"})
     assert not cautions(plain(), **{"train.last_batch": "keep"})
+
+
+def test_the_only_batch_of_a_client_is_trained_on_whatever_its_size():
+    for choice, sizes in {"auto": (2,), "keep": (2,), "wrap": (2,), "drop": ()}.items():
+        assert plan(2, batch_size=8, last_batch=choice, batch_norm=True).sizes == sizes
 
 
 def test_steps_are_made_up_for_when_a_single_sample_is_skipped():

@@ -557,6 +557,30 @@ def test_what_fednova_divides_by(rho, a):
     assert all(tree["a"].dtype == tree["inverse"].dtype == torch.float64 for tree in sent)
 
 
+@pytest.mark.parametrize(
+    ("settings", "a"),
+    [
+        ({"momentum": 0.0}, (0.1, 0.19)),  # η and η(1 − ημ) + η
+        ({"momentum": 0.9}, (0.1, 0.28)),  # velocities 1 and .9 + 1 − .1
+        ({"momentum": 0.9, "set": {"train.nesterov": True}}, (0.19, 0.4249)),  # 1 + .9; .81 + .9 · 1.71 after it
+    ],
+)
+def test_fednova_with_a_proximal_term_worked_by_hand(settings, a):
+    """One and two steps with slopes 3 and 8, η .1, μ 1: each client moves a_k times its slope, and the model
+    (Σ p a)(Σ p · slope)."""
+    clients = parabolas((3.0, 8.0), (5, 5))
+    run = fit(Line(), clients, Slope() + FedNova() + FedProx(mu=1.0), rounds=1, lr=0.1, **settings)
+    assert the_weight(run) == near(sum(a) / 2 * 5.5)
+    plain = fit(Line(), clients, Slope() + FedProx(mu=1.0), rounds=1, lr=0.1, **settings)
+    assert the_weight(plain) == near((3 * a[0] + 8 * a[1]) / 2)
+
+
+def test_fednova_with_no_proximal_term_is_fednova_to_the_bit():
+    clients, settings = parabolas((3.0, 8.0), (5, 4)), {"rounds": 2, "lr": 0.1}
+    with_none = fit(Line(), clients, Slope() + FedNova() + FedProx(mu=0.0), **settings)
+    assert the_weight(with_none) == the_weight(fit(Line(), clients, Slope() + FedNova(), **settings))
+
+
 class Plane(nn.Module):
     """Two weights: logits = w · x."""
 

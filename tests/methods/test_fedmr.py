@@ -18,6 +18,7 @@ import fullrank
 from fullrank import fit, models
 from fullrank.engine.serial import Serial
 from fullrank.errors import InputError
+from fullrank.local.step import named_terms
 from fullrank.methods import available, build
 from fullrank.methods._batch import Batch
 from fullrank.methods.fedmr import FedMR
@@ -470,7 +471,7 @@ def term(method, z, y, counts, g=None, has=None):
     z = torch.as_tensor(z).clone().requires_grad_()
     sent = {} if g is None else {"prototypes": torch.as_tensor(g), "available": torch.as_tensor(has)}
     b = Batch({}, z=z, y=torch.as_tensor(y), counts=torch.as_tensor(counts), sent=sent, base=z.sum())
-    value = method.loss(b)
+    value = named_terms("fedmr", method.loss(b))["fedmr"]
     return value.item(), torch.autograd.grad(value, z)[0].numpy()
 
 

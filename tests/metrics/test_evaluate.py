@@ -8,7 +8,7 @@ import torch
 
 import fullrank
 from fullrank import Method
-from fullrank.data import Pipeline
+from fullrank.data import Pipeline, load_dataset
 from fullrank.metrics.evaluate import evaluate, over_clients
 
 VALUES = {
@@ -188,3 +188,25 @@ def test_other_measures_on_hold_outs_over_the_clients_that_have_them(tmp_path):
     several = fullrank.run({**values, "train.rounds": 1}, tmp_path / "iid").summary()["personal"]["local"]
     assert several["auroc"]["clients"] == 3
     assert 0 <= several["auroc"]["mean"] <= 1
+
+
+def test_the_table_of_clients_has_the_calibration_of_the_global_model_by_bins(tmp_path):
+    few = {"data.clients": 3, "model.name": "mlp", "train.rounds": 2, "evaluate.metrics": ["calibration"]}
+    run = fullrank.run({**few, "data.holdout": 0.2}, tmp_path / "run")
+    whole, *others = fullrank.load_run(tmp_path / "run").kept()
+    assert all("calibration" not in row for row in others)
+    bins = whole["calibration"]
+    split = load_dataset("digits").test
+    with torch.no_grad():
+        pipeline = run._assembly.federation.pipeline
+        p = run.model()(pipeline(split.x, None, torch.float32)).double().softmax(1).numpy()
+    top, right = p.max(1), p.argmax(1) == split.y.numpy()
+    for j in range(15):
+        inside = (top > j / 15) & (top <= (j + 1) / 15)
+        assert bins["counts"][j] == inside.sum()
+        for name, values in (("confidence", top), ("accuracy", right)):
+            assert bins[name][j] == (pytest.approx(values[inside].mean(), rel=1e-5) if inside.any() else None)
+    gaps = [
+        n * abs(a - c) for n, a, c in zip(*(bins[k] for k in ("counts", "accuracy", "confidence")), strict=True) if n
+    ]
+    assert sum(gaps) / 360 == pytest.approx(run.metrics[-1]["calibration"], rel=1e-6)

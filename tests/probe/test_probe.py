@@ -18,6 +18,7 @@ from fullrank.engine import EngineOptions, open_engine
 from fullrank.errors import InputError
 from fullrank.probe import model_probe as look
 from fullrank.probe.layers import layers_of
+from fullrank.randomness import generator
 from fullrank.runs import prober
 from fullrank.runs.assemble import assemble
 from fullrank.runs.prober import Prober
@@ -282,13 +283,37 @@ def test_every_measure_is_what_the_collapse_functions_say_of_the_models(tmp_path
     np.testing.assert_allclose(probe["prototype_consistency"], agreed["mean"], rtol=1e-5)
     assert probe["prototype_classes"] == agreed["classes"]
     np.testing.assert_allclose(probe["prototype_consistency_by_class"], agreed["by_class"], rtol=1e-4)
-    assert list(probe["cka"]) == ["backbone.0", "backbone.4", "backbone.9", "z"]
+    assert list(probe["cka"]) == ["backbone.0", "backbone.4", "backbone.9", "z", "classifier"]
+    outputs = [lambda net, i=i: net.backbone[: i + 1](x) for i in (0, 4, 9)]
+    outputs += [lambda net: net.features(x), lambda net: net(x)]
+    means = []
     with torch.no_grad():
-        for place, layer in enumerate(("backbone.0", "backbone.4", "backbone.9")):
-            seen = [module.backbone[: (0, 4, 9)[place] + 1](x) for module in modules]
+        for layer, output in zip(probe["cka"], outputs, strict=True):
+            seen = [output(module) for module in modules]
             for k in range(3):
                 for m in range(3):
                     np.testing.assert_allclose(probe["cka"][layer][k, m], collapse.cka(seen[k], seen[m]), rtol=1e-5)
+            means.append(np.mean([collapse.cka(seen[k], seen[m]) for k, m in ((0, 1), (0, 2), (1, 2))]))
+    np.testing.assert_allclose(list(probe["cka_by_layer"].values()), means, rtol=1e-5)
+    assert list(probe["cka_by_layer"]) == list(probe["cka"])
+    assert probe["cka_mean"] == pytest.approx(np.mean(means), rel=1e-5)
+
+
+def test_the_variance_of_eigenvalues_is_that_of_mini_batches_drawn_by_the_seed(tmp_path):
+    result = run(tmp_path / "run", {"probe.every": 1, "probe.clients": 0, "train.rounds": 1})
+    parts = assemble(Experiment.of(SETTINGS))
+    test = parts.federation.data.test
+    with torch.no_grad():
+        z = result.model().features(parts.federation.pipeline(test.x, None, torch.float32)).double().numpy()
+    order = generator(result.experiment.seed, "probe", "mini-batches").permutation(360)
+    found = []
+    for batch in (order[:128], order[128:256]):  # 360 samples make two whole mini-batches
+        for c in range(10):
+            own = z[batch][test.y.numpy()[batch] == c]
+            own = (own - own.mean(0)) / (own.std(0) + 1e-8)
+            values = np.linalg.eigvalsh(own.T @ own / (len(own) - 1))
+            found.append(((values - values.mean()) ** 2).sum() / 128)
+    assert result.probes[0]["global"]["eigenvalue_variance"] == pytest.approx(np.mean(found), rel=1e-4)
 
 
 def test_a_look_is_not_rounded_where_the_run_computes_in_a_shorter_dtype(tmp_path):
@@ -385,7 +410,7 @@ def test_a_program_gets_its_probes_without_a_directory():
     result = fullrank.fit(normed(), blobs(), test=blobs((20,))[0], rounds=3, set={"probe.every": 2})
     assert [probe["round"] for probe in result.probes] == [2, 3]
     assert result.probes[0]["global"]["spectrum"].shape == (6,)
-    assert list(result.probes[0]["cka"]) == ["0", "z"]
+    assert list(result.probes[0]["cka"]) == ["0", "z", "classifier"]
 
 
 def test_layers_come_in_the_order_of_the_network(tmp_path):
@@ -393,7 +418,8 @@ def test_layers_come_in_the_order_of_the_network(tmp_path):
     rest = {key: value for key, value in SETTINGS.items() if not key.startswith("model.")}
     probes = fullrank.run({**rest, **table}, tmp_path / "run").probes
     for found in (probes, fullrank.load_run(tmp_path / "run").probes):
-        assert list(found[0]["cka"]) == found[0]["layers"] == [*layers_of(assemble(Experiment.of(table)).network), "z"]
+        layers = layers_of(assemble(Experiment.of(table)).network)
+        assert list(found[0]["cka"]) == found[0]["layers"] == [*layers, "z", "classifier"]
 
 
 class Twice(torch.nn.Module):
@@ -412,7 +438,7 @@ class Twice(torch.nn.Module):
 def test_a_layer_that_is_called_twice_or_never_is_not_compared():
     clients = blobs(dtype=torch.float32)
     result = fullrank.fit(Twice(), clients, test=clients[0], rounds=1, set={"probe.every": 1})
-    assert result.probes[0]["layers"] == ["first", "z"]
+    assert result.probes[0]["layers"] == ["first", "z", "classifier"]
 
 
 def test_few_layers_are_compared_evenly_over_the_depth():
@@ -493,7 +519,7 @@ def test_runs_of_a_folder_without_probes_are_left_out_aloud(tmp_path, probed, wi
 def test_a_run_without_a_global_model_has_strokes_in_its_place(tmp_path, capsys):
     run(tmp_path / "run", {"method.name": "fedbn", "probe.every": 1, "train.rounds": 1})
     _, out, _ = probes(tmp_path / "run", capsys=capsys)
-    assert out.splitlines()[1].split()[-1] == "–"  # no R
+    assert out.splitlines()[1].split()[-4] == "–"  # no R, but CKA of the clients
     assert json.loads(probes(tmp_path / "run", "--json", capsys=capsys)[1])[0]["global"]["accuracy"] is None
 
 

@@ -4,6 +4,7 @@ and what cannot be drawn is rejected in one sentence."""
 from __future__ import annotations
 
 import builtins
+import inspect
 import math
 import shutil
 
@@ -14,6 +15,7 @@ from matplotlib.figure import Figure
 
 import fullrank
 from commands import fullrank as command
+from fullrank.cli.figure import figure_command
 from fullrank.collapse import classifier_map
 from fullrank.collapse.spectra import RELATIVE_ZERO
 from fullrank.errors import InputError
@@ -24,7 +26,8 @@ from fullrank.report.losses import decorrelation_floor
 from fullrank.report.partition import draw_partition
 from fullrank.report.seeds import over_seeds
 from fullrank.report.spectra import draw_one_spectrum
-from fullrank.report.style import COLUMN, LINE_COLOURS, draw_legend, drawing, legend_height, line
+from fullrank.report.style import COLUMN, LINE_COLOURS
+from pictured import drawing_without_files, legend_in, legend_of
 
 SETTINGS = {
     "data.clients": 3,
@@ -84,6 +87,7 @@ def is_picture(path):
 def test_every_kind_writes_a_valid_file(tmp_path, runs, capsys, kind, ending):
     target = tmp_path / "new" / f"{kind}.{ending}"
     names = ["plain", "decorrelated"] if ending == "pdf" else ["decorrelated"]
+    names += ["even"] if kind == "ablation" else []
     status, out, err = command("figure", kind, *(runs / name for name in names), "--out", target, capsys=capsys)
     assert (status, err) == (0, "")
     assert out == f"drawn in {target}\n"
@@ -93,7 +97,7 @@ def test_every_kind_writes_a_valid_file(tmp_path, runs, capsys, kind, ending):
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_figure_is_the_same_file(tmp_path, runs, kind):
     for name in ("one.pdf", "two.pdf"):
-        draw_figure(kind, [runs / "plain"], tmp_path / name)
+        draw_figure(kind, [runs / "plain", *([runs / "even"] if kind == "ablation" else [])], tmp_path / name)
     assert (tmp_path / "one.pdf").read_bytes() == (tmp_path / "two.pdf").read_bytes()
 
 
@@ -189,20 +193,6 @@ def test_panels_of_runs_that_share_a_name_are_told_apart_by_the_seed(runs):
     assert titles_of(loaded(runs, "plain", "again")) == ["seed 0", "seed 1"]
 
 
-@pytest.mark.parametrize("letters", [3, 12, 20, 40])
-@pytest.mark.parametrize("number", [1, 2, 5, 9])
-def test_a_legend_stays_inside_its_figure(tmp_path, letters, number):
-    entries = {("fedavg+α=0" * 5)[: letters - 1] + str(k): line("black") for k in range(number)}
-    with drawing(tmp_path / "legend.png", 1.5 + legend_height(list(entries))) as figure:
-        axes = figure.subplots()
-        draw_legend(figure, entries)
-        figure.draw_without_rendering()
-        box, body = figure.legends[0].get_window_extent(), axes.get_window_extent()
-        assert box.x1 <= COLUMN * figure.dpi + 1
-        assert box.y0 >= body.y1 - 1
-        assert body.height > figure.dpi
-
-
 def test_the_floor_of_the_decorrelation_loss():
     assert decorrelation_floor(64, 1280) == pytest.approx(0.936657, abs=1e-6)
     assert decorrelation_floor(64, 256) == pytest.approx(0.745037, abs=1e-6)
@@ -216,20 +206,10 @@ def test_the_floor_of_the_decorrelation_loss():
 @pytest.fixture
 def draw(runs, tmp_path, monkeypatch):
     """Draws a figure of runs, given by name or loaded, and hands over what would be written."""
-    figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
-
-    def drawn(kind, *some, **options):
-        draw_figure(
-            kind, [runs / each if isinstance(each, str) else each for each in some], tmp_path / "f.png", **options
-        )
-        return figures[-1]
-
-    return drawn
-
-
-def legend_of(figure):
-    return [text.get_text() for text in figure.legends[0].get_texts()]
+    drawn = drawing_without_files(monkeypatch, tmp_path)
+    return lambda kind, *some, **options: drawn(
+        kind, *(runs / each if isinstance(each, str) else each for each in some), **options
+    )
 
 
 def full_lines(axes):
@@ -403,7 +383,7 @@ def test_seeds_are_a_mean_and_a_band_of_the_logarithms_of_a_spectrum(runs, draw)
 def test_places_that_not_all_seeds_have_are_left_out():
     spread = over_seeds([{1: 1.0, 2: 5.0, 4: 0.0}, {4: 2.0, 1: 4.0, 3: 9.0}])
     assert spread.places == [1, 4]
-    assert (spread.mean.tolist(), spread.least.tolist(), spread.greatest.tolist()) == ([2.5, 1], [1, 0], [4, 2])
+    assert (spread.mean.tolist(), spread.low.tolist(), spread.high.tolist()) == ([2.5, 1], [1, 0], [4, 2])
     assert over_seeds([{1: 1.0}, {2: 1.0}]).places == []
     undefined = over_seeds([{1: math.nan, 2: 1.0}, {1: 3.0, 2: 3.0}])
     np.testing.assert_array_equal(undefined.mean, [math.nan, 2])
@@ -491,7 +471,7 @@ def test_rows_of_losses_show_one_term(runs, draw):
 def test_the_legend_of_losses_shows_what_is_drawn(draw):
     for name, line_style in (("plain", "-"), ("short", "None"), ("short-crowd", "None")):
         figure = draw("losses", name)
-        samples, drawn = figure.legends[0].get_lines(), figure.axes[0].lines
+        samples, drawn = legend_in(figure).get_lines(), figure.axes[0].lines
         assert {(each.get_linestyle(), each.get_marker()) for each in (*samples, *drawn)} == {(line_style, ".")}
     assert legend_of(figure) == ["one dot per client"]
 
@@ -523,7 +503,7 @@ def test_an_unknown_kind_is_rejected_with_a_suggestion(runs, capsys):
     assert 'did you mean "spectrum"?' in rejected("spectrums", runs / "plain", capsys=capsys)
 
 
-@pytest.mark.parametrize("kind", ["spectrum", "gap", "collapse", "classifier", "tsne", "cka"])
+@pytest.mark.parametrize("kind", ["spectrum", "gap", "collapse", "consistency", "classifier", "tsne", "cka"])
 def test_a_run_without_probes_is_told_how_to_get_them(tmp_path, runs, capsys, kind):
     err = rejected(kind, runs / "unprobed", "--out", tmp_path / "figure.pdf", capsys=capsys)
     assert "has no probes" in err
@@ -541,7 +521,7 @@ def test_a_run_without_probes_is_told_how_to_get_them(tmp_path, runs, capsys, ki
         (["spectrum", "plain", "--rounds", "x"], ["--rounds x", "1,5,10"]),
         (["spectrum", "plain", "--top", "0"], ["--top 0"]),
         (["spectrum", "plain", "--term", "criterion"], ['"spectrum" has no option term', "rounds, clients, top"]),
-        (["accuracy", "plain", "--rounds", "1"], ['"accuracy" has no option rounds', "it has none"]),
+        (["accuracy", "plain", "--rounds", "1"], ['"accuracy" has no option rounds', "it has labels, band"]),
         (["losses", "decorrelated", "--term", "feddecor"], ['did you mean "feddecorr"?']),
         (["losses", "plain", "--rounds", "9"], ["no round 9", "1 to 2"]),
         (["cka", "alone"], ["too few clients", "probe.clients = 2"]),
@@ -553,7 +533,29 @@ def test_a_run_without_probes_is_told_how_to_get_them(tmp_path, runs, capsys, ki
         (["cka", *["plain"] * 6], ["room for 5, not for 6", "give fewer runs"]),
         (["classifier", *["plain"] * 6], ["room for 5, not for 6", "give fewer runs"]),
         (["tsne", *["plain"] * 6], ["room for 5, not for 6", "give fewer runs"]),
-        (["losses", *["plain"] * 6], ["room for 5, not for 6", "give fewer runs"]),
+        (
+            ["accuracy", "plain", "even", "--label", "Ours"],
+            ["has 2 to name, in this order:", '"α = 0.1", "α = ∞"; give one', "not 1"],
+        ),
+        (["accuracy", "plain", "--label", "$\\nothing$ $"], ["not a formula between dollar signs"]),
+        (["accuracy", "plain", "even", "--label", "a", "--label", "a"], ["must be a different name"]),
+        (["accuracy", "plain", "--band", "stdd"], ['there is no band "stdd"', 'did you mean "std"?']),
+        (["course", "plain", "--measure", "los"], ['no measure "los" in its rounds; did you mean "loss"?']),
+        (["course", "plain", "--over", "epochs"], ["--over epochs", '"rounds" or "steps"']),
+        (["course", "plain", "--over", "steps"], ["no course of a personalisation", "data.holdout"]),
+        (["course", "plain", "--over", "steps", "--measure", "loss"], ["personal or unseen"]),
+        (["losses", "plain", "--over", "round"], ["--over round:", '"epochs" or "rounds"']),
+        (["losses", "plain", "--over", "rounds", "--term", "fedprox"], ['no loss term "fedprox"', "criterion"]),
+        (["ablation", "plain", "wide"], ["name the numeric key", "--over train.lr", "they differ in data.clients"]),
+        (["ablation", "plain", "even", "--over", "data.alpa"], ["no run has this key", 'did you mean "data.alpha"?']),
+        (["ablation", "plain", "even", "--over", "train.lr"], ["all runs have 0.1", "they differ in data.alpha"]),
+        (["ablation", "plain", "even", "--over", "model.name"], ["--over model.name: this key is not a number"]),
+        (["ablation", "plain", "even", "--measure", "acuracy"], ['no measure "acuracy"', 'did you mean "accuracy"?']),
+        (["ablation", "plain", "even", "--value", "validated"], ['no value "validated" of "accuracy"']),
+        (["ablation", "plain", "even", "--value", "lst"], ['no value "lst"', 'did you mean "last"?']),
+        (["ablation", "plain", "even", "--measure", "personal"], ['no measure "personal": clients have no hold-out']),
+        (["cost", "plain", "--over", "byte"], ['there is no cost "byte"; did you mean "bytes"?']),
+        (["consistency", "alone"], ["no prototypes of two clients", "probe.clients = 2"]),
         (["spectrum", "nowhere"], ["not a run directory"]),
     ],
 )
@@ -615,3 +617,23 @@ def test_without_matplotlib_one_sentence_says_what_to_install(tmp_path, runs, mo
     for kind in KINDS:
         with pytest.raises(InputError, match=r"needs matplotlib: pip install 'fullrank\[report\]'"):
             draw_figure(kind, [runs / "decorrelated"], tmp_path / "figure.pdf")
+
+
+def test_the_help_page_lists_the_options_of_each_kind(capsys):
+    text = " ".join(figure_command.__doc__.split())
+    for kind, draw_one in KINDS.items():
+        options = [name for name in inspect.signature(draw_one).parameters if name not in ("runs", "path")]
+        flags = ["--label" if name == "labels" else f"--{name}" for name in options]
+        _, found = text.split(f"- {kind}: ", 1)
+        listed = found.split(" - ")[0].rpartition("(")[2].partition(")")[0].split(", ")
+        assert sorted(listed) == sorted(flags), kind
+    assert command("figure", "--help", capsys=capsys)[0] == 0
+
+
+def test_a_warning_about_the_legend_is_printed_once(runs, tmp_path, capsys):
+    names = [word for k in range(6) for word in ("--label", f"{'a very long name of a line ' * 3}{k}")]
+    some = [runs / name for name in ("plain", "decorrelated", "even", "sphere", "near", "own")]
+    given = ("figure", "course", *some, "--measure", "seconds", *names, "--out", tmp_path / "f.png")
+    status, _, err = command(*given, capsys=capsys)
+    assert (status, err.count("fullrank: warning: the legend has no room")) == (0, 1)
+    assert err.count("\n") == 1

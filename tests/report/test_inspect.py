@@ -71,7 +71,7 @@ def test_a_person_reads_the_same_numbers(run, capsys):
     status, out, err = command("inspect", run.path, capsys=capsys)
     assert (status, err) == (0, "")
     facts = run.probes[-1]["global"]
-    assert f"accuracy              {facts['accuracy']:.4f}" in out
+    assert f"accuracy              {100 * facts['accuracy']:.2f} %" in out
     assert f"{facts['effective_rank']:.4g}" in out
     assert f"{facts['significant']} of 8 singular values" in out
     for words in ("NC1", "NC2", "NC3", "NC4", "classifier norms", "accuracy by class"):

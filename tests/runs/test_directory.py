@@ -87,6 +87,7 @@ def test_a_run_directory_holds_what_is_promised(tmp_path):
     assert {entry.name for entry in path.iterdir()} == {
         ".lock",
         "checkpoints",
+        "clients.jsonl",
         "environment.json",
         "experiment.toml",
         "log.txt",

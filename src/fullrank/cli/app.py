@@ -16,12 +16,14 @@ from fullrank._version import __version__
 from fullrank.cli import bench as benchcli
 from fullrank.cli import compare as comparecli
 from fullrank.cli import data as datacli
+from fullrank.cli import evaluate as evaluatecli
 from fullrank.cli import export as exportcli
 from fullrank.cli import figure as figurecli
 from fullrank.cli import inspect as inspectcli
 from fullrank.cli import keys as keyscli
 from fullrank.cli import methods as methodscli
 from fullrank.cli import models as modelscli
+from fullrank.cli import predict as predictcli
 from fullrank.cli import probes as probescli
 from fullrank.cli import search_scales as searchcli
 from fullrank.cli import sweep as sweepcli
@@ -131,6 +133,8 @@ for name, panel, command in (
     ("sweep", "Compare", sweepcli.sweep_command),
     ("inspect", "Inspect", inspectcli.inspect_command),
     ("probes", "Inspect", probescli.probes_command),
+    ("predict", "Inspect", predictcli.predict_command),
+    ("evaluate", "Inspect", evaluatecli.evaluate_command),
     ("figure", "Inspect", figurecli.figure_command),
     ("models", "Models and methods", modelscli.list_models),
     ("search-scales", "Models and methods", searchcli.search_command),
@@ -169,7 +173,7 @@ def partition(
     size, entropy, emd = facts["size"], facts["entropy"], facts["emd"]
     print()
     print(f"clients              {facts['clients']}")
-    print(f"training samples     {facts['samples']}" + _apart(facts))
+    print(f"training samples     {facts['samples']}" + _not_for_training(facts))
     if left_out := federation.left_out():
         print(f"without a client     {left_out}")
     print(f"size                 {size['min']} to {size['max']}, median {size['median']:g}")
@@ -185,7 +189,7 @@ def partition(
         print(f"drawn in             {png}")
 
 
-def _apart(facts: dict[str, Any]) -> str:
+def _not_for_training(facts: dict[str, Any]) -> str:
     parts = [
         f"{facts[name]} {words}"
         for name, words in (("holdout", "held out"), ("validation", "for validation"))

@@ -108,7 +108,7 @@ def _facts(name: str, root: str) -> dict[str, Any]:
         "folder": str(place.folder) if place else root or None,
         "form": place.layout.form if place else _form(name, of_images),
         "files": [_file(fact) for fact in files],
-        "official": all(fact.state == "official" for fact in files),
+        "official": all(fact.state == "official" for fact in files) if files else None,
         "train": len(data.train),
         "test": len(data.test) if data.test else 0,
         "shape": None if of_images else list(data.input_shape),

@@ -10,6 +10,7 @@ import typer
 from fullrank.cli.options import AsJson, Root, StageName, Trust, fail
 from fullrank.deploy.export import Exported, ExportFailed, export
 from fullrank.deploy.formats import FORMATS
+from fullrank.deploy.prepared import Inputs
 from fullrank.federated.site import Stage
 from fullrank.runs.display import STAGES, size
 
@@ -31,6 +32,14 @@ def export_command(
         ),
     ] = "safetensors",
     stage: StageName = None,
+    inputs: Annotated[
+        str,
+        typer.Option(
+            "--input",
+            metavar="raw|prepared",
+            help="What the models take: samples as the data of the run have them, or normalised ones.",
+        ),
+    ] = "raw",
     root: Root = "",
     trust: Trust = False,
     as_json: AsJson = False,
@@ -39,6 +48,10 @@ def export_command(
 
     Re-parameterisable networks (repvgg, repghost) are converted to plain convolutions with fused BatchNorm. The file
     model.json describes what a program needs to use the model: network, classes, input shape and normalisation.
+
+    By default, the models take samples as the data of the run have them and normalise them themselves: 8-bit images
+    with values 0 to 255 (uint8) of the size of the run, where it was trained on images. With --input prepared they
+    take float32 values that your program has normalised as model.json describes.
 
     Each file is compared with the model of the run. A file whose scores differ by more than 1e-4 of the largest score
     is removed, and the exit status is not 0. The global model can be exported without the data; it is then compared on
@@ -49,7 +62,16 @@ def export_command(
     """
     try:
         wanted = [name.strip() for name in formats.split(",") if name.strip()]
-        done = export(run, to, wanted, client, stage=cast(Stage | None, stage), trust=trust, root=root)
+        done = export(
+            run,
+            to,
+            wanted,
+            client,
+            stage=cast(Stage | None, stage),
+            inputs=cast(Inputs, inputs),
+            trust=trust,
+            root=root,
+        )
     except ExportFailed as failure:
         fail(str(failure), 1)
     if as_json:
@@ -62,6 +84,7 @@ def _print(done: Exported) -> None:
     model, shape = done.facts["model"], "×".join(map(str, done.facts["input"]["shape"]))
     form = "in its plain form, with fused BatchNorm" if model["form"] == "plain" else "as it was trained"
     print(f"{model['name']} {form}: {model['parameters']:,} parameters, input {shape}")
+    print(f"takes {done.facts['input']['description']}")
     if done.facts["client"] is not None:
         stage = done.facts["stage"]
         print(f"client {done.facts['client']}, stage {stage}: {STAGES[stage]}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,34 +36,83 @@ def figure_command(
         str,
         typer.Option("--term", metavar="NAME", help="Loss term. By default that of the method, or criterion."),
     ] = "",
+    measure: Annotated[
+        str,
+        typer.Option(
+            "--measure",
+            metavar="NAME",
+            help="Measure. By default accuracy. Of a course, any number in metrics.jsonl, as in personal.local.mean; "
+            "of ablation and cost, a measure of fullrank compare.",
+        ),
+    ] = "",
+    value: Annotated[
+        str,
+        typer.Option(
+            "--value", metavar="NAME", help="Value of a run: last5 (the default), last, best, validated or final."
+        ),
+    ] = "",
+    over: Annotated[
+        str,
+        typer.Option(
+            "--over",
+            metavar="NAME",
+            help="What the horizontal axis shows. Of a course, rounds (the default) or steps (of fine-tuning); of "
+            "losses, epochs (the default) or rounds; of ablation, a numeric key, as in train.lr; of cost, bytes (the "
+            "default), bytes_up, bytes_down, elements_up, elements_down or seconds.",
+        ),
+    ] = "",
+    label: Annotated[
+        list[str] | None,
+        typer.Option("--label", metavar="NAME", help="Name of a line. Repeat it for each line, in their order."),
+    ] = None,
+    band: Annotated[
+        str,
+        typer.Option(
+            "--band",
+            metavar="NAME",
+            help="Band around the mean over seeds: range (minimum to maximum, the default), std (± one standard "
+            "deviation), ci (95 % interval of the mean) or none.",
+        ),
+    ] = "",
 ) -> None:
     """Draw a figure of one or more runs.
 
-    The figure is as wide as a column of a paper. Kinds:
+    The figure is as wide as a column of a paper. Kinds, with their options:
 
     - spectrum: singular values of the global representation and of clients (dashed)
-    - gap: the gap R between the spectra of clients and of the global model
-    - collapse: neural collapse, NC1 to NC4, over rounds
-    - classifier: norms of the rows of the classifier, and cosines between clients
-    - tsne: t-SNE of these rows (needs scikit-learn)
-    - cka: similarity of the clients' representations, layer by layer
-    - losses: a term of the loss over local epochs
-    - accuracy: test accuracy over rounds
+      (--rounds, --clients, --top, --label, --band)
+    - gap: the gap R between the spectra of clients and of the global model (--clients, --label, --band)
+    - collapse: neural collapse, NC1 to NC4, over rounds (--clients, --label, --band)
+    - consistency: cosine between clients' prototypes, and the NC error, over rounds (--label, --band)
+    - classifier: norms of the rows of the classifier, and cosines between clients (--rounds, --label)
+    - tsne: t-SNE of these rows (needs scikit-learn) (--rounds, --label)
+    - cka: similarity of the clients' representations, layer by layer (--rounds, --label)
+    - losses: terms of the loss over local epochs or rounds (--term, --over, --rounds, --clients, --label, --band)
+    - accuracy: test accuracy over rounds (--label, --band)
+    - course: any measure over rounds, or accuracy over fine-tuning steps (--measure, --over, --label, --band)
+    - ablation: a measure over the values of a key, per method (--over, --measure, --value, --label, --band)
+    - cost: a measure against bytes or seconds, per method (--over, --measure, --value, --label, --band)
 
-    All but losses and accuracy need probes: run with --set probe.every=N. The legend shows the keys in which the runs
-    differ. Runs that differ only in the seed are drawn as one line, their mean, with a band from the minimum to the
-    maximum.
+    The first seven need probes: run with --set probe.every=N. The legend shows the keys in which the runs differ, or
+    what --label says. Runs that differ only in the seed are drawn as one line, their mean, with a band around it.
 
     Example: fullrank figure spectrum runs/a runs/b --out spectrum.pdf
+
+    Example: fullrank figure course runs/comparison --measure personal.local.mean --band std --label Ours --label FedAvg
     """
-    options: dict[str, Any] = {"rounds": _numbers("--rounds", rounds), "clients": _numbers("--clients", clients)}
-    options |= {"top": top, "term": term}
     if top is not None and top < 1:
         raise InputError(f"--top {top}: must be at least 1")
+    options: dict[str, Any] = {"rounds": _numbers("--rounds", rounds), "clients": _numbers("--clients", clients)}
+    options |= {"top": top, "term": term, "measure": measure, "value": value, "over": over, "labels": label}
+    options["band"] = band
     runs: list[Run] = [run for path in inputs for run in runs_in(Path(path))] if kind in KINDS else []
     first = runs[0].path if runs else None
     target = Path(out) if out is not None else (first or Path()) / "figures" / f"{kind}.pdf"
-    draw_figure(kind, runs, target, **{name: value for name, value in options.items() if value})
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always", UserWarning)
+        draw_figure(kind, runs, target, **{name: value for name, value in options.items() if value})
+    for warning in said:
+        print(f"fullrank: warning: {warning.message}", file=sys.stderr)
     print(f"drawn in {target}")
 
 

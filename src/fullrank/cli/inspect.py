@@ -24,6 +24,7 @@ from fullrank.runs.result import Run, run_at
 SHOWN = {
     "effective_rank": "effective rank",
     "singular_variance": "singular variance",
+    "eigenvalue_variance": "eigenvalue variance",
     "nc1": "NC1 within/between",
     "nc2": "NC2 from a simplex",
     "nc3": "NC3 from duality",
@@ -34,6 +35,7 @@ SHOWN = {
 WORDS = {
     "effective_rank": "of {features}: exponential of the entropy of the singular values",
     "singular_variance": "variance of the singular values of the covariance",
+    "eigenvalue_variance": "of correlations within classes, mean over mini-batches (Table 7 of FedMR)",
     "nc1": "variation within classes over variation between class means",
     "nc2": "distance of the class means from a simplex ETF (norms {nc2_norm}, angles {nc2_angle})",
     "nc3": "distance of the classifier from the class means, 0 to 2",

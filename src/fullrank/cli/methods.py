@@ -128,8 +128,9 @@ def _say_what_leaves(leaves: dict[str, Any], console: Console) -> None:
             "client; a Mean includes its weight, which is n unless the method sets another):",
             markup=False,
         )
-        for when, uploads in (("after each round", leaves["round"]), ("after the last round", leaves["end"])):
-            for what, words in uploads.items():
+        times = {"start": "before the first round", "round": "after each round", "end": "after the last round"}
+        for time, when in times.items():
+            for what, words in leaves[time].items():
                 console.print(f"  {what} ({when}): {words}", markup=False)
     for text in (*MEASUREMENTS, SIMULATION):
         console.print(text, markup=False)
@@ -137,12 +138,12 @@ def _say_what_leaves(leaves: dict[str, Any], console: Console) -> None:
 
 def leaving(method: Method) -> dict[str, Any]:
     """Run a method on a small federation and describe the kinds and shapes of what its clients send, by name."""
-    found: dict[str, dict[str, str]] = {"round": {}, "end": {}}
+    found: dict[str, dict[str, str]] = {"start": {}, "round": {}, "end": {}}
     try:
         parts = small_federation(method)
         engine = RecordingEngine(parts.site)
         parts.server.run_round(engine)
-        found["round"] = _worded(engine.seen, parts)
+        found["start"], found["round"] = _worded(engine.asked, parts), _worded(engine.seen, parts)
         engine.seen.clear()
         parts.server.finished(engine)
         found["end"] = _worded(engine.seen, parts)

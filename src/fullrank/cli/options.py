@@ -41,6 +41,10 @@ Trust = Annotated[
     bool,
     typer.Option("--trust", help="Import and execute code outside fullrank that the run directory names."),
 ]
+Client = Annotated[
+    int | None,
+    typer.Option("--client", metavar="K", help="Own model of client K, in place of the global model."),
+]
 StageName = Annotated[
     str | None,
     typer.Option(

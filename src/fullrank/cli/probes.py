@@ -15,12 +15,13 @@ from rich.table import Table
 from fullrank.cli.options import AsJson
 from fullrank.comparison.table import all_runs
 from fullrank.files import writable
+from fullrank.probe.layers import CLASSIFIER
 from fullrank.report.labels import titles_of
 from fullrank.report.probed import Probe, mean, probe_at, probes_of
 
 CLIENTS_TOO = ("accuracy", "significant", "effective_rank")
 """Measures that are shown for the global model and, as a mean, for the probed clients."""
-COLUMNS = ("run", "round", "accuracy, %", "λ > e⁻²", "eff. rank", "R")
+COLUMNS = ("run", "round", "accuracy, %", "λ > e⁻²", "eff. rank", "R", "CKA")
 
 
 def probes_command(
@@ -32,8 +33,10 @@ def probes_command(
 
     Probes show how far the representation has collapsed. The table has the accuracy on the test set, the number of
     significant singular values (λ > e⁻²) and the effective rank of the representation, each for the global model and,
-    after the slash, as a mean over the probed clients; R is the gap between their spectra. --json adds NC1. To record
-    probes, run with --set probe.every=N.
+    after the slash, as a mean over the probed clients; R is the gap between their spectra. CKA tells how alike the
+    probed clients are: the mean over layers, the representation and the classifier and, after the slash, that of the
+    classifier. --json adds CKA by layer, NC1 and the variance of eigenvalues within classes. To record probes, run with
+    --set probe.every=N.
 
     Example: fullrank probes runs/collapse --every
     """
@@ -56,7 +59,7 @@ def probes_command(
     for row in rows:
         table.add_row(*_cells(row))
     Console(soft_wrap=True).print(table)
-    print("global model / mean of the probed clients")
+    print("global model / mean of the probed clients; CKA: mean over layers / classifier")
 
 
 def _facts(probe: Probe) -> dict[str, Any]:
@@ -64,9 +67,11 @@ def _facts(probe: Probe) -> dict[str, Any]:
     clients = {name: mean([local[name] for local in probe["locals"]]) for name in CLIENTS_TOO}
     return {
         "round": probe["round"],
-        "global": {name: found.get(name) for name in (*CLIENTS_TOO, "nc1")},
+        "global": {name: found.get(name) for name in (*CLIENTS_TOO, "nc1", "eigenvalue_variance")},
         "clients": {**clients, "number": len(probe["locals"])},
         "gap": mean([local.get("gap") for local in probe["locals"]]),
+        "cka_mean": probe.get("cka_mean"),
+        "cka_by_layer": probe.get("cka_by_layer", {}),
     }
 
 
@@ -80,6 +85,7 @@ def _cells(row: dict[str, Any]) -> Iterator[str]:
     ):
         yield f"{_text(row['global'][name], of_global, times)} / {_text(row['clients'][name], of_clients, times)}"
     yield _text(row["gap"], "{:+.2f}")
+    yield " / ".join(_text(value, "{:.3f}") for value in (row["cka_mean"], row["cka_by_layer"].get(CLASSIFIER)))
 
 
 def _text(value: float | None, form: str, times: int = 1) -> str:

@@ -53,7 +53,7 @@ def _figure(path: str) -> str:
 Out = Annotated[
     str, typer.Option("--out", metavar="FILE", callback=_figure, help="File of the figure: .pdf, .png or .svg.")
 ]
-Seed = Annotated[int, typer.Option("--seed", callback=_within(0), help="Seed of all random numbers.")]
+Seed = Annotated[int, typer.Option("--seed", metavar="N", callback=_within(0), help="Seed of all random numbers.")]
 Examples = Annotated[
     int, typer.Option("--examples", metavar="N", callback=_within(1), help="Number of random networks of each depth.")
 ]

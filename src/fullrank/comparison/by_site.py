@@ -1,4 +1,4 @@
-"""Methods by sites: a measure of the models on the sites' own samples, over the seeds of a comparison."""
+"""Compare methods by site: a measure of the models on each site's samples, over the seeds of a comparison."""
 
 from __future__ import annotations
 
@@ -109,11 +109,13 @@ def by_site(
     if stage not in OF_STAGES:
         raise InputError(f'there is no stage "{stage}" of a model; {nearest(stage, OF_STAGES)}')
     if on not in ("", "test", "holdout"):
-        raise InputError(f'there is no set "{on}" of samples by site: take "test" or "holdout"')
+        raise InputError(f'there is no set "{on}" of samples by site; choose "test" or "holdout"')
     if value not in ("final", "validated"):
-        raise InputError(f'by site there is no value "{value}": take "final" or "validated"')
+        raise InputError(f'there is no value "{value}" by site; choose "final" or "validated"')
     if value == "validated" and (measure != "accuracy" or stage not in ("received", "global") or on == "holdout"):
-        raise InputError('by site, "validated" is known of the accuracy of the models as received, on the test parts')
+        raise InputError(
+            '"validated" by site is known only for the accuracy of models as received on test parts; choose "final"'
+        )
     first = next(iter(runs.values()))
     metrics = site_measures(first.asked)
     if measure not in metrics:

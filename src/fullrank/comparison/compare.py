@@ -102,7 +102,8 @@ def compare(
     if jobs < 0:
         raise InputError(f"jobs = {jobs}: must be at least 0 (one per core)")
     planned = _planned(experiment, _checked_methods(methods), checked_seeds(seeds), vary or {})
-    check_measure(measure, next(iter(planned.values())))
+    first = next(iter(planned.values()))
+    check_measure(measure, first, _with_terms({each.method.name for each in planned.values()}))
     folder = Path(out) if out is not None else _named_after(planned)
     if RunDirectory(folder).started:
         raise InputError(f'"{folder}" is a run itself; a comparison holds several, so choose another directory')
@@ -210,6 +211,13 @@ def _with_own_tables(values: Mapping[str, Any], variant: Variant, variants: Sequ
     if not isinstance(table, Mapping):
         return dict(values)  # rejected, with the reason, when the experiment is made
     return {**values, "method": {**{key: v for key, v in table.items() if key not in others}, "name": variant.name}}
+
+
+def _with_terms(names: Iterable[str]) -> set[str]:
+    """Return the names of the methods that add a term to the loss, or to its gradient."""
+    parts = (known.find(piece) for name in names for piece in name.split("+"))
+    plain = known.Method
+    return {cls.name for cls in parts if cls.loss is not plain.loss or cls.pull is not plain.pull}
 
 
 def _named_after(planned: Mapping[tuple[str, int], Experiment]) -> Path:

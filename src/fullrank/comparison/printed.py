@@ -7,7 +7,9 @@ from collections.abc import Callable
 from rich.markup import escape
 from rich.table import Table
 
+from fullrank.comparison.derived import derived
 from fullrank.comparison.table import Comparison, Row
+from fullrank.metrics.measures import label_of
 from fullrank.runs.display import STAGES, averaged, counted
 
 Show = Callable[[float, bool], str]
@@ -28,8 +30,12 @@ def title_of(found: Comparison) -> str:
     words = {"accuracy": "test accuracy", "loss": "test loss", "personal": "accuracy on the clients' held-out samples"}
     if all("holdout" not in run.summary().get("sites", {"holdout": {}}) for run in found.runs.values()):
         words["personal"] = "accuracy on the test parts of the clients' sites"
+    words["elements"] = "elements sent and received per client and round"
+    words |= {name: f'the term "{name}" of the loss in training' for name in found.terms}
+    words["criterion"] = "criterion in training"
     words["personal_accuracy"] = f"personal accuracy {STAGES['local']}"
-    name = words.get(measure, measure.replace("_", " "))
+    computed = derived(measure)
+    name = computed.title_for(found.runs.values()) if computed else words.get(measure, label_of(measure))
     unit = " in percent" if found.is_share else ""
     value = f", {values[found.value]}" if found.has_values else ""
     stages = found.stages()
@@ -98,6 +104,7 @@ def format_of(found: Comparison) -> Show:
     if found.is_share:
         # + 0.0: a value that rounds to zero has no sign
         return lambda value, signed: f"{round(100 * value, 2) + 0.0:{'+' if signed else ''}.2f}"
-    large = any(abs(value) >= 1000 for row in found.rows() for value in row.values.values())
-    digits = 0 if large else 4
+    values = [value for row in found.rows() for value in row.values.values()]
+    large = any(abs(value) >= 1000 for value in values)
+    digits = 0 if large else 1 if all(value.is_integer() for value in values) else 4
     return lambda value, signed: f"{round(value, digits) + 0.0:{'+' if signed else ''},.{digits}f}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,14 +13,16 @@ from typing import Any
 
 from fullrank._version import __version__
 from fullrank.comparison.by_site import SiteTable, by_site
+from fullrank.comparison.derived import DERIVED, REFERENCE, ROUNDS_TO, derived
 from fullrank.comparison.intervals import holm, interval, p_value, std
 from fullrank.comparison.variants import data_of, reference_row, row_labels, setting_of, varied_keys
 from fullrank.config.experiment import Experiment, same
 from fullrank.errors import InputError, nearest
 from fullrank.metrics.measures import ALWAYS, DOMAIN_ACCURACY, METRICS, Metric, find_metrics, single_numbers
-from fullrank.plugins import GIVEN
+from fullrank.plugins import FILES, GIVEN
 from fullrank.runs.directory import RunDirectory, read_json
 from fullrank.runs.display import counted
+from fullrank.runs.pruning import MARK
 from fullrank.runs.result import Run, load_run
 from fullrank.runs.summary import measures as metrics_by_key
 
@@ -30,6 +32,7 @@ OTHER_MEASURES = (
     "bytes_down",
     "elements_up",
     "elements_down",
+    "elements",
     "seconds",
     "rounds",
     "skipped",
@@ -89,9 +92,10 @@ class Comparison:
     different data may stand in one table; a difference is only between rows on the same splits.
 
     `measure` is a key of a run's summary ("accuracy", "loss", "validation_accuracy", "personal", or a path such as
-    "personal.local.worst_decile"); `value` selects one of its numbers: "last5" (mean of the last five rounds), "last",
-    "best" (over rounds), "validated" (at the round that was best in validation) or "final" (after the method's finish,
-    where it has one, else the last).
+    "personal.local.worst_decile"), a term of the loss in training ("criterion", "fedmr.intra"), or one that is computed
+    from the run ("rounds_to.75", "eigenvalue_variance", "time_ratio", "peak_memory"); `value` selects one of its
+    numbers: "last5" (mean of the last five rounds), "last", "best" (over rounds), "validated" (at the round that was
+    best in validation) or "final" (after the method's finish, where it has one, else the last).
     """
 
     runs: Mapping[tuple[str, int], Run]
@@ -112,7 +116,7 @@ class Comparison:
         check_comparable(list(self.runs.values()))
         self._reference_row()
         summaries = [run.summary() for run in self.runs.values()]
-        if not any(_is_known(summary, self.measure) for summary in summaries):
+        if derived(self.measure) is None and not any(_is_known(summary, self.measure) for summary in summaries):
             known = [
                 name
                 for name in measures(self.asked)
@@ -156,17 +160,17 @@ class Comparison:
     @property
     def is_share(self) -> bool:
         """Whether the measure is a share, which is shown in per cent."""
-        first, *below = self.measure.split(".")
-        metrics = metrics_by_key(self.asked)
-        if first not in OF_CLIENTS:
-            return first in metrics and metrics[first].is_share
-        metric = next((metrics[step] for step in below if step in metrics), metrics["accuracy"])
-        return metric.is_share and below[-1:] != ["clients"]
+        return is_share(self.measure, self.asked)
+
+    @property
+    def terms(self) -> tuple[str, ...]:
+        """The names of the terms of the loss in training that any run has recorded."""
+        return tuple(dict.fromkeys(name for run in self.runs.values() for name in run.summary().get("terms", {})))
 
     @property
     def has_values(self) -> bool:
         """Whether the measure has a value per round, from which `value` selects, or one number per run."""
-        found = [run.summary().get(self.measure) for run in self.runs.values()]
+        found = [_at(run.summary(), self.measure) for run in self.runs.values()]
         return any(isinstance(numbers, Mapping) and "last" in numbers for numbers in found)
 
     def by(self, measure: str, value: str = "last5") -> Comparison:
@@ -298,15 +302,21 @@ class Comparison:
             if (method, seed) not in self.runs:
                 absent[seed] = f"failed: {reason}" if (reason := self.failed.get((method, seed))) else "not run"
                 continue
-            summary = self.runs[method, seed].summary()
-            number, reason = _measured(summary, self.measure, self.value)
-            stage = _stage(summary, self.measure) or stage
+            run = self.runs[method, seed]
+            number, reason = measured(run, self.measure, self.value, self._reference(seed))
+            stage = _stage(run.summary(), self.measure) or stage
             if number is None:
-                absent[seed] = reason
+                lacking = self.measure in self.terms and self.measure not in run.summary().get("terms", {})
+                absent[seed] = "its method adds no such term to the loss" if lacking else reason
             else:
                 values[seed] = number
         mean = statistics.fmean(values.values()) if values else None
         return Row(method, values, absent, mean, std(list(values.values())), None, stage)
+
+    def _reference(self, seed: int) -> Run | None:
+        """Return the run to whose time those of other methods are compared."""
+        runs = (run for (_, its), run in self.runs.items() if its == seed)
+        return next((run for run in runs if run.experiment.method.name == REFERENCE), None)
 
     def _with_difference(self, row: Row, first: Row) -> Row:
         values = {seed: value - first.values[seed] for seed, value in row.values.items() if seed in first.values}
@@ -488,7 +498,8 @@ def runs_in(path: Path) -> list[Run]:
 
 
 def _runs_directly_in(path: Path) -> list[Run]:
-    inside = [load_run(inner) for inner in path.iterdir() if RunDirectory(inner).started] if path.is_dir() else []
+    started = [inner for inner in path.iterdir() if RunDirectory(inner).started] if path.is_dir() else []
+    inside = [load_run(inner) for inner in started if not (inner / MARK).exists()]  # those that a sweep has not pruned
     labels = dict(zip(map(_path, inside), row_labels([run.experiment for run in inside]), strict=True))
     record = path / "comparison.json"
     order = [*(read_json(record)["methods"] if record.exists() else []), *sorted(labels.values())]
@@ -529,7 +540,7 @@ def _check_data(first: Run, run: Run, *, same_seed: bool) -> None:
 def _split_by_seed(experiment: Experiment) -> bool:
     """Return whether the split into training and test data may depend on the seed."""
     name = experiment.data.name
-    return name in (GIVEN, "npz") or name.endswith(".npz") or ":" in name
+    return name in (GIVEN, "npz") or name.endswith(FILES["data.name"]) or ":" in name
 
 
 def _both(first: Run, run: Run) -> str:
@@ -593,6 +604,9 @@ def measures(metrics: Sequence[Metric] = ()) -> tuple[str, ...]:
     return (
         *metrics_by_key(metrics),
         *OTHER_MEASURES,
+        *DERIVED,
+        f"{ROUNDS_TO}.75",
+        "criterion",
         *OF_CLIENTS,
         *(
             f"{clients}.{stage}.{key}{number}"
@@ -604,10 +618,32 @@ def measures(metrics: Sequence[Metric] = ()) -> tuple[str, ...]:
     )
 
 
-def check_measure(measure: str, experiment: Experiment) -> None:
-    """Reject a measure that no run of an experiment can have, before any is run."""
+def is_share(measure: str, metrics: Sequence[Metric] = ()) -> bool:
+    """Return whether a measure of runs that were asked for these metrics is a share, which is shown in per cent."""
+    first, *below = measure.split(".")
+    known = metrics_by_key(metrics)
+    if first not in OF_CLIENTS:
+        return first in known and known[first].is_share
+    metric = next((known[step] for step in below if step in known), known["accuracy"])
+    return metric.is_share and below[-1:] != ["clients"]
+
+
+def check_measure(measure: str, experiment: Experiment, methods: Collection[str] = ()) -> None:
+    """Reject a measure that no run of an experiment can have, before any is run.
+
+    Args:
+        measure: The measure.
+        experiment: The experiment of one of the runs.
+        methods: The names of the methods of all runs, whose terms of the loss are measures too.
+    """
+    if (found := derived(measure)) is not None:
+        if lacking := found.needs(experiment):
+            raise InputError(f'no run would have the measure "{measure}": {lacking}')
+        return
     asked = find_metrics(experiment.evaluate.metrics)
-    known = measures(asked)
+    known = (*measures(asked), *methods)
+    if measure.split(".")[0] in methods:
+        return
     first = measure.split(".")[0]
     if measure not in known and (first not in known or first in OF_CLIENTS):
         raise InputError(f'there is no measure "{measure}"; {_nearest(measure, known)}')
@@ -630,11 +666,33 @@ def check_value(value: str) -> None:
         raise InputError(f'there is no value "{value}" of a measure; {nearest(value, VALUES)}')
 
 
-def _measured(summary: Mapping[str, Any], measure: str, value: str) -> tuple[float | None, str]:
-    """Return a measure of a run, or None and the reason of its absence."""
+def measured(run: Run, measure: str, value: str, reference: Run | None = None) -> tuple[float | None, str]:
+    """Return a measure of a run, or None and the reason of its absence.
+
+    Args:
+        run: The run.
+        measure: The measure, as in `Comparison`.
+        value: The value of the measure, as in `Comparison`.
+        reference: FedAvg's run with the same seed, for `time_ratio`.
+    """
+    if (found := derived(measure)) is not None:
+        return found.of(run, reference)
+    return _measured(run.summary(), measure, value)
+
+
+def _at(summary: Mapping[str, Any], measure: str) -> Any:
+    """Return what a summary has under the name of a measure: a term of the loss, or what is at a path."""
+    if measure in summary.get("terms", {}):
+        return summary["terms"][measure]
     found: Any = summary
     for step in measure.split("."):
         found = found.get(step) if isinstance(found, Mapping) else None
+    return found
+
+
+def _measured(summary: Mapping[str, Any], measure: str, value: str) -> tuple[float | None, str]:
+    """Return a measure from a summary, or None and the reason of its absence."""
+    found = _at(summary, measure)
     if stage := _stage(summary, measure):
         found = found[stage].get("mean")
     if isinstance(found, Mapping):

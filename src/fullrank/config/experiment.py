@@ -34,7 +34,7 @@ from fullrank.errors import Conflict, InputError, nearest, not_a_table, sentence
 from fullrank.federated.aggregation import find_aggregator
 from fullrank.files import Damaged, check_text
 from fullrank.metrics.measures import find_metrics
-from fullrank.plugins import GIVEN, LIBRARY, is_foreign, reject_untrusted
+from fullrank.plugins import FILES, GIVEN, LIBRARY, is_foreign, reject_untrusted
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -215,7 +215,7 @@ class Experiment(Table):
     def data_label(self) -> str:
         """The name of the data set in a form that can be part of a file name."""
         name = self.data.name
-        return (Path(name).stem if name.endswith(".npz") else name).replace(":", ".").replace("/", "-")
+        return (Path(name).stem if name.endswith(FILES["data.name"]) else name).replace(":", ".").replace("/", "-")
 
 
 class Recorded(Experiment):

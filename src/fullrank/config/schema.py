@@ -64,7 +64,8 @@ class Data(Table):
     """The data set, and how its samples are divided among clients."""
 
     name: Annotated[str, NameIn(DATA_SETS)] = "digits"
-    """Data set, or the path of an .npz file. A function takes root and seed and returns arrays or a data set."""
+    """Data set, the path of an .npz, .csv or .parquet file, or "hub:NAME" for a data set of the Hugging Face hub. A
+    function takes root and seed and returns arrays, torch Datasets or a data set."""
     root: str = ""
     """Folder of the data set. If empty, fullrank searches $FULLRANK_DATA, ./data and its own cache."""
     partition: Annotated[str, NameIn(PARTITIONS)] = "dirichlet"
@@ -115,7 +116,8 @@ class Data(Table):
     seed. The other samples are left out before the rest is divided."""
     normalise: Literal["auto", "none", "half"] | Statistics = "auto"
     """Normalisation of inputs: with the statistics of the data set (auto), none, to the range -1 to 1 (half), or with
-    { mean = [...], std = [...] }, one number per channel."""
+    { mean = [...], std = [...] }, one number per channel, or per feature of a table. auto standardises the columns of a
+    table over the clients' training samples."""
     augment: Literal["auto", "none"] | list[Annotated[str, NameIn(AUGMENTATIONS)]] = "auto"
     """Augmentation of training images: the usual one for the data set (auto), none, or a list. Arguments follow a
     colon, as in crop:4 (pixels of the border), random-crop:200 (a window of that size, for which the model is built;
@@ -165,7 +167,11 @@ class Model(Table):
     head: str = ""
     """Name of the classifier layer in your own network. If empty, the last nn.Linear that the forward pass calls."""
     start: str = ""
-    """Path of a safetensors file with initial weights. If empty, weights are initialised at random."""
+    """Initial weights: a safetensors file, a state dict that torch.save wrote (.pt, .pth), or the directory of a run,
+    whose final global model is taken. If empty, weights are initialised at random."""
+    start_partial: bool = False
+    """Whether entries of model.start that do not fit the model are left out, such as a classifier of other classes, and
+    what they do not fill keeps its initial values. Otherwise they are an error."""
     freeze: list[str] = []
     """Patterns of the names of parameters and buffers that are not trained. A normalisation layer whose parameters are
     all frozen keeps its statistics too."""
@@ -211,7 +217,8 @@ class Train(Table):
     """Samples per local step."""
     last_batch: Literal["auto", "keep", "drop", "wrap"] = "auto"
     """What to do with an incomplete last batch of an epoch: keep it, drop it, or fill it with samples from the start
-    of the epoch (wrap). auto keeps it, but with BatchNorm drops one of fewer than 16 samples and than half a batch."""
+    of the epoch (wrap). auto keeps it, but with BatchNorm drops one of fewer than 16 samples and than half a batch,
+    unless it is the only batch of a client. With BatchNorm, a batch of a single sample is left out in any case."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     """Optimizer of local training."""
     lr: Annotated[float, Field(gt=0, le=1e30, allow_inf_nan=False)] = 0.1
@@ -239,9 +246,11 @@ class Train(Table):
     clip_norm: NotNegative = 0.0
     """Maximum norm of the gradient; larger gradients are clipped. 0 disables clipping."""
     criterion: Annotated[str, NameIn(CRITERIA)] = ""
-    """Loss of local training in place of cross-entropy: a function of logits (N, C) and labels (N,) that returns a
-    scalar tensor. If empty, the criterion of the method, by default cross-entropy. The loss of an evaluation is always
-    the cross-entropy."""
+    """Loss of local training in place of cross-entropy. focal is the focal loss with γ = 2. weighted is the
+    cross-entropy with class weights S / (C n_c), where n_c of the S training samples of all clients are of class c and
+    C classes occur; for that, each client sends its number of samples of each class once, before the first round. A
+    function takes logits (N, C) and labels (N,) and returns a scalar tensor. If empty, the criterion of the method, by
+    default cross-entropy. The loss of an evaluation is always the cross-entropy."""
     label_smoothing: Share = 0.0
     """Label smoothing of the cross-entropy, as in torch.nn.CrossEntropyLoss."""
     optimizer_state: Literal["fresh", "keep"] = "fresh"
@@ -318,7 +327,8 @@ class Evaluate(Table):
     metrics: list[Annotated[str, NameIn(METRICS)]] = ["accuracy", "loss"]
     """Metrics of every evaluation; accuracy and loss are always computed. A function takes scores (N, C) and labels
     (N,) and returns a number, a list of numbers or None. Results have its name, and its attributes lower_is_better and
-    is_share describe them."""
+    is_share describe them. A class of torchmetrics is named in the same way, as in
+    torchmetrics.classification:MulticlassCohenKappa."""
     samples: Annotated[int, Field(ge=0)] = 0
     """Number of test samples on which the global model is evaluated, drawn from the seed with classes in proportion. 0
     uses all."""

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fullrank.data.columns import Column
 from fullrank.errors import InputError
 
 _CHUNK_BYTES = 1 << 24
@@ -26,6 +27,9 @@ IDS = ("domain", "group", "client")
 class Split:
     """Samples with their labels and, if known, the domain, the group and the natural client of each sample.
 
+    Whole numbers become int64, unless they are 8-bit (uint8) or int32. 16-bit numbers without a sign (uint16) of three
+    or more axes are images: they become float32 in [0, 1], divided by 65535.
+
     >>> len(Split(torch.zeros(3, 2), torch.tensor([0, 1, 1])))
     3
     """
@@ -35,19 +39,21 @@ class Split:
     domain: Tensor | None = None
     group: Tensor | None = None
     client: Tensor | None = None
+    missing: bool = False
+    """Whether NaN stands for a missing value, which the preparation of batches fills in."""
 
     def __post_init__(self) -> None:
         if self.x.dim() == 0 or len(self.x) == 0:
             raise InputError(f"x has shape {tuple(self.x.shape)} and no samples; its first axis must be the samples")
         # contiguous, so that equal data give equal bits everywhere
-        object.__setattr__(self, "x", self.x.contiguous())
+        object.__setattr__(self, "x", _usable(self.x.contiguous()))
         for name in ("y", *IDS):
             column: Tensor | None = getattr(self, name)
             if column is not None:
                 # the class is frozen for its users; labels are converted to one dtype at creation
                 object.__setattr__(self, name, _integer_column(name, column, len(self.x)))
         if self.x.is_floating_point():
-            _reject_not_finite(self.x)
+            _reject_not_finite(self.x, self.missing)
 
     def __len__(self) -> int:
         return len(self.x)
@@ -55,15 +61,15 @@ class Split:
     def take(self, index: Tensor) -> Split:
         """Return the samples at these positions, in this order."""
         ids = {name: None if (column := getattr(self, name)) is None else column[index] for name in IDS}
-        return Split(self.x[index], self.y[index], **ids)
+        return Split(self.x[index], self.y[index], **ids, missing=self.missing)
 
 
 @dataclass(frozen=True, eq=False)
 class DataSet:
     """A training and a test split that agree in shape and labels, and the usual preparation of their samples.
 
-    `mean` and `std` are those of x / 255 per channel for uint8 images and of x itself for floating images;
-    `augment` names the operations that "auto" stands for.
+    `mean` and `std` are those of x / 255 per channel for uint8 images and of x itself for floating images; those of a
+    table are known when it is divided among clients. `augment` names the operations that "auto" stands for.
     """
 
     name: str
@@ -77,6 +83,8 @@ class DataSet:
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     augment: tuple[str, ...] = ()
+    columns: tuple[Column, ...] = ()
+    """The columns of a table, whose features the samples are, in their order."""
     unreadable: tuple[str, ...] = ()
     """The files that could not be read and were left out, each with the reason."""
     remarks: tuple[str, ...] = ()
@@ -96,6 +104,9 @@ class DataSet:
         if self.test is not None:
             self._reject_unlike(self.test.x)
             self._reject_groups_in_both(self.test)
+        width = sum(column.width for column in self.columns)
+        if self.columns and self.input_shape != (width,):
+            raise InputError(f"samples of {self.name} have shape {self.input_shape} but its columns {width} features")
         if (self.mean is None) != (self.std is None):
             raise InputError(f"data set {self.name} has only one of mean and std; give both or neither")
 
@@ -130,8 +141,9 @@ class DataSet:
 
     @property
     def in_channels(self) -> int:
-        """The number of channels of an image; 1 for other samples."""
-        return self.train.x.shape[1] if self.train.x.dim() == 4 else 1
+        """The number of channels of images (N, C, H, W) and of signals (N, C, L) in floating point; otherwise 1."""
+        x = self.train.x
+        return x.shape[1] if x.dim() == 4 or (x.dim() == 3 and x.is_floating_point()) else 1
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -194,9 +206,21 @@ def _integer_column(name: str, column: Tensor, length: int) -> Tensor:
     return column.to(torch.int64)
 
 
-def _reject_not_finite(x: Tensor) -> None:
+def _usable(x: Tensor) -> Tensor:
+    """Convert whole numbers of the types that torch computes little with, in which an embedding takes no index."""
+    if x.dtype == torch.uint16 and x.dim() >= 3:
+        return x.float() / 65535
+    if not is_integer(x.dtype) or x.dtype in (torch.uint8, torch.int32, torch.int64):
+        return x
+    converted = x.to(torch.int64)
+    if x.dtype == torch.uint64 and bool((converted < 0).any()):
+        raise InputError("x holds whole numbers of 2**63 or more, which torch cannot compute with")
+    return converted
+
+
+def _reject_not_finite(x: Tensor, missing: bool) -> None:
     for start, chunk in _chunks(x):
-        finite = torch.isfinite(chunk)
+        finite = ~torch.isinf(chunk) if missing else torch.isfinite(chunk)
         if not finite.all():
             first = start + int((~finite.reshape(len(chunk), -1).all(1)).nonzero()[0])
             raise InputError(f"sample {first} of x holds NaN or infinity; every value must be finite")

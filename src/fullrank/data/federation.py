@@ -12,12 +12,13 @@ import numpy as np
 import torch
 
 from fullrank.data import partition
-from fullrank.data.augment.pipeline import Pipeline
+from fullrank.data.augment.pipeline import Pipeline, Statistics
 from fullrank.data.dataset import DataSet
 from fullrank.data.heterogeneity import counts, describe, partition_hash
 from fullrank.data.hosted import HostedData, positions
-from fullrank.data.partition_files import as_bytes, divided, is_file, read_partition
+from fullrank.data.partition_files import StoredPartition, as_bytes, divided, is_file, read_partition
 from fullrank.data.split import keep_share, split_by_class
+from fullrank.data.standardise import standardisation
 from fullrank.errors import InputError
 from fullrank.randomness import generator, key
 
@@ -242,13 +243,46 @@ def _sites(data: DataSet, how: str, samples: np.ndarray, kept_back: np.ndarray) 
         return {}
     assert column is not None
     there = np.unique(train.numpy()[samples])
+    names = site_names(data, column)
+    return {"names": tuple(names[int(k)] for k in there), **_of_sites(data, column, there, kept_back)}
+
+
+def site_names(data: DataSet, column: str) -> tuple[str, ...]:
+    """Return the names of the sites that a column of the data numbers, "domain" or "client"; empty without the column.
+
+    Sites that the data do not name have their numbers as names.
+    """
+    found: torch.Tensor | None = getattr(data.train, column)
+    if found is None:
+        return ()
     known = data.domains if column == "domain" else data.clients
-    of_test = None if data.test is None else getattr(data.test, column)
+    return known or tuple(map(str, range(int(found.max()) + 1)))
+
+
+def _of_sites(data: DataSet, column: str, sites: np.ndarray, kept_back: np.ndarray) -> dict[str, Any]:
+    """Return the test samples and the validation samples of sites, as fields of a federation."""
+    train, test = getattr(data.train, column), None if data.test is None else getattr(data.test, column)
     return {
-        "names": tuple(known[int(k)] if known else str(k) for k in there),
-        "tests": [] if of_test is None else _positions(of_test.numpy(), there),
-        "validations": [kept_back[places] for places in _positions(train.numpy()[kept_back], there)],
+        "tests": [] if test is None else _positions(test.numpy(), sites),
+        "validations": [kept_back[places] for places in _positions(train.numpy()[kept_back], sites)],
     }
+
+
+def _sites_in_file(data: DataSet, stored: StoredPartition) -> dict[str, Any]:
+    """Return the fields of a federation about names and sites.
+
+    The clients of a file are sites if they have the names of sites of the data, and samples of these sites only.
+    """
+    for column in partition.SITE_PARTITIONS.values():
+        number = {name: k for k, name in enumerate(site_names(data, column))}
+        if not stored.names or not set(stored.names) <= set(number):
+            continue
+        sites = np.array([number[name] for name in stored.names])
+        site_of = getattr(data.train, column).numpy()
+        clients = zip(sites, stored.parts, stored.holdouts, strict=True)
+        if all((site_of[np.concatenate([part, held])] == site).all() for site, part, held in clients):
+            return {"names": stored.names, **_of_sites(data, column, sites, stored.validation)}
+    return {"names": stored.names}
 
 
 def _positions(values: np.ndarray, wanted: np.ndarray) -> list[np.ndarray]:
@@ -270,9 +304,11 @@ def _from_file(data: DataSet, pipeline: Pipeline, path: Path, keys: Mapping[str,
                 "data.holdout and data.validation: a saved partition, or a CSV with a column part, brings its own; "
                 "leave both at 0"
             )
-        return Federation(data, stored.parts, stored.holdouts, stored.validation, pipeline, names=stored.names)
+        sites = _sites_in_file(data, stored)
+        return Federation(data, stored.parts, stored.holdouts, stored.validation, pipeline, **sites)
     parts, kept_back = _without_validation(data, stored.parts, validation, seed)
-    return replace(_held_out(data, parts, kept_back, pipeline, holdout, seed), names=stored.names)
+    sites = _sites_in_file(data, replace(stored, validation=kept_back))
+    return replace(_held_out(data, parts, kept_back, pipeline, holdout, seed), **sites)
 
 
 def _without_validation(
@@ -309,6 +345,12 @@ def keep_unseen(federation: Federation, share: float, seed: int) -> Federation:
         )
     chosen = generator(seed, "unseen").choice(federation.clients, number, replace=False)
     return replace(federation, unseen=np.sort(chosen))
+
+
+def standardised(federation: Federation) -> Statistics:
+    """Return the statistics of a table's features over the training samples of the clients that may train."""
+    data = federation.data
+    return standardisation(data.columns, data.train.x, [federation.parts[client] for client in federation.seen])
 
 
 def _held_out(

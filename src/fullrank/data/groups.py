@@ -1,4 +1,4 @@
-"""Groups of samples that belong together, such as those of a patient: divided as wholes, never torn."""
+"""Divide groups of samples that belong together, such as those of a patient, without splitting a group."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def nearly(
 ) -> npt.NDArray[np.bool_]:
     """Choose whole groups, in their order, that have nearly a wanted number of samples together.
 
-    A group is chosen where that brings the total nearer to the wanted one. Where none does, the smallest is chosen, so
-    that a share above zero is not lost. The total exceeds the wanted number by less than one group.
+    A group is chosen if the total comes nearer to the wanted one. If none is, the smallest is chosen, so that a share
+    above zero is not lost. The total exceeds the wanted number by less than one group.
 
     Args:
         sizes: The number of samples of each group.
-        wanted: The wanted number of samples. Of 0 nothing is chosen.
+        wanted: The wanted number of samples; nothing is chosen if it is 0.
         most: The number of groups that may be chosen.
         free: Whether each group may be chosen; by default all may.
 
@@ -75,10 +75,10 @@ def nearly_by_class(
 ) -> npt.NDArray[np.bool_]:
     """Choose whole groups that have nearly a wanted number of samples of each class.
 
-    Groups are gone through in a drawn order, those of rare classes first. One is chosen where that brings the total
-    nearer to the wanted one and the numbers by class nearer to theirs (in squares). Then groups that have a class of
-    which samples are missing are chosen as long as the total gets nearer. Where this chooses none, the smallest group
-    is chosen. Of each class one group is left, and the total exceeds the wanted one by less than one group.
+    Groups are considered in random order, those of rare classes first. A group is chosen if the total comes nearer to
+    the wanted one and the numbers by class come nearer to theirs, in the sum of squares. Then groups with a class that
+    still lacks samples are chosen as long as the total comes nearer. If no group was chosen, the smallest is. One group
+    of each class is always left, and the total exceeds the wanted one by less than one group.
 
     Args:
         groups: The group of each sample.
@@ -126,7 +126,7 @@ class Together:
 
 
 class _Choice:
-    """Groups that are chosen one after the other, and what is still missing of each class."""
+    """Groups that are chosen one after the other, and the number of samples that each class still lacks."""
 
     def __init__(self, group_of: IndexArray, class_of: IndexArray, wanted: IndexArray):
         self.group_of, self.wanted = group_of, wanted
@@ -148,8 +148,8 @@ class _Choice:
         return np.asarray(np.minimum.reduceat(rank[self._class], self._starts))
 
     def take_if(self, group: int, better_by_class: bool) -> None:
-        """Take a group if the total gets nearer and, by class, the numbers get nearer or any is missing."""
-        if self.chosen[group] or 2 * self._missing_in_all <= self.sizes[group] or not self._may_go(group):
+        """Take a group if the total comes nearer, and the numbers by class too or any of its classes lacks samples."""
+        if self.chosen[group] or 2 * self._missing_in_all <= self.sizes[group] or not self._may_take(group):
             return
         missing, numbers = self._missing[self.classes[group]], self.numbers[group]
         if 2 * missing @ numbers > numbers @ numbers if better_by_class else (missing > 0).any():
@@ -157,11 +157,11 @@ class _Choice:
 
     def take_smallest(self) -> None:
         """Take the smallest group that is not the last of a class, if there is one."""
-        able = (group for group in np.argsort(self.sizes, kind="stable").tolist() if self._may_go(group))
+        able = (group for group in np.argsort(self.sizes, kind="stable").tolist() if self._may_take(group))
         if (smallest := next(able, None)) is not None:
             self._take(smallest)
 
-    def _may_go(self, group: int) -> bool:
+    def _may_take(self, group: int) -> bool:
         return bool((self._groups_left[self.classes[group]] > 1).all())
 
     def _take(self, group: int) -> None:

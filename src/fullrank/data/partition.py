@@ -54,6 +54,20 @@ def iid(labels: Labels, clients: int, seed: int) -> Partition:
     """Cut a random permutation into equal parts, whose sizes differ by at most one (Shi et al. 2023).
 
     Only the number of labels matters, so they may be of any kind, multi-label rows included.
+
+    Args:
+        labels: The label of each sample.
+        clients: The number of clients.
+        seed: The seed of the permutation.
+
+    Returns:
+        The samples of each client.
+
+    Raises:
+        InputError: If there are more clients than samples.
+
+    >>> [len(part) for part in iid([0, 0, 1, 1, 1], clients=2, seed=0)]
+    [3, 2]
     """
     samples = len(labels)
     _check_clients(clients, samples)
@@ -78,6 +92,20 @@ def dirichlet(labels: Labels, clients: int, alpha: float, seed: int, variant: st
       equal size, for which the split is the same; here each class is divided by its own size.
 
     Only ``balanced`` guarantees that no client is empty.
+
+    Args:
+        labels: The label of each sample.
+        clients: The number of clients.
+        alpha: The concentration of the distribution, above 0.
+        seed: The seed of the proportions and of the order of samples.
+        variant: One of the variants.
+
+    Returns:
+        The samples of each client.
+
+    Raises:
+        InputError: If a value is out of range, if the variant is unknown, or if ``balanced`` does not find a split in
+            which every client has ten samples.
     """
     divide = _look_up(variant, _DIRICHLET_VARIANTS, "Dirichlet variant")
     if not alpha > 0:
@@ -100,6 +128,19 @@ def pathological(labels: Labels, clients: int, classes: int, seed: int, variant:
     - ``shards``: McMahan et al. 2017: the samples sorted by label are cut into equal shards, ``classes`` per
       client. No sample is left out, and clients are equal in size. A client may have fewer classes, or
       more if a shard contains the end of one class and the start of the next.
+
+    Args:
+        labels: The label of each sample.
+        clients: The number of clients.
+        classes: The number of classes of each client.
+        seed: The seed of the choice of classes and samples.
+        variant: One of the variants.
+
+    Returns:
+        The samples of each client.
+
+    Raises:
+        InputError: If a value is out of range, or if the variant is unknown.
     """
     deal = _look_up(variant, _PATHOLOGICAL_VARIANTS, "pathological variant")
     by_class = _indices_by_class(labels)
@@ -117,6 +158,19 @@ def class_disjoint(labels: Labels, clients: int, classes: int, seed: int, passes
 
     The released code divides the data twice, so that samples occur twice and at several clients: ``passes=2``
     does the same, ``passes=1`` gives the disjoint clients that the paper describes.
+
+    Args:
+        labels: The label of each sample.
+        clients: The number of clients.
+        classes: The number of classes of each client.
+        seed: The seed of the choice of classes and samples.
+        passes: How often the data are divided.
+
+    Returns:
+        The samples of each client.
+
+    Raises:
+        InputError: If a value is out of range.
     """
     by_class = _indices_by_class(labels)
     _check_clients(clients, len(labels))
@@ -146,6 +200,22 @@ def by_domain(
 
     Groups stay whole: both numbers are met as nearly as whole groups allow, and each domain has at least one group to
     train on. A group with samples in several domains is not held back.
+
+    Args:
+        domains: The domain of each sample.
+        equal: The number of samples of each client, as a share of those of the smallest domain.
+        validation: The share of the samples that is held back.
+        seed: The seed of the order of samples.
+        groups: The group of each sample, if some belong together.
+
+    Returns:
+        The training samples of each client, and in the attribute ``validation`` those that are held back.
+
+    Raises:
+        InputError: If a share is out of range, or is less than one sample of the smallest domain.
+
+    >>> [len(part) for part in by_domain([1, 0, 1, 1])]
+    [1, 3]
     """
     share = float(equal)
     _check_shares(share, validation)
@@ -178,7 +248,13 @@ def by_domain(
 
 
 def natural_clients(natural: Labels) -> Partition:
-    """Make each natural client of the data a client, in sorted order, with its samples in their own order.
+    """Make each natural client of the data a client, in sorted order, with its samples in the order of the data.
+
+    Args:
+        natural: The natural client of each sample.
+
+    Returns:
+        The samples of each client.
 
     >>> natural_clients([4, 7, 4])
     [array([0, 2]), array([1])]
@@ -201,6 +277,12 @@ def hold_out(
         share: The share to hold out.
         seed: The seed of the draw.
         groups: The group of each sample of the data, if some belong together.
+
+    Returns:
+        The training samples and the held-out samples of each client.
+
+    Raises:
+        InputError: If the share is out of range, or if a client has a sample twice.
     """
     if not 0 <= share < 1:
         raise InputError(f"the hold-out share is {share}; it must be at least 0 and below 1")
@@ -341,12 +423,32 @@ def _called(name: str, data: Mapping[str, Any], keys: Mapping[str, Any], options
 
 
 def takes(name: str, argument: str) -> bool:
-    """Return whether the partition of this name takes an argument."""
+    """Return whether a partition takes an argument.
+
+    Args:
+        name: A name of the registry, or `package.module:function`.
+        argument: The name of the argument.
+
+    Returns:
+        Whether the signature of the partition names it.
+
+    >>> takes("dirichlet", "alpha"), takes("iid", "alpha")
+    (True, False)
+    """
     return argument in [parameter.name for parameter in _parameters(PARTITIONS.find(name))]
 
 
 def check_options(name: str, known: Container[str], options: Iterable[str]) -> None:
-    """Reject options that the partition of this name does not take; `known` has the names that are no options."""
+    """Reject options that a partition does not take.
+
+    Args:
+        name: A name of the registry, or `package.module:function`.
+        known: The names of arguments that are not options, because keys of [data] or columns of the data give them.
+        options: The names of the options.
+
+    Raises:
+        InputError: If one of them is not an option of the partition.
+    """
     function = PARTITIONS.find(name)
     own = [parameter.name for parameter in _parameters(function) if parameter.name not in known]
     open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
@@ -406,7 +508,17 @@ def _indices(where: str, part: Any, samples: int) -> IndexArray:
 
 
 def whole_labels(labels: Labels) -> IndexArray:
-    """Return class labels as an array of whole numbers."""
+    """Convert class labels to an array of whole numbers.
+
+    Args:
+        labels: One label per sample.
+
+    Returns:
+        The labels as int64.
+
+    Raises:
+        InputError: If they are not whole numbers.
+    """
     y = _as_array(labels, "labels")
     if y.dtype.kind not in "biu":
         raise InputError(f"labels are of type {y.dtype}; one whole number per sample is needed")

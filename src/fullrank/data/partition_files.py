@@ -1,8 +1,7 @@
-"""Partitions in files: the partition.safetensors of a run, or a CSV with the client of each sample."""
+"""Read partitions from files: the partition.safetensors of a run, or a CSV with the client of each sample."""
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fullrank.data.dataset import DataSet
+from fullrank.data.delimited import Delimited
 from fullrank.errors import InputError
 from fullrank.files import load_tensors
 from fullrank.plugins import FILES
@@ -22,7 +22,6 @@ COLUMNS = ("sample", "client")
 PART = "part"
 PARTS = ("train", "holdout", "validation")
 """The values of the column `part` of a CSV; an empty cell means the first."""
-_SEPARATORS = ",;\t"
 
 
 def is_file(partition: str) -> bool:
@@ -36,7 +35,7 @@ def is_file(partition: str) -> bool:
 
 @dataclass(frozen=True)
 class StoredPartition:
-    """The division of a training split that a file has."""
+    """A partition of a training split, as a file describes it."""
 
     parts: list[IndexArray]
     """Training samples of each client."""
@@ -47,7 +46,7 @@ class StoredPartition:
     names: tuple[str, ...] = ()
     """The name of each client, if the file has names."""
     complete: bool = True
-    """Whether the file says which samples are held out and which are the validation share, be it none."""
+    """Whether the file also defines the held-out samples and the validation share, which may be empty."""
 
 
 def read_partition(path: Path, data: DataSet, clients: int, *, repeats: bool = False) -> StoredPartition:
@@ -57,11 +56,11 @@ def read_partition(path: Path, data: DataSet, clients: int, *, repeats: bool = F
         path: A file that a run or :meth:`fullrank.data.federation.Federation.tensors` wrote, or a CSV with the columns
             sample, client and, if wanted, part.
         data: The data set.
-        clients: The number of clients that the file must have; 0 is any.
+        clients: The number of clients that the file must have, or 0 for any number.
         repeats: Whether several clients, or one client twice, may have a training sample of a safetensors file.
 
     Raises:
-        InputError: If the file is no partition of these data.
+        InputError: If the file is not a partition of these data.
     """
     if not path.is_file():
         raise InputError(f'data.partition: there is no file "{path}"')
@@ -163,42 +162,24 @@ def _sample(where: str, text: str, samples: int) -> int:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the number of each row of a CSV, the header being row 1, and its cells by column; blank rows are left out.
-
-    Columns are separated by commas, semicolons or tabs. A byte order mark is ignored.
-    """
+    """Yield the number of each row of a CSV and its cells by column; rows in which all are empty are left out."""
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            first = file.readline()
-            if not first.strip():
-                raise InputError(f'data.partition: "{path}" is empty; its first row must be {",".join(COLUMNS)}')
-            separator = max(_SEPARATORS, key=first.count)
-            columns = _columns(path, next(csv.reader([first], delimiter=separator)))
-            reader = csv.reader(file, delimiter=separator, skipinitialspace=True, strict=True)
-            for cells in reader:
-                if not any(map(str.strip, cells)):
-                    continue
-                if len(cells) != len(columns):
-                    raise InputError(
-                        f'data.partition: row {reader.line_num + 1} of "{path}" has {len(cells)} cells, but there are '
-                        f"{len(columns)} columns ({', '.join(columns)})"
-                    )
-                yield reader.line_num + 1, dict(zip(columns, map(str.strip, cells), strict=True))
-    except UnicodeDecodeError:
-        raise InputError(f'data.partition: "{path}" is not text in UTF-8; save it as a CSV in UTF-8') from None
-    except csv.Error as error:
-        raise InputError(f'data.partition: "{path}" is not a CSV that can be read ({error})') from None
-    except OSError as error:
-        raise InputError(f'data.partition: "{path}" cannot be read: {error.strerror}') from None
+        table = Delimited(path)
+        columns = _columns(table.columns)
+        for number, cells in table:
+            if any(cells):
+                yield number, dict(zip(columns, cells, strict=True))
+    except InputError as error:
+        raise InputError(f'data.partition: "{path}": {error}') from None
 
 
-def _columns(path: Path, header: Sequence[str]) -> list[str]:
-    columns = [name.strip().lower() for name in header]
-    said = f'data.partition: the first row of "{path}" has the columns {", ".join(columns)[:100]}'
+def _columns(header: Sequence[str]) -> list[str]:
+    columns = [name.lower() for name in header]
+    found = f"its first row has the columns {', '.join(columns)[:100]}"
     if missing := [name for name in COLUMNS if name not in columns]:
-        raise InputError(f"{said}; {' and '.join(missing)} must be among them")
+        raise InputError(f"{found}; {' and '.join(missing)} must be among them")
     if unknown := [name for name in columns if name not in (*COLUMNS, PART)]:
-        raise InputError(f'{said}; "{unknown[0]}" is not known, only {", ".join(COLUMNS)} and {PART} are')
+        raise InputError(f'{found}; "{unknown[0]}" is not known, only {", ".join(COLUMNS)} and {PART} are')
     if len(set(columns)) < len(columns):
-        raise InputError(f"{said}, one of them twice; each may occur once")
+        raise InputError(f"{found}, one of them twice; each may occur once")
     return columns

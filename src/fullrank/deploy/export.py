@@ -20,6 +20,7 @@ from fullrank import methods, models
 from fullrank._version import __version__
 from fullrank.data import DataSet
 from fullrank.deploy.formats import FORMATS, Format, Predict, chosen
+from fullrank.deploy.prepared import INPUTS, Inputs, WithPreparation, description
 from fullrank.engine.machine import threads
 from fullrank.errors import CallFailed, InputError, writing
 from fullrank.federated.site import Stage
@@ -32,6 +33,7 @@ from fullrank.plugins import GIVEN, reject_untrusted
 from fullrank.randomness import seeded
 from fullrank.runs.directory import read_json
 from fullrank.runs.network import apply_method
+from fullrank.runs.prediction import note_on
 from fullrank.runs.result import Run, check_model, chosen_model, run_at
 
 DESCRIPTION = "model.json"
@@ -41,7 +43,8 @@ SAMPLES = 100
 """Number of samples on which both are compared."""
 ACCURACY, ACCURACY_ELSEWHERE = 0.001, 0.01
 """Largest allowed differences of test accuracy from the recorded one, on the same and on another kind of device."""
-VERSION = 1
+VERSION = 2
+"""Version of model.json; in version 1 all models took prepared inputs."""
 
 
 class ExportFailed(RuntimeError):
@@ -67,24 +70,34 @@ def export(
     client: int | None = None,
     *,
     stage: Stage | None = None,
+    inputs: Inputs = "raw",
     trust: bool = False,
     root: str | Path = "",
 ) -> Exported:
     """Write a run's model for deployment.
 
-    A re-parameterisable network is converted to its plain form; all weights are in float32. `model.json` alongside the
-    files says what a program needs to use them. Each file is read back and must predict as `run.model()`, or the
-    client's model, does on test samples; if one does not, none is kept and `ExportFailed` is raised. No sample is
-    written to any file. The global model needs the run's directory only: if the data are not available, the files are
-    compared on random inputs, and model.json says so. A model that a program gave to `fit` is exported from the run
-    that `fit` returns; its weights need the program's class, the other formats do not.
+    By default, the models take samples as the run's data have them and normalise them themselves: 8-bit images with
+    values 0 to 255 in uint8, which they enforce, where the run was trained on images. A re-parameterisable network is
+    converted to its plain form; all weights are in float32. `model.json` alongside the files says what a program needs
+    to use them. Each file is read back and must predict as `run.model()`, or the client's model, does on test samples;
+    if one does not, none is kept and `ExportFailed` is raised. No sample is written to any file. The global model needs
+    the run's directory only: if the data are not available, the files are compared on random inputs, and model.json
+    says so. A model that a program gave to `fit` is exported from the run that `fit` returns; its weights need the
+    program's class, the other formats do not.
 
     Args:
-        run: A run or its directory. to: Where the files go; without it `export` in the run's directory. formats: One or
-        more of "safetensors", "onnx" (fullrank[onnx]) and "torch" (.pt2). client: The client whose own model is
-        exported instead of the global one. stage: Which of the client's models, as `Run.client_model` takes it. trust:
-        Whether code outside the library that a run's directory names may be imported, which runs it. root: The folder
-        of the data, if it is not the one of the run.
+        run: A run or its directory.
+        to: The directory of the files, by default `export` in the run's directory.
+        formats: One or more of "safetensors", "onnx" (fullrank[onnx]) and "torch" (.pt2). A safetensors file holds the
+            weights of the network; `load_export` returns it with the preparation that model.json describes.
+        client: The client whose own model is exported instead of the global one.
+        stage: Which of the client's models, as `Run.client_model` takes it.
+        inputs: "raw" for samples as the run's data have them, or "prepared" for samples that a program has normalised.
+        trust: Whether code outside the library that a run's directory names may be imported, which runs it.
+        root: The folder of the data, if it is not the one of the run.
+
+    Returns:
+        The directory of the export and the content of its model.json.
 
     Raises:
         InputError: If there is no such model, or if it no longer has the test accuracy that the run recorded.
@@ -95,14 +108,16 @@ def export(
     >>> sorted(file.name for file in export(run).path.iterdir())
     ['model.json', 'model.safetensors']
     """
+    if inputs not in INPUTS:
+        raise InputError(f'the input "{inputs}" is not known; choose from {", ".join(INPUTS)}')
     wanted = chosen([formats] if isinstance(formats, str) else list(formats))
     run = run if isinstance(run, Run) else run_at(run, trust, root)
     _reject_without_model(run)
     folder = _folder(run, to, client)
     trained = _trained(run, client, stage)
     plain, form = _deployed(trained)
-    facts = _facts(run, client, stage, plain, form)
-    samples = _samples(run, trained)
+    facts = _facts(run, client, stage, plain, form, inputs)
+    samples = _samples(run, trained, inputs)
     if client is None:
         _reject_other_accuracy(run, facts["accuracy"])
     facts["checked_on"] = samples.kind
@@ -119,14 +134,20 @@ def export(
 
 
 def load_export(path: str | Path, *, trust: bool = False) -> nn.Module:
-    """Return the module of an export in "safetensors", built from its model.json, in eval mode.
-
-    It takes float32 inputs prepared as model.json describes and returns the classes' scores.
+    """Load the model of an export in the format "safetensors".
 
     Args:
-        path: The directory of the export. trust: Whether code outside the library that model.json names (a user's model
-        or method) may be
-            imported, which runs it.
+        path: The directory of the export.
+        trust: Whether code outside the library that model.json names (a user's model or method) may be imported, which
+            runs it.
+
+    Returns:
+        A module in eval mode, built from model.json. It takes inputs as model.json describes, by default samples as the
+        run's data have them, and returns the scores of the classes.
+
+    Raises:
+        InputError: If the directory has no such export or a damaged one, if its model was given by a program, or if
+            code outside the library would be imported without `trust`.
     """
     path = Path(path)
     facts = read_json(path / DESCRIPTION)
@@ -147,7 +168,14 @@ def load_export(path: str | Path, *, trust: bool = False) -> nn.Module:
         module.load_state_dict(load_tensors(file))
     except Damaged as problem:
         raise InputError(f'"{file}" is damaged ({problem}); export the run again') from None
-    return module
+    return _taking(facts, module)
+
+
+def _taking(facts: Mapping[str, Any], module: nn.Module) -> nn.Module:
+    """Return a module that takes what model.json describes; the modules of version 1 take prepared inputs."""
+    if facts["input"].get("takes") != "raw":
+        return module
+    return WithPreparation.described(module, facts["input"]).eval()
 
 
 # The exported model
@@ -217,7 +245,9 @@ def _dtype(module: nn.Module) -> torch.dtype:
     return next((kind for kind in kinds if kind.is_floating_point), torch.float32)
 
 
-def _facts(run: Run, client: int | None, stage: Stage | None, plain: nn.Module, form: str) -> dict[str, Any]:
+def _facts(
+    run: Run, client: int | None, stage: Stage | None, plain: nn.Module, form: str, inputs: Inputs
+) -> dict[str, Any]:
     """Return the facts that a program needs to use the model, and the model's origin."""
     assembly, experiment, data = run._without_data(), run.experiment, run._data_facts()
     # The plain weights include the constant scales, so their file is not needed.
@@ -234,19 +264,10 @@ def _facts(run: Run, client: int | None, stage: Stage | None, plain: nn.Module, 
             "parameters": sum(parameter.numel() for parameter in plain.parameters()),
         },
         "classes": data["classes"],
-        "input": {
-            "shape": list(assembly.federation.pipeline.shape(data["input_shape"])),
-            "cropped_to": data.get("crop"),
-            "channels": assembly.federation.data.in_channels,
-            "resized_to": experiment.data.size or None,
-            "stored_as": data["dtype"],
-            "divide_by": 255 if data["dtype"] == "uint8" else 1,
-            "mean": data["mean"],
-            "std": data["std"],
-        },
+        "input": _input_facts(run, inputs),
         "output": "logits",
         "method": {"name": experiment.method.name, **experiment.method.tables},
-        "note": _note(assembly.composition) if client is not None else "",
+        "note": note_on(assembly.composition) if client is not None else "",
         "client": client,
         "stage": run.stage_of(stage) if client is not None else None,
         "accuracy": score.get("final", score.get("last")),
@@ -259,12 +280,27 @@ def _facts(run: Run, client: int | None, stage: Stage | None, plain: nn.Module, 
     }
 
 
-def _note(composition: Composition) -> str:
-    """Return a note if clients predict with more than the exported model and no `personalise` hook adds that to it."""
-    predicting = composition.defined("predict")
-    if not predicting or composition.defined("personalise"):
-        return ""
-    return f"{predicting[0].name} lets a client predict by more than these logits"
+def _input_facts(run: Run, inputs: Inputs) -> dict[str, Any]:
+    """Return what the exported models take, and how a sample is prepared, by them or by the program."""
+    data = run._data_facts()
+    stored: torch.dtype = getattr(torch, data["dtype"])
+    own = stored == torch.uint8 or bool(data.get("columns"))
+    taken = stored if own and inputs == "raw" else _prepared_dtype(stored)
+    shape = data["input_shape"]
+    facts = {
+        "takes": inputs,
+        "dtype": str(taken).removeprefix("torch."),
+        "shape": shape if inputs == "raw" else list(run._without_data().federation.pipeline.shape(shape)),
+        "cropped_to": data.get("crop"),
+        "channels": run._without_data().federation.data.in_channels,
+        "resized_to": run.experiment.data.size or None,
+        "stored_as": data["dtype"],
+        "divide_by": 255 if stored == torch.uint8 else 1,
+        "mean": data["mean"],
+        "std": data["std"],
+        "columns": data.get("columns", []),
+    }
+    return {"description": description(facts), **facts}
 
 
 def _hash_of(module: nn.Module) -> str:
@@ -279,8 +315,9 @@ def _hash_of(module: nn.Module) -> str:
 def _rebuilt(facts: Mapping[str, Any]) -> nn.Module:
     """Build a module like the exported one from model.json, without loading its entries."""
     model, shape, seed = facts["model"], facts["input"]["shape"], facts["seed"]
+    shape = [*shape[:-2], *(facts["input"].get("cropped_to") or shape[-2:])]
     tables = dict(facts["method"])
-    example = torch.zeros(2, *shape, dtype=_input_dtype(facts))
+    example = torch.zeros(2, *shape, dtype=_prepared_dtype(getattr(torch, facts["input"]["stored_as"])))
     with seeded(seed, "model"):
         module = models.build(model["name"], len(facts["classes"]), facts["input"]["channels"], **model["options"])
         network = Network.of(module, example, len(facts["classes"]), model["head"] or None)
@@ -290,9 +327,8 @@ def _rebuilt(facts: Mapping[str, Any]) -> nn.Module:
     return module.eval().requires_grad_(False)
 
 
-def _input_dtype(facts: Mapping[str, Any]) -> torch.dtype:
+def _prepared_dtype(stored: torch.dtype) -> torch.dtype:
     """Return the dtype of prepared inputs; whole numbers that are not pixels, such as words, are not converted."""
-    stored: torch.dtype = getattr(torch, facts["input"]["stored_as"])
     return torch.float32 if stored == torch.uint8 or stored.is_floating_point else stored
 
 
@@ -301,7 +337,7 @@ def _input_dtype(facts: Mapping[str, Any]) -> torch.dtype:
 
 @dataclass(frozen=True)
 class _Samples:
-    """Prepared inputs, their kind, the scores of the run's model for them, and remarks."""
+    """Inputs of the exported models, their kind, the scores of the run's model for them, and remarks."""
 
     x: Tensor
     scores: Tensor
@@ -321,7 +357,7 @@ class _Samples:
         }
 
 
-def _samples(run: Run, trained: nn.Module) -> _Samples:
+def _samples(run: Run, trained: nn.Module, inputs: Inputs) -> _Samples:
     """Return samples of the run's data, or random inputs of their shape if the data cannot be read."""
     remarks: tuple[str, ...] = ()
     try:
@@ -337,8 +373,10 @@ def _samples(run: Run, trained: nn.Module) -> _Samples:
         kind = "random inputs"
         remarks = (f"the data were not read, so the files were compared on random inputs: {problem}",)
     prepare = assembly.federation.pipeline
+    converted = x.is_floating_point() and not assembly.federation.data.columns
+    taken = prepare(x) if inputs == "prepared" else x.float() if converted else x
     with torch.no_grad():
-        return _Samples(prepare(x), trained(prepare(x, None, _dtype(trained))).double(), kind, remarks)
+        return _Samples(taken, trained(prepare(x, None, _dtype(trained))).double(), kind, remarks)
 
 
 def _random_inputs(like: DataSet) -> Tensor:
@@ -357,9 +395,10 @@ def _written(
     path = folder / kind.file
     # New zeros, because torch.export stores its example with the whole storage behind it; a batch of two, because it
     # takes a size of 1 for a constant.
-    kind.write(plain, torch.zeros(2, *samples.x.shape[1:], dtype=samples.x.dtype), path)
+    example = torch.zeros(2, *samples.x.shape[1:], dtype=samples.x.dtype)
+    kind.write(_taking(facts, plain), example, path, _card(facts))
     try:
-        found = samples.compare(kind.read(path, _to_fill(plain, facts)))
+        found = samples.compare(kind.read(path, _taking(facts, _to_fill(plain, facts))))
     except Exception as error:
         raise ExportFailed(
             f"{kind.file} was removed: it cannot be read back ({type(error).__name__}: {error})"
@@ -371,6 +410,11 @@ def _written(
         )
     content = path.read_bytes()
     return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest(), **found, **kind.facts()}
+
+
+def _card(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata that a file stores, which suffice to use it without model.json."""
+    return {name: facts[name] for name in ("input", "output", "classes")}
 
 
 def _to_fill(plain: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
@@ -385,7 +429,7 @@ def _to_fill(plain: nn.Module, facts: Mapping[str, Any]) -> nn.Module:
 
 @contextlib.contextmanager
 def _place_for(folder: Path, wanted: Mapping[str, Format]) -> Iterator[Path]:
-    """Give a temporary directory in the target folder, so that files that fail leave earlier ones untouched."""
+    """Create a temporary directory in the target folder, so that files that fail leave earlier ones untouched."""
     _reject_others_files(folder, wanted)
     new = not folder.exists()
     with writing(folder):
@@ -406,7 +450,7 @@ def _reject_others_files(folder: Path, wanted: Mapping[str, Format]) -> None:
     own = _listed(folder)
     for name in (DESCRIPTION, *(kind.file for kind in wanted.values())):
         if (folder / name).exists() and name not in own:
-            raise InputError(f'"{folder / name}" exists and is no export of fullrank; choose another --to (to=)')
+            raise InputError(f'"{folder / name}" exists and is not an export of fullrank; choose another --to (to=)')
 
 
 def _forget_earlier(folder: Path) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
+import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,16 +20,21 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from fullrank.deploy.prepared import bare
 from fullrank.errors import InputError, nearest
 from fullrank.files import save_tensors
 
 OPSET = 18
 """The ONNX opset: the oldest that torch's exporter writes without converting, so that old runtimes read it too."""
+CARD = "model.json"
+"""Name of the description in a .pt2 file."""
 INPUT, OUTPUT, BATCH = "x", "logits", "batch"
 """Names of an ONNX file's input, output and axis of any length."""
 
 Predict: TypeAlias = Callable[[Tensor], Tensor]
-"""A function that returns scores (N, C) of a batch of prepared inputs."""
+"""A function that returns scores (N, C) of a batch of inputs."""
+Card: TypeAlias = Mapping[str, Any]
+"""The metadata of a model that a file stores if its format can: input, output and classes."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,7 @@ class Format:
     """A file format of exported models."""
 
     file: str
-    write: Callable[[nn.Module, Tensor, Path], None]
+    write: Callable[[nn.Module, Tensor, Path, Card], None]
     """Writes a module in eval mode, given a batch of two inputs or more as an example."""
     read: Callable[[Path, nn.Module], Predict]
     """Reads the file as a function that predicts; the module is for files that hold weights only."""
@@ -62,19 +68,19 @@ def chosen(names: Sequence[str]) -> dict[str, Format]:
     return {name: FORMATS[name] for name in dict.fromkeys(names)}
 
 
-def _write_weights(module: nn.Module, example: Tensor, path: Path) -> None:
-    save_tensors(path, module.state_dict())
+def _write_weights(module: nn.Module, example: Tensor, path: Path, card: Card) -> None:
+    save_tensors(path, bare(module).state_dict())
 
 
 def _read_weights(path: Path, module: nn.Module) -> Predict:
-    module.load_state_dict(load_file(path))
+    bare(module).load_state_dict(load_file(path))
     return module
 
 
-def _write_program(module: nn.Module, example: Tensor, path: Path) -> None:
+def _write_program(module: nn.Module, example: Tensor, path: Path, card: Card) -> None:
     program = _traced(module, example)
     with _quiet():
-        torch.export.save(program, path)
+        torch.export.save(program, path, extra_files={CARD: json.dumps(card)})
 
 
 def _read_program(path: Path, module: nn.Module) -> Predict:
@@ -82,7 +88,7 @@ def _read_program(path: Path, module: nn.Module) -> Predict:
         return torch.export.load(path).module()
 
 
-def _write_onnx(module: nn.Module, example: Tensor, path: Path) -> None:
+def _write_onnx(module: nn.Module, example: Tensor, path: Path, card: Card) -> None:
     program = _traced(module, example)
     with _quiet():
         made = torch.onnx.export(
@@ -99,7 +105,12 @@ def _write_onnx(module: nn.Module, example: Tensor, path: Path) -> None:
         for graph in (made.model.graph, *made.model.functions.values()):
             for node in graph:
                 node.metadata_props.clear()  # the origins of a node, with paths of this machine
+        made.model.metadata_props.update({key: _as_text(value) for key, value in card.items()})
         made.save(path)
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _read_onnx(path: Path, module: nn.Module) -> Predict:
@@ -132,7 +143,7 @@ def _traced(module: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
             problems.append(error)
     first = next(iter(str(problems[0]).strip().splitlines()), "")
     raise InputError(
-        f"torch cannot trace the forward of {type(module).__name__} for batches of any size "
+        f"torch cannot trace the forward of {type(bare(module)).__name__} for batches of any size "
         f'({type(problems[0]).__name__}: {first}); the format "safetensors" needs no trace'
     ) from problems[0]
 

@@ -13,15 +13,20 @@ from fullrank.federated.uploads import described
 
 
 class RecordingEngine(Serial):
-    """The serial engine, which also records the form of everything that clients send."""
+    """The serial engine, which also records the form of everything that clients send.
+
+    `asked` has what they answer to questions about their data before the first round, `seen` everything else.
+    """
 
     def __init__(self, site: Site, options: EngineOptions | None = None):
         super().__init__(site, options)
         self.seen: dict[str, dict[str, Any]] = {}
+        self.asked: dict[str, dict[str, Any]] = {}
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
         """Yield the results in the order of the jobs."""
-        for result in super().run(jobs):
-            if not malformed(result.upload):  # the server rejects malformed uploads
-                self.seen |= described(result.upload)
-            yield result
+        for job in jobs:
+            for result in super().run([job]):
+                if not malformed(result.upload):  # the server rejects malformed uploads
+                    (self.asked if job.kind == "data" else self.seen).update(described(result.upload))
+                yield result

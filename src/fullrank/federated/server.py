@@ -69,6 +69,8 @@ class Questions:
     skipped: dict[int, str] = field(default_factory=dict)
     """The clients that did not answer, with the reason."""
     progress: Progress = field(default_factory=Progress)
+    kind: Kind = "query"
+    """Whether clients answer under the current model ("query"), or from their data, without having received one."""
 
 
 class Server:
@@ -180,6 +182,11 @@ class Server:
         return {name: self._state.model[name] for name in self._entries.shared}
 
     @property
+    def mean(self) -> Tensors:
+        """The mean of the clients' weights in the newest round; empty unless a method wants it to be evaluated."""
+        return self._state.mean
+
+    @property
     def own(self) -> dict[str, Tree]:
         """The server's state of each method, by the method's name."""
         return self._state.own
@@ -220,7 +227,7 @@ class Server:
 
     def job(self, kind: Kind, client: int) -> Job:
         """Return a job of one client under the current model."""
-        return self._job(kind, client, self._broadcast())
+        return self._job(kind, client, self._broadcast(kind))
 
     def _job(
         self,
@@ -232,6 +239,8 @@ class Server:
         show: bool = False,
     ) -> Job:
         entries, model = self._entries, self._state.model
+        if kind == "data":
+            return Job(kind, client, self.round, broadcast, frozen={}, personal={}, state=None, query=query)
         first = self._personal_travels and client not in self.store.contacts
         return Job(
             kind,
@@ -246,15 +255,20 @@ class Server:
             show=show,
         )
 
-    def _synthetic_job(self, query: tuple[str, str] = NO_QUERY) -> Job:
+    def _synthetic_job(self, kind: Kind = "train", query: tuple[str, str] = NO_QUERY) -> Job:
         """Return the job of a client that does not exist, which shows what clients send."""
-        return self._job("query" if query[0] else "train", SYNTHETIC, self._broadcast(), query)
+        return self._job(kind, SYNTHETIC, self._broadcast(kind), query)
 
     def _model_sent(self) -> Tree:
         return {"w": self.w, "buffers": {name: self._state.model[name] for name in self._entries.buffers}}
 
-    def _broadcast(self) -> Tree:
-        """Return what every client is sent: the shared entries, the buffers, and the methods' own broadcasts."""
+    def _broadcast(self, kind: Kind) -> Tree:
+        """Return what every client is sent: the shared entries, the buffers, and the methods' own broadcasts.
+
+        A client that is asked about its data is sent none of them.
+        """
+        if kind == "data":
+            return {"w": {}, "buffers": {}, "sent": {}}
         sent = {
             part.name: {name: self.own[part.name][name] for name in names}
             for part in self._composition.parts
@@ -278,7 +292,7 @@ class Server:
         known: Collection[int] = (),
     ) -> Iterator[Result]:
         """Return the results of clients' jobs; for `known` clients, only the traffic is counted."""
-        broadcast, sent = self._broadcast(), Traffic()
+        broadcast, sent = self._broadcast(kind), Traffic()
         sent.count_down(broadcast)
 
         def jobs() -> Iterator[Job]:
@@ -286,7 +300,7 @@ class Server:
                 job = self._job(kind, client, broadcast, query, evaluate, client in show)
                 traffic.add(sent)
                 traffic.count_down(job.personal)
-                if self.store.contacts.get(client) != self.frozen_version:
+                if job.frozen and self.store.contacts.get(client) != self.frozen_version:
                     traffic.count_down(job.frozen)  # else the client has them from an earlier contact
                 if client not in known:
                     yield job
@@ -310,8 +324,10 @@ class Server:
             evaluate: Whether clients evaluate the received and the trained model on their hold-outs.
             show: Clients whose results contain the models that they trained, which is not counted as traffic.
         """
-        self._state.taking_part = self.sample(self.round)
         outcome = RoundResult(self.round)
+        if not self.round:
+            self._prepare(Questions(engine, outcome.traffic, outcome.skipped, kind="data"))
+        self._state.taking_part = self.sample(self.round)
         intake, version = self._intake(), self.frozen_version
         states: dict[int, Tree] = {}
         clients = self._sampler.scheduled(self.taking_part)
@@ -343,6 +359,16 @@ class Server:
         self._state.round += 1
         return outcome
 
+    def _prepare(self, questions: Questions) -> None:
+        """Run the methods' `begin` hooks."""
+        before = self._state.copy()
+        try:
+            for part in self._composition.defined("begin"):
+                hooked(part, "begin", self.seen_by(part, questions))
+        except Exception:
+            self._state = before
+            raise
+
     def _nothing_sent(self, outcome: RoundResult) -> str:
         reasons = "; ".join(f"client {k}: {why}" for k, why in list(outcome.skipped.items())[:3])
         more = f"; and {len(outcome.skipped) - 3} more" if len(outcome.skipped) > 3 else ""
@@ -369,22 +395,24 @@ class Server:
             if lost := [name for name in self._entries.shared if name not in new]:
                 raise InputError(f"the aggregated model does not fit: {lost[0]} is missing")
             self.update_model({**new, **frozen, **mean["buffers"]})
+            if any(part.evaluate_mean for part in self._composition.parts):
+                self._state.mean = {name: mean["w"][name] for name in self._entries.shared}
         except Exception:
             self._state = before  # an aggregation that fails leaves nothing behind
             raise
 
     # Uploads
 
-    def _intake(self, query: tuple[str, str] = NO_QUERY) -> _Intake:
+    def _intake(self, kind: Kind = "train", query: tuple[str, str] = NO_QUERY) -> _Intake:
         """Return the checks and the aggregation of a round's uploads or of the answers to a query."""
         sent, asks = self._model_sent(), bool(query[0])
         check = UploadCheck(
             {} if asks else sent,
-            self._expected.form(self._synthetic_job(query)),
+            self._expected.form(self._synthetic_job(kind, query)),
             () if asks else self._variances,
             self._receive if self._composition.encoders and not asks else None,
         )
-        return _Intake(query, check, Aggregation(self._aggregator_class, self._aggregator, sent, self.round))
+        return _Intake(kind, query, check, Aggregation(self._aggregator_class, self._aggregator, sent, self.round))
 
     def _receive(self, tree: Tree) -> Tree:
         """Return a client's shared weights from what the methods' `upload` sent in their place."""
@@ -423,7 +451,7 @@ class Server:
             try:
                 return intake.check.accept(result.client, result.upload)
             except OtherForm:
-                form = self._expected.renew(self._synthetic_job(intake.query), bool(intake.check.sizes))
+                form = self._expected.renew(self._synthetic_job(intake.kind, intake.query), bool(intake.check.sizes))
                 if form is None:
                     raise
                 intake.check.expect(form)
@@ -449,11 +477,11 @@ class Server:
     # Questions of methods
 
     def ask(self, query: Query, questions: Questions) -> dict[str, Tree]:
-        """Ask all clients for `query(client)` under the current model, and aggregate the answers.
+        """Ask all clients for `query(client)`, and aggregate the answers.
 
         Args:
             query: A function of a method, so that a client in another process can find it by name.
-            questions: The engine, and the counters of traffic and failures.
+            questions: The engine, the counters of traffic and failures, and what clients have received.
 
         Returns:
             The aggregated answers by name.
@@ -463,9 +491,9 @@ class Server:
             raise InputError(f"server.ask takes a function of the method itself, not {query!r}")
         name = (part.name, getattr(query, "__name__", ""))
         everybody = self._sampler.scheduled(self._sampler.all())
-        intake = self._intake(name)
+        intake = self._intake(questions.kind, name)
         questions.progress.begin(0, len(everybody))
-        for result in self._collect(questions.engine, "query", everybody, questions.traffic, query=name):
+        for result in self._collect(questions.engine, questions.kind, everybody, questions.traffic, query=name):
             if self._succeeds(result, questions.skipped, intake):
                 questions.traffic.count_up(result.upload)
             questions.progress.client_done(result)
@@ -558,6 +586,7 @@ class Server:
 class _Intake:
     """The checks and the aggregation of the uploads of a round, or of the answers to a query."""
 
+    kind: Kind
     query: tuple[str, str]
     check: UploadCheck
     aggregation: Aggregation

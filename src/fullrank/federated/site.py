@@ -26,7 +26,9 @@ from fullrank.models.net import Output
 from fullrank.models.network import Network
 from fullrank.trees import Tensors, Tree, clone, moved, versions
 
-Kind: TypeAlias = Literal["train", "query", "personal"]
+Kind: TypeAlias = Literal["train", "query", "data", "personal"]
+"""What a client does: it trains, answers a query, answers one about its data without having received a model, or gives
+its own model."""
 Stage: TypeAlias = Literal["received", "local", "personalised"]
 """A client's own model: as received from the server, after local training, or as the method personalises it."""
 
@@ -235,6 +237,9 @@ class Site:
         upload = {part.name: dict(getattr(part, job.query[1])(client.seen_by(part)) or {})}
         return Result(job.client, client.n, upload=upload, state=state)
 
+    def _data(self, job: Job) -> Result:
+        return self._query(job)
+
     def _personal(self, job: Job) -> Result:
         """Return the client's model at the job's stage; with `evaluate`, every stage on the sets of the client.
 
@@ -366,7 +371,7 @@ class Site:
             peers=self.data.peers,
         )
         for part in self.composition.parts:
-            if part.name not in state and defines(part, "client_state"):
+            if job.kind != "data" and part.name not in state and defines(part, "client_state"):
                 view = client.seen_by(part)
                 view.own = part.client_state(view)
         return client, state

@@ -24,6 +24,8 @@ class ServerState:
     """The number of rounds that are complete."""
     taking_part: tuple[int, ...] = ()
     """The clients whose uploads are in the means of the newest round."""
+    mean: Tensors = field(default_factory=dict)
+    """The mean of the weights of the newest round, if a method wants it to be evaluated (`Method.evaluate_mean`)."""
 
     def copy(self) -> ServerState:
         """Return a copy that shares the tensors, which are never changed in place."""
@@ -31,7 +33,12 @@ class ServerState:
 
     def tensors(self) -> Tree:
         """Return what a checkpoint contains."""
-        return {"model": dict(self.model), "own": dict(self.own), "frozen_version": torch.tensor(self.frozen_version)}
+        return {
+            "model": dict(self.model),
+            "own": dict(self.own),
+            "frozen_version": torch.tensor(self.frozen_version),
+            "mean": dict(self.mean),
+        }
 
     def restored(self, saved: Tree, device: torch.device) -> ServerState:
         """Return the state of the same round that has the tensors of a checkpoint."""
@@ -40,4 +47,5 @@ class ServerState:
             model={name: saved["model"][name].to(device, old.dtype) for name, old in self.model.items()},
             own={name: by_name(moved(own, device)) for name, own in saved.get("own", {}).items()},
             frozen_version=int(saved["frozen_version"]),
+            mean={name: value.to(device, self.model[name].dtype) for name, value in saved.get("mean", {}).items()},
         )

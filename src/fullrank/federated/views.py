@@ -101,7 +101,10 @@ class ServerView:
         return self._server.taking_part
 
     def ask(self, query: Query) -> dict[str, Tree]:
-        """Ask all clients a query under the current model. This is possible in `aggregate` and `finish` only.
+        """Ask all clients a query under the current model. This is possible in `begin`, `aggregate` and `finish` only.
+
+        In `begin` clients have not received the model, nor anything else: a query sees their data only, such as
+        `client.n`, `client.counts` and `client.samples`.
 
         Args:
             query: A function of the method itself, so that a client elsewhere can find it by name. It takes the client
@@ -111,7 +114,9 @@ class ServerView:
             The aggregated answers by name.
         """
         if self._questions is None:
-            raise InputError(f'"{self._part.name}": clients answer server.ask in the hooks aggregate and finish only')
+            raise InputError(
+                f'"{self._part.name}": clients answer server.ask in the hooks begin, aggregate and finish only'
+            )
         return self._server.ask(query, self._questions)
 
     def generator(self, purpose: str) -> np.random.Generator:

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any, Literal
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from fullrank.errors import InputError, WroteInPlace, nearest
 from fullrank.local.entries import ClientEntries
-from fullrank.local.loop import Eager, Fit, Report, Samples, StepperOf, train
+from fullrank.local.loop import DRIFT, Eager, Fit, Report, Samples, StepperOf, train
 from fullrank.local.optimiser import memory
 from fullrank.local.plan import make_plan
 from fullrank.local.settings import Settings, Travel
@@ -92,6 +93,7 @@ class Client:
         self._forward = forward or network
         self._peers = peers
         self._memory, self._travels = _kept_optimiser(state)
+        self._pulled_travels = dict(self._travels)
         self._side_fits = itertools.count()
 
     def seen_by(self, part: Method) -> ClientView:
@@ -122,11 +124,19 @@ class Client:
     @property
     def travel(self) -> float:
         """How far a constant unit gradient would have moved a shared weight in this round's fits."""
+        return self._common(self._travels)
+
+    @property
+    def pulled_travel(self) -> float:
+        """The same under the pull of the methods' proximal terms."""
+        return self._common(self._pulled_travels)
+
+    def _common(self, travels: Mapping[str, Travel]) -> float:
         if self._settings.optimizer != "sgd":
             raise InputError(
                 f"{self._settings.optimizer} has no travel, which this method needs; take train.optimizer = sgd"
             )
-        found = {self._travels[name].distance for name in self.entries.shared if name in self._travels}
+        found = {travels[name].distance for name in self.entries.shared if name in travels}
         if len(found) > 1:
             raise InputError(
                 "the shared entries were trained for different numbers of steps, so they have no common travel"
@@ -259,7 +269,9 @@ class Client:
             for slot, new in state.memory.items():
                 self._memory[slot] = {**self._memory.get(slot, {}), **new}
         if not fit.step.side:
-            self._add_travel(fit, report.steps)
+            self._travels |= _travelled(self._travels, fit, report.steps)
+            self._pulled_travels |= _travelled(self._pulled_travels, fit, report.steps, self._composition.pull)
+            _add_proximal_terms(report, self._composition)
             self.reports.append(report)
 
     # The outputs of the client's model
@@ -354,18 +366,6 @@ class Client:
                 fixed = {part.name: clone(part.before(self.seen_by(part))) for part in parts}
         return Context(self._received, self.state, self.sent, self.counts, fixed=fixed)
 
-    def _add_travel(self, fit: Fit, steps: int) -> None:
-        settings = fit.step.settings
-        alone = Travel().on(steps, settings)
-        for name in fit.state.trained:
-            before = self._travels.get(name)
-            if before is None:
-                self._travels[name] = replace(alone, speed=0.0) if fit.fresh else alone
-            elif fit.fresh:
-                self._travels[name] = Travel(before.speed, before.distance + alone.distance)
-            else:
-                self._travels[name] = before.on(steps, settings)
-
     def keep_optimiser(self) -> None:
         """Store the optimiser of the round in the client's state, for its next round."""
         speed = max((travel.speed for travel in self._travels.values()), default=0.0)
@@ -399,6 +399,25 @@ class Client:
             yield
         finally:
             self.network.load(before)
+
+
+def _add_proximal_terms(report: Report, composition: Composition) -> None:
+    """Add each method's proximal term, (μ/2)‖w − w0‖² at the end of a local epoch, which only its gradient enters."""
+    for part in composition.defined("pull"):
+        for epoch in report.epochs:
+            epoch[part.name] = epoch.get(part.name, 0.0) + part.pull() / 2 * epoch[DRIFT] * epoch[DRIFT]
+
+
+def _travelled(before: Mapping[str, Travel], fit: Fit, steps: int, pull: float = 0.0) -> dict[str, Travel]:
+    """Return the travels of the entries that a fit trained, from those before it; many entries have the same."""
+
+    @cache
+    def after(travel: Travel) -> Travel:
+        if not fit.fresh:
+            return travel.on(steps, fit.step.settings, pull)
+        return replace(replace(travel, speed=0.0).on(steps, fit.step.settings, pull), speed=travel.speed)
+
+    return {name: after(before.get(name, Travel())) for name in fit.state.trained}
 
 
 def _kept_optimiser(state: Tree) -> tuple[Tree, dict[str, Travel]]:

@@ -176,6 +176,8 @@ def report_of(plan: Plan, names: Sequence[str], epochs: Sequence[Sequence[float]
 
 DRIFT = "drift"
 """The name under which a report has the distance between the shared entries and those received."""
+NO_TERMS = ("grad_norm", DRIFT)
+"""The measurements of a local epoch that are not terms of the loss."""
 
 
 def drift(step: Step, state: State, context: Context) -> Tensor:

@@ -101,12 +101,15 @@ class Travel:
     speed: float = 0.0
     distance: float = 0.0
 
-    def on(self, steps: int, settings: Settings) -> Travel:
-        """Return the travel after further steps, each of which sets u ← ρu + 1 and adds η·u (Nesterov: η(1 + ρu)) to
-        the distance.
+    def on(self, steps: int, settings: Settings, pull: float = 0.0) -> Travel:
+        """Return the travel after further steps.
+
+        Each step sets u ← ρu + g and adds η·u (Nesterov: η(g + ρu)) to the distance, where g is the unit gradient less
+        the pull of proximal terms, 1 − μ·distance.
         """
         speed, distance, rho = self.speed, self.distance, settings.momentum
         for lr in settings.rates(steps):
-            speed = rho * speed + 1
-            distance += lr * (1 + rho * speed if settings.nesterov else speed)
+            gradient = 1 - pull * distance
+            speed = rho * speed + gradient
+            distance += lr * (gradient + rho * speed if settings.nesterov else speed)
         return Travel(speed, distance)

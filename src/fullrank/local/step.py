@@ -152,6 +152,24 @@ class Bound(Functional):
         return Flat.joined(g, trained.layout) if isinstance(trained, Flat) else g
 
 
+def named_terms(name: str, found: Tensor | Mapping[str, Tensor]) -> Tensors:
+    """Return what the `loss` of a method adds, under the method's name, and the terms that it names.
+
+    Args:
+        name: The method's name.
+        found: A scalar, or scalars by name.
+
+    >>> named_terms("mine", {"near": torch.tensor(1.0), "far": torch.tensor(2.0)})
+    {'mine': tensor(3.), 'mine.near': tensor(1.), 'mine.far': tensor(2.)}
+    """
+    if isinstance(found, Tensor):
+        return {name: found}
+    if not isinstance(found, Mapping) or not found:
+        raise InputError(f'"{name}".loss must return a scalar tensor, or a dict with at least one scalar tensor')
+    first, *others = found.values()
+    return {name: sum(others, first), **{f"{name}.{term}": value for term, value in found.items()}}
+
+
 @dataclass(frozen=True)
 class Step:
     """A local step of a composition of methods."""
@@ -252,8 +270,9 @@ class Step:
         total = b.base = given(seen_by(self.space)) if given is not None else criterion(seen_by(part.name))
         terms = {"criterion": total}
         for part in self.composition.losses:
-            terms[part.name] = part.loss(seen_by(part.name))
-            total = total + terms[part.name]
+            added = named_terms(part.name, part.loss(seen_by(part.name)))
+            total = total + added[part.name]
+            terms |= added
         if self.loss is not None:
             terms["fit"] = self.loss(seen_by(self.space))
             total = total + terms["fit"]

@@ -118,6 +118,14 @@ class ClientView:
         """
         return self._client.travel
 
+    @property
+    def pulled_travel(self) -> float:
+        """The same under the pull of the methods' proximal terms (`Method.pull`), which hold a weight back.
+
+        Without such terms it is `travel`.
+        """
+        return self._client.pulled_travel
+
     def generator(self, purpose: str) -> np.random.Generator:
         """Return a NumPy generator whose numbers depend on seed, method, purpose, round and client only.
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from fullrank.errors import Conflict, InputError
 from fullrank.methods._method import Method
-from fullrank.objectives.criteria import CRITERIA, find_criterion
+from fullrank.methods._weighted import Weighted
+from fullrank.objectives.criteria import CRITERIA, WEIGHTED, find_criterion
 
 RESERVED = ("criterion", "drift", "fit", "grad_norm", "model", "optimizer")
 """Names that no method can have, because clients' states or metrics use them for other things."""
@@ -93,7 +94,7 @@ class Composition:
                 f'{CRITERIA.key} = "{criterion}" cannot be combined with the method "{owners[0].name}", which has its '
                 f"own {_WHAT['criterion']}; leave {CRITERIA.key} empty or take another method"
             )
-        self._criterion = find_criterion(criterion)
+        self._criterion = None if criterion == WEIGHTED else find_criterion(criterion)
         self.correct: set[str] = set()
         """The parts whose gradient corrections have been checked to return gradients."""
         if taken := [part.name for part in self.parts if part.name in RESERVED]:
@@ -101,6 +102,8 @@ class Composition:
                 f'no method can be called "{taken[0]}": states and metrics use this name for other things; '
                 'rename the class, or set its name = "…"'
             )
+        if criterion == WEIGHTED:
+            self.parts = (*method.parts, Weighted())
 
     def exclusive(self, hook: str) -> tuple[Method, Callable[..., Any]]:
         """Return the part that defines an exclusive hook, or the first part with the hook of FedAvg, and the hook.
@@ -130,6 +133,11 @@ class Composition:
         parts = self.defined("grad")
         drifting = sorted((part for part in parts if part.drift), key=lambda part: part.name)
         return tuple(part for part in parts if not part.drift) + tuple(drifting)
+
+    @cached_property
+    def pull(self) -> float:
+        """The pull of all proximal terms together."""
+        return sum(part.pull() for part in self.defined("pull"))
 
     @cached_property
     def aggregators(self) -> tuple[Method, ...]:

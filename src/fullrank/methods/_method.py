@@ -79,6 +79,8 @@ class Method:
 
     Such a correction comes last, applies to shared entries only, and not to side fits.
     """
+    evaluate_mean: ClassVar[bool] = False
+    """Whether the mean of the clients' weights is evaluated as well, because `aggregate` makes another model of it."""
     neutral: ClassVar[Mapping[str, Any]] = {}
     """Field values with which the method equals FedAvg to the bit."""
     tried_on: ClassVar[Mapping[str, Any]] = {}
@@ -151,6 +153,12 @@ class Method:
         """Return the initial state that a client keeps for this method, when it first takes part."""
         return {}
 
+    def begin(self, server: ServerView) -> None:
+        """Complete the server's state before the first round, by asking clients about their data (`server.ask`).
+
+        What is sent counts as traffic of the first round. No client has received a model yet. In order.
+        """
+
     # The local step
 
     def before(self, client: ClientView) -> Tree:
@@ -171,11 +179,17 @@ class Method:
         """
         return F.cross_entropy(b.logits, b.y, label_smoothing=b.label_smoothing)
 
-    def loss(self, b: Batch) -> Tensor:
+    def loss(self, b: Batch) -> Tensor | Mapping[str, Tensor]:
         """Return a term that is added to the criterion, whose value is `b.base`. Summed.
+
+        The mean of the term is recorded under the method's name. Several terms by name, as in `{"near": …, "far": …}`,
+        are added up in their order, and each is recorded as well, as `name.near`.
 
         Args:
             b: The batch.
+
+        Returns:
+            A scalar, or scalars by name.
         """
         return b.base * 0
 
@@ -190,6 +204,13 @@ class Method:
             The corrected gradient, with the same names and shapes.
         """
         return g
+
+    def pull(self) -> float:
+        """Return μ if `grad` adds μ(w − w0), the pull of a proximal term; for normalised averaging. Summed.
+
+        The value of the term at the end of each local epoch, (μ/2)‖w − w0‖², is recorded under the method's name.
+        """
+        return 0.0
 
     # The client's round
 

@@ -22,12 +22,13 @@ class FedDyn(Method):
 
     h_k, kept at the site, is the sum of all the client's steps w_k − w; h, the mean of all clients' h_k, is added to
     the mean of the participants, which is not weighted by samples: w ← mean w_k + h. Clients send the same as in
-    FedAvg.
+    FedAvg. Results are those of w, which clients receive; the authors' code evaluates mean w_k, whose results have the
+    prefix `mean_`.
     """
 
     paper = "Acar et al., ICLR 2021"
     keeps = "the sum of its weights' past changes, as large as the weights"
-    drift = True
+    drift = evaluate_mean = True
 
     alpha: NotNegative = 0.01
 

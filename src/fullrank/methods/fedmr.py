@@ -76,14 +76,14 @@ class FedMR(WithPrototypes):
             )
         return super().server_state(server) if self.exchanges else {}
 
-    def loss(self, b: Batch) -> Tensor:
-        """Return the sum of both terms; a term with a coefficient of 0 is not computed."""
-        terms = []
+    def loss(self, b: Batch) -> Tensor | Mapping[str, Tensor]:
+        """Return μ1·L_intra and μ2·L_inter; a term with a coefficient of 0 is not computed."""
+        terms: dict[str, Tensor] = {}
         if self.mu1:
-            terms.append(self.mu1 * intra_class_decorrelation(b.z, b.y, len(b.counts), self.scale))
+            terms["intra"] = self.mu1 * intra_class_decorrelation(b.z, b.y, len(b.counts), self.scale)
         if self.mu2:
-            terms.append(self.mu2 * self._inter(b))
-        return terms[0] + terms[1] if len(terms) == 2 else terms[0] if terms else b.base * 0
+            terms["inter"] = self.mu2 * self._inter(b)
+        return terms or b.base * 0
 
     def _inter(self, b: Batch) -> Tensor:
         z, y = (b.z[: self.lite], b.y[: self.lite]) if self.lite else (b.z, b.y)

@@ -19,3 +19,7 @@ class FedProx(Method):
     def grad(self, g: Tree, b: Batch) -> Tree:
         """Add the gradient of the proximal term (Eq. 2 of the paper)."""
         return pointwise(g, lambda g, w, w0: g + self.mu * (w - w0), b.w, b.w0)
+
+    def pull(self) -> float:
+        """Return μ."""
+        return self.mu

@@ -5,8 +5,10 @@ The functions are pure and work on any device. Formulas follow scikit-learn's wh
 
 from __future__ import annotations
 
+import importlib.util
+import inspect
 import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -105,10 +107,15 @@ def _area(score: Tensor, positive: Tensor) -> float | None:
 
 def top(k: int, scores: Tensor, labels: Tensor) -> float:
     """Return the share of samples whose class is among the k highest scores; ties are resolved as by `accuracy`."""
+    return float(among_highest(k, scores, labels).double().mean())
+
+
+def among_highest(k: int, scores: Tensor, labels: Tensor) -> Tensor:
+    """Return for each sample whether its class is among the k highest scores."""
     own = scores.gather(1, labels[:, None])
     lower = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]
     ahead = (scores > own) | ((scores == own) & lower)
-    return float((ahead.sum(1) < k).double().mean())
+    return ahead.sum(1) < k
 
 
 def top5(scores: Tensor, labels: Tensor) -> float:
@@ -131,10 +138,15 @@ def binned_error(confidence: Tensor, right: Tensor, bins: int = BINS) -> float:
     >>> round(binned_error(torch.tensor([0.95, 0.92, 0.65, 0.62, 0.55]), torch.tensor([1.0, 1, 1, 0, 0])), 6)
     0.19
     """
-    which = ((confidence.double() * bins).ceil().long() - 1).clamp(0, bins - 1)
+    which = bin_of(confidence, bins)
     gap = torch.zeros(bins, dtype=torch.float64, device=confidence.device)
     gap.index_add_(0, which, right.double() - confidence.double())
     return float(gap.abs().sum() / len(confidence))
+
+
+def bin_of(confidence: Tensor, bins: int = BINS) -> Tensor:
+    """Return the number of each confidence's bin (j/M, (j+1)/M]."""
+    return ((confidence.double() * bins).ceil().long() - 1).clamp(0, bins - 1)
 
 
 # The registry
@@ -180,16 +192,71 @@ class UserFunction:
         """
         # Copies, because a function may write into what it is given.
         found = called(partial(self.function, scores.clone(), labels.clone()), self.name, METRICS.key)
-        if isinstance(found, (Tensor, np.ndarray, np.generic)):
-            found = found.tolist()
-        try:
-            return [_number(value) for value in found] if isinstance(found, (list, tuple)) else _number(found)
-        except (TypeError, OverflowError):
-            kind = type(found).__name__
-            raise InputError(
-                f'{METRICS.key} = "{self.name}": it returned {"an" if kind[0] in "aeiou" else "a"} {kind}; it must '
-                "return a number, a list of numbers, or None"
-            ) from None
+        return _value(found, self.name)
+
+
+@dataclass(frozen=True)
+class MetricClass:
+    """A class of torchmetrics, or another one with `update` and `compute`, with its name in `evaluate.metrics`.
+
+    Each evaluation builds an object, with the number of classes if the class takes `num_classes`, and gives it all
+    samples at once: softmax probabilities (N, C), because torchmetrics takes scores between 0 and 1 for probabilities,
+    and labels (N,).
+    """
+
+    name: str
+    cls: Callable[..., Any]
+
+    def __call__(self, scores: Tensor, labels: Tensor) -> Value:
+        """Build an object, update it once, and return what it computes.
+
+        Raises:
+            CallFailed: If the class raises.
+            InputError: If it computes anything but a number or a list of numbers.
+        """
+        found = called(partial(self._computed, scores.double().softmax(1), labels.clone()), self.name, METRICS.key)
+        return _value(found, self.name)
+
+    def _computed(self, probabilities: Tensor, labels: Tensor) -> Any:
+        takes_classes = "num_classes" in inspect.signature(self.cls).parameters
+        built = self.cls(num_classes=probabilities.shape[1]) if takes_classes else self.cls()
+        if hasattr(built, "to"):
+            built = built.to(probabilities.device)
+        built.update(probabilities, labels)
+        return built.compute()
+
+    def check(self) -> None:
+        """Reject a class that needs another argument than the number of classes."""
+        needed = [
+            name
+            for name, parameter in inspect.signature(self.cls).parameters.items()
+            if parameter.default is parameter.empty and parameter.kind not in _OPEN_ENDED and name != "num_classes"
+        ]
+        if not needed:
+            return
+        advice = "name a subclass of your own that needs no argument but num_classes"
+        if needed == ["task"]:
+            one_task = f"torchmetrics.classification:Multiclass{self.name.rpartition(':')[2]}"
+            advice = f'name the class for one task, such as "{one_task}"'
+        raise InputError(f'{METRICS.key} = "{self.name}": the class needs the argument {needed[0]}; {advice}')
+
+
+_OPEN_ENDED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def _value(found: Any, name: str) -> Value:
+    """Return what a user's metric gave as a value of a row."""
+    shape = tuple(getattr(found, "shape", ()))
+    if isinstance(found, (Tensor, np.ndarray, np.generic)):
+        found = found.tolist()
+    try:
+        return [_number(value) for value in found] if isinstance(found, (list, tuple)) else _number(found)
+    except (TypeError, OverflowError):
+        kind = f"tensor of shape {shape}" if shape else type(found).__name__
+        raise InputError(
+            f'{METRICS.key} = "{name}": it returned {"an" if kind[0] in "aeiou" else "a"} {kind}; it must '
+            "return a number, a list of numbers, or None"
+        ) from None
 
 
 def _number(value: Any) -> float | None:
@@ -199,26 +266,33 @@ def _number(value: Any) -> float | None:
 
 
 class MetricRegistry(Registry[Metric]):
-    """The registry of metrics: a function that is found by its import path becomes a `Metric`."""
+    """The registry of metrics: a function or a class that is found by its import path becomes a `Metric`."""
 
     def find(self, name: str, key: str = "") -> Metric:
         """Return the metric behind a name.
 
         The attributes `lower_is_better` and `is_share` of a user's function are those of its metric; both are False
-        by default.
+        by default. Of a class of torchmetrics, `higher_is_better` counts as well.
 
         Raises:
-            InputError: If the name is unknown or cannot be imported.
+            InputError: If the name is unknown or cannot be imported, or if a class needs further arguments.
         """
+        if name.startswith(("torchmetrics:", "torchmetrics.")) and importlib.util.find_spec("torchmetrics") is None:
+            raise InputError(f"{key or self.key} = \"{name}\" needs torchmetrics: pip install 'fullrank[metrics]'")
         found: Any = super().find(name, key)
         if isinstance(found, Metric):
             return found
         facts = {fact: bool(getattr(found, fact, False)) for fact in FACTS}
-        return Metric(key_of(name), UserFunction(name, found), **facts)
+        if not (isinstance(found, type) and hasattr(found, "update") and hasattr(found, "compute")):
+            return Metric(key_of(name), UserFunction(name, found), **facts)
+        foreign = MetricClass(name, found)
+        foreign.check()
+        facts["lower_is_better"] |= getattr(found, "higher_is_better", None) is False
+        return Metric(key_of(name), foreign, **facts)
 
 
 FACTS = ("lower_is_better", "is_share")
-"""The attributes of a user's function that describe its values."""
+"""The attributes of a user's function or class that describe its values."""
 METRICS = MetricRegistry(
     "metrics",
     "evaluate.metrics",
@@ -245,14 +319,16 @@ SITES_LISTED = 50
 
 TAKEN = frozenset(
     """
-    absent bytes_down bytes_up cautions checksum client clients course dead_features domain_accuracy elements_down
-    elements_up ending ending_seconds epochs evaluation idle last mean not_recorded one_by_one personal round rounds
-    samples seconds site_accuracy sites skipped skipped_batches std steps training_seconds unseen validated_round
-    weighted worst_decile
+    absent bytes_down bytes_up cautions checksum client clients course dead_features domain_accuracy elements
+    elements_down elements_up ending ending_seconds epochs evaluation far_client idle last mean not_recorded one_by_one
+    personal round rounds samples seconds site_accuracy sites skipped skipped_batches std steps terms training_seconds
+    unseen validated_round weighted worst_decile
     """.split()  # noqa: SIM905
 )
 """Other keys of rows and summaries, which no metric can have."""
-PREFIXES, SUFFIX, BY_SITE = ("validation_", "personal_"), "_by_domain", "_by_site"
+MEAN = "mean_"
+"""The prefix of the metrics of the clients' mean, where a method has it evaluated together with the global model."""
+PREFIXES, SUFFIX, BY_SITE = ("validation_", MEAN, "personal_"), "_by_domain", "_by_site"
 """The prefixes and the suffixes of keys that are derived from the key of a metric."""
 
 
@@ -288,9 +364,10 @@ def find_metrics(names: Iterable[str]) -> list[Metric]:
     """
     found: dict[str, Metric] = {}
     named = {metric.key: name for name, metric in METRICS.own.items()}
-    for name in dict.fromkeys(names):
+    names = list(dict.fromkeys(names))
+    for name in names:
         metric = METRICS.find(name)
-        if metric.key in TAKEN or metric.key.startswith(PREFIXES) or metric.key.endswith((SUFFIX, BY_SITE)):
+        if metric.key in TAKEN or _is_derived(metric.key, {*named, *map(key_of, names)}):
             raise InputError(f'{METRICS.key} = "{name}": the metrics of a run have "{metric.key}" already; {_RENAME}')
         if (other := named.setdefault(metric.key, name)) != name:
             raise InputError(f'{METRICS.key}: "{other}" and "{name}" would both be "{metric.key}"; {_RENAME}')
@@ -299,6 +376,24 @@ def find_metrics(names: Iterable[str]) -> list[Metric]:
 
 
 _RENAME = "give the function another name"
+
+
+def _is_derived(key: str, metrics: Collection[str]) -> bool:
+    """Return whether a key is derived from that of a metric; other names may start with `mean_`."""
+    if key.startswith(MEAN):
+        return key.removeprefix(MEAN) in metrics
+    return key.startswith(PREFIXES) or key.endswith((SUFFIX, BY_SITE))
+
+
+def label_of(key: str) -> str:
+    """Return the key of a metric as tables and lines show it.
+
+    >>> label_of("validation_macro_f1"), label_of("mean_accuracy")
+    ('validation macro f1', "accuracy of the clients' mean")
+    """
+    rest = key.removeprefix(MEAN)
+    derived = rest != key and rest in {metric.key for metric in METRICS.own.values()}
+    return f"{rest.replace('_', ' ')} of the clients' mean" if derived else key.replace("_", " ")
 
 
 def single_numbers(metrics: Sequence[Metric] = ()) -> tuple[Metric, ...]:

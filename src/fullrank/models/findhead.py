@@ -91,11 +91,17 @@ def _first_forward(module: nn.Module, example: Tensor) -> Iterator[None]:
         lines = str(error).strip().splitlines()
         raise InputError(
             f"the model ({type(module).__name__}) cannot take a batch of shape {tuple(example.shape)} and dtype "
-            f"{example.dtype} ({': '.join([type(error).__name__, *lines[:1]])}); {_what_would_fit(example)}"
+            f"{example.dtype} ({': '.join([type(error).__name__, *lines[:1]])}); {_what_would_fit(example, error)}"
         ) from error
 
 
-def _what_would_fit(example: Tensor) -> str:
+def _what_would_fit(example: Tensor, error: Exception) -> str:
+    if isinstance(error, IndexError) and not example.is_floating_point() and example.numel():
+        smallest, largest = int(example.min()), int(example.max())
+        rows = (
+            f"so an embedding needs at least {largest + 1} rows" if smallest >= 0 else "and an embedding has none < 0"
+        )
+        return f"samples hold whole numbers of {smallest} to {largest}, {rows}"
     if not example.is_floating_point():
         return "store the samples as floating-point numbers, or choose a model that takes whole numbers"
     otherwise = "choose a model for such data, as the library's mlp is for any shape"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fullrank.errors import InputError
+from fullrank.objectives.dtypes import at_least_float32
 
 
 def contrastive(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float = 0.5) -> Tensor:
@@ -34,9 +34,7 @@ def contrastive(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: fl
     if not z.shape == z_global.shape == z_previous.shape or z.ndim != 2:
         shapes = ", ".join(str(tuple(features.shape)) for features in (z, z_global, z_previous))
         raise InputError(f"contrastive: z, z_global and z_previous must have one shape (samples, width), not {shapes}")
-    near, far = (F.cosine_similarity(_wide(z), _wide(other.detach())) for other in (z_global, z_previous))
+    near, far = (
+        F.cosine_similarity(at_least_float32(z), at_least_float32(other.detach())) for other in (z_global, z_previous)
+    )
     return F.softplus((far - near) / temperature).mean()
-
-
-def _wide(z: Tensor) -> Tensor:
-    return z.to(torch.promote_types(z.dtype, torch.float32))

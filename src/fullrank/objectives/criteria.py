@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -26,6 +27,53 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     1.3863
     """
     return F.cross_entropy(logits, labels)
+
+
+def focal(logits: Tensor, labels: Tensor, gamma: float = 2.0) -> Tensor:
+    """Return the focal loss (Lin et al., ICCV 2017), the mean of (1 − p)^γ · (−log p), p the probability of the label.
+
+    Samples that are classified well count less. As `train.criterion = "focal"`, γ is 2, the value of the paper; for
+    another one, name a function of your own that calls this one.
+
+    >>> import torch
+    >>> round(float(focal(torch.zeros(2, 4), torch.tensor([0, 3]))), 4)
+    0.7798
+    """
+    losses = F.cross_entropy(logits, labels, reduction="none")
+    return ((1 - torch.exp(-losses)) ** gamma * losses).mean()
+
+
+def weighted(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """Return the mean over a batch of the cross-entropy of each sample times the weight of its class.
+
+    The sum is divided by the number of samples, not by the sum of their weights as in torch.nn.CrossEntropyLoss, in
+    which weights have no effect on a client with a single class.
+
+    Args:
+        logits: Scores (N, C).
+        labels: Labels (N,).
+        weights: The weight of each class (C,), as `inverse_frequencies` returns them.
+
+    >>> import torch
+    >>> round(float(weighted(torch.zeros(2, 4), torch.tensor([0, 3]), torch.tensor([1.0, 0, 0, 2]))), 4)
+    2.0794
+    """
+    return (F.cross_entropy(logits, labels, reduction="none") * weights[labels]).mean()
+
+
+def inverse_frequencies(counts: Tensor) -> Tensor:
+    """Return the weight of each class from its number of samples: N / (C · n_c), for C classes that occur.
+
+    So all classes that occur have the same share of the loss, and the mean weight of the N samples is 1. The weight of
+    a class without samples is 0.
+
+    >>> import torch
+    >>> inverse_frequencies(torch.tensor([6, 2, 0])).tolist()
+    [0.6666666666666666, 2.0, 0.0]
+    """
+    counts = counts.double()
+    occurs = counts > 0
+    return torch.where(occurs, counts.sum() / (occurs.sum() * counts.clamp(min=1)), 0)
 
 
 @dataclass(frozen=True)
@@ -54,7 +102,11 @@ class UserCriterion:
         return found
 
 
-CRITERIA: Registry[Criterion] = Registry("criteria", "train.criterion", {"cross-entropy": cross_entropy})
+WEIGHTED = "weighted"
+"""The criterion whose third argument, the weights of the classes, the server and the clients exchange."""
+CRITERIA: Registry[Callable[..., Tensor]] = Registry(
+    "criteria", "train.criterion", {"cross-entropy": cross_entropy, "focal": focal, WEIGHTED: weighted}
+)
 """All criteria that need no import path."""
 CROSS_ENTROPY = ("", "cross-entropy")
 """The values of `train.criterion` with which local training minimises the cross-entropy."""

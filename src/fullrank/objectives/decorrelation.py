@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fullrank.errors import InputError, nearest
+from fullrank.objectives.dtypes import at_least_float32
 
 Scale = Literal["code", "paper", "algorithm"]
 
@@ -105,18 +106,14 @@ def _shape(z: Tensor) -> tuple[int, int]:
 
 def _zero(z: Tensor) -> Tensor:
     # An empty sum stays in the graph and, unlike 0 · z, is zero even if z is not finite.
-    return _wide(z)[:0].sum()
+    return at_least_float32(z)[:0].sum()
 
 
 def _centred(z: Tensor) -> Tensor:
     # The first row is subtracted, so that a constant column is exactly zero; a rounded mean would give it a variance.
-    z = _wide(z)
+    z = at_least_float32(z)
     z = z - z[:1].detach()
     return z - z.mean(0)
-
-
-def _wide(z: Tensor) -> Tensor:
-    return z.to(torch.promote_types(z.dtype, torch.float32))
 
 
 def _gram(z: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fullrank.errors import InputError
+from fullrank.objectives.dtypes import at_least_float32
 
 
 def proximal(w: Mapping[str, Tensor], w0: Mapping[str, Tensor]) -> Tensor:
@@ -36,9 +37,5 @@ def proximal(w: Mapping[str, Tensor], w0: Mapping[str, Tensor]) -> Tensor:
             raise InputError(f'proximal: "{name}" is in {"w" if name in w else "w0"} only')
         if w[name].shape != w0[name].shape:
             raise InputError(f'proximal: "{name}" has shape {tuple(w[name].shape)} in w, {tuple(w0[name].shape)} in w0')
-    squares = [(_wide(x) - _wide(w0[name].detach())).square().sum() for name, x in w.items()]
+    squares = [(at_least_float32(x) - at_least_float32(w0[name].detach())).square().sum() for name, x in w.items()]
     return torch.stack(squares).sum() / 2 if squares else torch.zeros(())
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x.to(torch.promote_types(x.dtype, torch.float32))

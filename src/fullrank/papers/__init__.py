@@ -1,7 +1,7 @@
 """The published tables of the papers that fullrank implements, as experiments that can be run.
 
 A table is a file: what the paper prints in each cell, and the complete experiment behind it. `load_table` reads one,
-and its cells hold the experiments.
+and its cells hold the experiments. A figure is a table without printed values, and with the way it is drawn.
 
 >>> from fullrank import papers
 >>> table = papers.load_table("feddecorr-tpami/table-1")
@@ -12,6 +12,6 @@ and its cells hold the experiments.
 100
 """
 
-from fullrank.papers.tables import Cell, Note, Printed, Table, available, load_table
+from fullrank.papers.tables import UNITS, Cell, Drawing, Note, Printed, Table, available, figures, load_table
 
-__all__ = ["Cell", "Note", "Printed", "Table", "available", "load_table"]
+__all__ = ["UNITS", "Cell", "Drawing", "Note", "Printed", "Table", "available", "figures", "load_table"]

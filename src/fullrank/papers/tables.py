@@ -1,24 +1,29 @@
 """Reads the published tables: what a paper prints in each cell, and the experiments behind it.
 
 The folder of a paper holds `paper.toml`, a file of settings for each data set (or the name of the paper whose settings
-it shares), and a file for each table. A file of settings is an experiment, with the hyper-parameters of all methods of
-the paper, and `notes`. A file of a table has `rows` and `columns`. Both have coordinates, such as `method = "fedavg"`
-or `alpha = 0.05`, and a cell has those of its row and its column:
+it shares), and a file for each table and figure. A file of settings is an experiment, with the hyper-parameters of all
+methods of the paper, and `notes`. A file of a table has `rows` and `columns`. Both have coordinates, such as
+`method = "fedavg"` or `alpha = 0.05`, and a cell has those of its row and its column:
 
 - `data` names the file of settings, `method` is `method.name`,
 - a coordinate listed in `axes` sets the key that stands there,
-- other coordinates have their keys in `values`, for example `values.clients.50`, where `measure` and `value` may stand
-  besides keys of an experiment,
-- the keys of `set` hold for all cells,
+- `values` has further keys of single values, for example `values.clients.50`, where `measure`, `value` and `unit` may
+  stand besides keys of an experiment,
+- the keys of `set` hold for all cells, before those of coordinates,
+- a coordinate in braces, as in `measure = "accuracy_by_site.{site}"`, is replaced by its value,
 - a coordinate that is a list stands for all its values: such a cell is the mean over several experiments.
+
+The `axes`, `values` and `notes` of `paper.toml` hold for all files of the paper. Times are compared as ratios to the
+cell that `reference` leads to. A file of a figure has `draw`, the kind of `fullrank figure` and its options, and
+`panels`, the coordinates of which each combination is drawn separately; its rows have nothing printed.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -28,8 +33,11 @@ from fullrank.config.experiment import Experiment, merged, nested, read_toml
 from fullrank.errors import InputError, nearest
 
 FOLDER = Path(__file__).parent
-Kind = Literal["slip", "choice", "note"]
-"""A slip is an error of the paper, a choice something that the paper does not say and that fullrank had to choose."""
+Kind = Literal["slip", "choice", "note", "impossible"]
+"""A slip is an error of the paper, a choice something that the paper does not say and that fullrank had to choose; an
+impossible cell cannot be run."""
+UNITS = {"%": 100.0, "": 1.0, "M": 1e-6, "M one way": 0.5e-6, "min": 1 / 60, "s": 1.0, "×": 1.0}
+"""What a number of a run is multiplied by to be in a unit; a count "one way" is half of what goes up and down."""
 
 
 @dataclass(frozen=True)
@@ -42,32 +50,38 @@ class Printed:
 
     mean: float
     std: float | None = None
+    text: str = field(default="", repr=False, compare=False)
+    """The value as the paper prints it."""
 
     @classmethod
     def read(cls, text: str) -> Printed | None:
         """Read a number with or without a standard deviation; empty text is a cell without a value."""
         if not text:
             return None
-        if (match := re.fullmatch(r"(-?[\d.]+)(?: ± ([\d.]+))?", text)) is None:
+        if (match := re.fullmatch(r"(-?\d+(?:\.\d+)?)(?: ± (\d+(?:\.\d+)?))?", text)) is None:
             raise InputError(f'"{text}" is not a printed value, as in "64.85 ± 2.01"')
-        return cls(float(match[1]), float(match[2]) if match[2] else None)
+        return cls(float(match[1]), float(match[2]) if match[2] else None, text)
 
     def __str__(self) -> str:
         """Return the value as it is printed in tables."""
-        return f"{self.mean:.2f}" + (f" ± {self.std:.2f}" if self.std is not None else "")
+        return self.text or f"{self.mean:.2f}" + (f" ± {self.std:.2f}" if self.std is not None else "")
 
 
 @dataclass(frozen=True)
 class Note:
-    """A sentence about some cells: those of which each coordinate has one of the values that it names."""
+    """A sentence about some cells: those of which each coordinate has one of the values that it names.
+
+    Where `uses` stands among the coordinates, it names methods, one of which the cell's experiments must use.
+    """
 
     kind: Kind
     text: str
     at: Mapping[str, Sequence[str]]
 
-    def holds_for(self, at: Mapping[str, str]) -> bool:
-        """Return whether a cell with these coordinates has the note."""
-        return all(at.get(name) in values for name, values in self.at.items())
+    def holds_for(self, at: Mapping[str, str], used: Set[str] = frozenset()) -> bool:
+        """Return whether a cell with these coordinates, whose experiments use these methods, has the note."""
+        here = {name: {at.get(name)} for name in self.at}
+        return all({**here, "uses": used}[name] & set(values) for name, values in self.at.items())
 
 
 @dataclass(frozen=True)
@@ -78,6 +92,8 @@ class Cell:
     printed: Printed | None
     measure: str
     value: str
+    unit: str
+    """The unit of the printed value, one of `UNITS`."""
     notes: tuple[Note, ...]
     parts: tuple[Mapping[str, Any], ...]
     """The values of the experiments: one, or several of which the cell is the mean."""
@@ -87,14 +103,31 @@ class Cell:
         """The coordinates in one line, as `--cell` of `fullrank reproduce` takes them."""
         return ",".join(f"{name}={value}" for name, value in self.at.items())
 
+    @property
+    def impossible(self) -> str:
+        """Why the cell cannot be run, or empty text."""
+        return " ".join(note.text for note in self.notes if note.kind == "impossible")
+
     def experiments(self, seed: int, changes: Mapping[str, Any] | None = None) -> list[Experiment]:
         """Return the complete experiments of the cell, with a seed and with changes to their keys."""
         return [Experiment(**merged(merged(part, nested(changes or {})), {"seed": seed})) for part in self.parts]
 
 
 @dataclass(frozen=True)
+class Drawing:
+    """How a figure is drawn from the runs of its cells: the kind of `fullrank figure`, its options, and its panels.
+
+    Runs that differ in the coordinates of `panels` are drawn in separate figures.
+    """
+
+    kind: str
+    options: Mapping[str, Any]
+    panels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Table:
-    """A table of a paper with all its cells, row by row."""
+    """A table of a paper with all its cells, row by row; or a figure, of which no values are printed."""
 
     name: str
     title: str
@@ -104,6 +137,10 @@ class Table:
     columns: tuple[Mapping[str, str], ...]
     unavailable: str = ""
     """Why the values of the table are not available, if they are not."""
+    drawing: Drawing | None = None
+    """How a figure is drawn; None for a table."""
+    to: Mapping[str, str] = field(default_factory=dict)
+    """The coordinates in which the cells differ from those to which their times are ratios."""
 
     @cached_property
     def coordinates(self) -> dict[str, list[str]]:
@@ -131,6 +168,11 @@ class Table:
             raise InputError(f"no cell of {self.name} is at {' or '.join(patterns)}; `--list` shows the cells")
         return chosen
 
+    def reference(self, cell: Cell) -> Cell | None:
+        """Return the cell to which the times of a cell are ratios, if the table has one."""
+        at = {**cell.at, **self.to}
+        return next((other for other in self.cells if self.to and other.at == at), None)
+
     def _pattern(self, text: str) -> dict[str, str]:
         found = {}
         for piece in text.split(","):
@@ -150,19 +192,47 @@ class Table:
 
 
 def available() -> list[str]:
-    """Return the names of all tables, for example "feddecorr-tpami/table-1"."""
-    files = sorted(FOLDER.glob("*/table-*.toml"), key=lambda file: (file.parent.name, _numbers(file.stem)))
-    return [f"{file.parent.name}/{file.stem}" for file in files]
+    """List the tables of papers that the library has.
+
+    Returns:
+        The names of the tables by paper and number, for example "feddecorr-tpami/table-1".
+    """
+    return _named("table-*.toml")
+
+
+def figures() -> list[str]:
+    """List the figures of papers that are measurements.
+
+    Returns:
+        The names of the figures by paper and number, for example "feddecorr-tpami/figure-9".
+    """
+    return _named("figure-*.toml")
 
 
 def load_table(name: str | Path) -> Table:
-    """Read a table by its name, or from a file of the same form in a folder with its settings."""
+    """Read a table or figure of a paper.
+
+    Args:
+        name: A name of `available` or `figures`, or the path of a `.toml` file of the same form, in a folder with its
+            settings.
+
+    Returns:
+        The table, with the printed values and the experiments of each cell.
+
+    Raises:
+        InputError: If there is no such table or file, or if the file is not of this form.
+    """
     file = Path(name) if str(name).endswith(".toml") else FOLDER / f"{name}.toml"
     if not file.is_file():
         if str(name).endswith(".toml"):
             raise InputError(f'"{name}" does not exist')
-        raise InputError(f'there is no table "{name}"; {nearest(str(name), available())}')
+        raise InputError(f'there is no table "{name}"; {nearest(str(name), [*available(), *figures()])}')
     return _Reader(file).table(str(name))
+
+
+def _named(pattern: str) -> list[str]:
+    files = sorted(FOLDER.glob(f"*/{pattern}"), key=lambda file: (file.parent.name, _numbers(file.stem), file.stem))
+    return [f"{file.parent.name}/{file.stem}" for file in files]
 
 
 class _Reader:
@@ -172,6 +242,10 @@ class _Reader:
         self.file = file
         self.content = read_toml(file)
         self.paper = read_toml(file.parent / "paper.toml")
+        self.folder = file.parent.parent / self.paper.get("settings", file.parent.name)
+        self.shared = read_toml(self.folder / "paper.toml")
+        self.axes = {"method": "method.name", **self.shared.get("axes", {}), **self.content.get("axes", {})}
+        self.values = merged(self.shared.get("values", {}), self.content.get("values", {}))
         self.settings: dict[str, dict[str, Any]] = {}
 
     def table(self, name: str) -> Table:
@@ -191,32 +265,35 @@ class _Reader:
             tuple(_texts(row["at"]) for row in rows),
             tuple(_texts(column) for column in columns),
             content.get("unavailable", ""),
+            _drawing(content),
+            _texts(content.get("reference", {})),
         )
 
     def _cell(self, at: Mapping[str, Any], text: str) -> Cell:
         texts = _texts(at)
-        measure, value = self.content.get("measure", "accuracy"), self.content.get("value", "last")
         parts = []
+        shown = {name: self.content.get(name, usual) for name, usual in _SHOWN.items()}
         for one in _each(at):
-            keys = self._keys(one)
-            measure, value = keys.pop("measure", measure), keys.pop("value", value)
+            keys = self._keys(one, shown)
+            shown |= {name: keys.pop(name) for name in _SHOWN if name in keys}
             parts.append(self._experiment(one, keys))
-        notes = [note for source in (self.content, self._settings(at)) for note in _notes(source)]
-        about = tuple(note for note in notes if note.holds_for(texts))
-        return Cell(texts, Printed.read(text), measure, value, about, tuple(parts))
+        if shown["unit"] not in UNITS:
+            raise InputError(f'"{self.file}": there is no unit "{shown["unit"]}"; {nearest(shown["unit"], UNITS)}')
+        notes = [note for source in (self.content, self.shared, self._settings(at)) for note in _notes(source)]
+        used = {piece for part in parts for piece in part["method"].get("name", "fedavg").split("+")}
+        about = tuple(note for note in notes if note.holds_for(texts, used))
+        return Cell(texts, Printed.read(text), **_filled(shown, texts), notes=about, parts=tuple(parts))
 
-    def _keys(self, at: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keys that coordinates set, and `measure` and `value` where they choose them."""
+    def _keys(self, at: Mapping[str, Any], shown: Mapping[str, str]) -> dict[str, Any]:
+        """Return the keys that coordinates set, with what is shown of a run where they choose it."""
+        texts = _texts(at)
         keys: dict[str, Any] = dict(self.content.get("set", {}))
-        axes, values = {"method": "method.name", **self.content.get("axes", {})}, self.content.get("values", {})
-        for name, value in at.items():
-            text = _text(value)
-            if text in values.get(name, {}):
-                keys |= values[name][text]
-            elif name in axes:
-                keys[axes[name]] = value
-            elif name != "data":
+        keys |= {self.axes[name]: value for name, value in at.items() if name in self.axes}
+        for name, text in texts.items():
+            own = self.values.get(name, {}).get(text)
+            if own is None and name not in (*self.axes, "data") and f"{{{name}}}" not in shown["measure"]:
                 raise InputError(f'"{self.file}" does not say what {name} = {text} sets')
+            keys |= _filled(own or {}, texts)
         return keys
 
     def _experiment(self, at: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,9 +307,33 @@ class _Reader:
     def _settings(self, at: Mapping[str, Any]) -> dict[str, Any]:
         name = at.get("data", self.content.get("settings"))
         if name not in self.settings:
-            folder = self.file.parent.parent / self.paper.get("settings", self.file.parent.name)
-            self.settings[name] = read_toml(folder / f"{name}.toml")
+            self.settings[name] = read_toml(self.folder / f"{name}.toml")
         return self.settings[name]
+
+
+_SHOWN = {"measure": "accuracy", "value": "last", "unit": "%"}
+"""What is shown of a run in a cell, unless a table or a coordinate says otherwise."""
+
+
+def _filled(values: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
+    """Return values in which coordinates in braces are replaced."""
+
+    def value_of(match: re.Match[str]) -> str:
+        if match[1] not in texts:
+            hint = nearest(match[1], texts)
+            raise InputError(f'{match[0]} of a table: no coordinate of the cell is "{match[1]}"; {hint}')
+        return texts[match[1]]
+
+    return {
+        key: re.sub(r"\{(\w+)\}", value_of, value) if isinstance(value, str) else value for key, value in values.items()
+    }
+
+
+def _drawing(content: Mapping[str, Any]) -> Drawing | None:
+    if "draw" not in content:
+        return None
+    kind, options = content["draw"]
+    return Drawing(kind, options, tuple(content.get("panels", ())))
 
 
 def _notes(source: Mapping[str, Any]) -> Iterator[Note]:

@@ -16,8 +16,8 @@ MOST_LAYERS = 8
 WIDEST = 2048
 """Maximum number of features d of a layer that is compared; a pair of clients takes 8·d² bytes."""
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-REPRESENTATION = "z"
-"""The name of the representation in comparisons; it comes after all layers."""
+REPRESENTATION, CLASSIFIER = "z", "classifier"
+"""The names of the representation and of the classifier's scores in comparisons; they come after all layers."""
 
 
 def layers_of(network: Network) -> list[str]:

@@ -17,7 +17,8 @@ from fullrank.models.net import Output
 from fullrank.models.network import Network
 from fullrank.objectives import class_prototypes
 from fullrank.probe.classifier import Classifier, classifier_of
-from fullrank.probe.layers import REPRESENTATION, caught
+from fullrank.probe.layers import CLASSIFIER, REPRESENTATION, caught
+from fullrank.randomness import generator
 from fullrank.trees import Tensors
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 Numbers: TypeAlias = dict[str, Any]
 Arrays: TypeAlias = dict[str, np.ndarray]
+MOST_SAMPLES = 80 * 128
+"""Maximum number of samples of which FedMR's variance of eigenvalues is computed, 80 of its mini-batches."""
 KEPT_BYTES = 2**26
 """Maximum size of the features that are kept for the second pass; larger ones are computed again."""
 
@@ -133,6 +136,19 @@ class ModelProbe:
             return collapse.neural_collapse(moments, logits=torch.cat(scores), again=again)
         return collapse.neural_collapse(moments, classifier=classifier.rows, bias=classifier.bias, again=again)
 
+    def eigenvalue_variance(self) -> float:
+        """Return FedMR's variance of the eigenvalues within classes, of z of the model in the network.
+
+        The mini-batches are drawn by the seed of the run, because a test set may be sorted by class. Of a large test
+        set, a part of `MOST_SAMPLES` samples is enough.
+        """
+        order = generator(self.assembly.experiment.seed, "probe", "mini-batches").permutation(len(self.y))
+        chosen = torch.from_numpy(order[:MOST_SAMPLES]).to(self.y.device)
+        labels = self.y[chosen]
+        z = torch.cat([out.z for out, _ in self.outputs(self.x[chosen], labels)])
+        # on the CPU, where thousands of small matrices take less time
+        return collapse.mean_class_eigenvalue_variance(z.cpu(), labels.cpu())
+
     def prototypes(self, client: int) -> np.ndarray:
         """Return the class means (C, d) of a client's training samples under the model in the network.
 
@@ -149,7 +165,10 @@ class ModelProbe:
 
     @torch.no_grad()
     def similarity(self, models: Sequence[Tensors], layers: Sequence[str]) -> dict[str, np.ndarray]:
-        """Return the linear CKA of every pair of models, by layer and of z; all models process each batch in turn."""
+        """Return the linear CKA of every pair of models by layer, of z, and of the classifier's scores.
+
+        All models process each batch in turn.
+        """
         similarity = collapse.Similarity()
         for some, live in batches(len(self.y), at_once(self.y.device), self.y.device):
             x = self.assembly.federation.pipeline(self.x[some], None, self.network.dtype)
@@ -161,9 +180,10 @@ class ModelProbe:
                     unrounded(self.network, self.x.device),
                     caught(self.network, layers) as found,
                 ):
-                    z = self.network(x).z
+                    out = self.network(x)
                 # without layers that are called twice in a forward pass or do not return one row per sample
-                of_layers = {n: torch.cat(parts) for n, parts in found.items() if sum(map(len, parts)) == len(z)}
-                seen.append({name: value[:live] for name, value in {**of_layers, REPRESENTATION: z}.items()})
+                of_layers = {n: torch.cat(parts) for n, parts in found.items() if sum(map(len, parts)) == len(out.z)}
+                named = {**of_layers, REPRESENTATION: out.z, CLASSIFIER: out.logits}
+                seen.append({name: value[:live] for name, value in named.items()})
             similarity.add(seen)
         return similarity.matrices()

@@ -9,42 +9,42 @@ import numpy as np
 
 from fullrank.collapse import classifier_map
 from fullrank.report.labels import titles_of
+from fullrank.report.legend import draw_legend
 from fullrank.report.probed import directions_of, few, one, probe_at
-from fullrank.report.style import class_style, draw_legend, drawing, legend_height
+from fullrank.report.style import class_style, drawing
 from fullrank.runs.result import Run
 
 MOST_NAMED = 20
 """The largest number of classes that a legend names."""
 
 
-def draw_tsne(runs: Sequence[Run], path: str | Path, *, rounds: Sequence[int] = ()) -> None:
+def draw_tsne(runs: Sequence[Run], path: str | Path, *, rounds: Sequence[int] = (), labels: Sequence[str] = ()) -> None:
     """Draw the t-SNE map of all clients' classifier rows, each divided by its norm: a point for each client and class.
 
     As in FedETF's talk (Fig. 1, fourth column), the points of a class lie together if clients agree. Each row of the
     figure has two runs; distances cannot be compared between panels. scikit-learn is required.
     """
-    titles, round = titles_of(few(runs)), one(rounds)
+    titles, round = titles_of(few(runs), labels), one(rounds)
     maps = [classifier_map(directions_of(run, round)) for run in runs]
-    classes = max(int(labels.max()) for _, labels in maps) + 1
+    classes = max(int(found.max()) for _, found in maps) + 1
     entries = {f"class {c}": _marker(c) for c in range(classes if classes <= MOST_NAMED else 0)}
     columns = min(2, len(runs))
     rows = -(-len(runs) // columns)
     height = rows * (2.3 if columns == 1 else 1.75)
-    with drawing(path, height + (legend_height(list(entries)) if entries else 0)) as figure:
+    with drawing(path, height) as figure:
         panels = figure.subplots(rows, columns, squeeze=False).flatten()
         for axes in panels[len(runs) :]:
             axes.set_visible(False)
-        for axes, title, run, (points, labels) in zip(panels, titles, runs, maps, strict=False):
-            for c in np.unique(labels).astype(int):
+        for axes, title, run, (points, classes_of) in zip(panels, titles, runs, maps, strict=False):
+            for c in np.unique(classes_of).astype(int):
                 colour, marker = class_style(c)
-                own = points[labels == c]
+                own = points[classes_of == c]
                 axes.scatter(own[:, 0], own[:, 1], s=9, color=colour, marker=marker, linewidths=0)
             number = len(probe_at(run, round)["clients"])
             axes.set_title(f"{title}\n{number} clients", fontsize=7)
             axes.set(xticks=[], yticks=[], aspect="equal", adjustable="datalim")
             axes.spines[["top", "right"]].set_visible(True)
-        if entries:
-            draw_legend(figure, entries)
+        draw_legend(figure, {}, entries)
 
 
 def _marker(c: int) -> dict[str, object]:

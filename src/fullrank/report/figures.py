@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from fullrank.errors import InputError, nearest
-from fullrank.report.courses import draw_accuracy, draw_collapse
+from fullrank.report.ablation import draw_ablation
+from fullrank.report.cost import draw_cost
+from fullrank.report.courses import draw_accuracy, draw_collapse, draw_consistency, draw_course
 from fullrank.report.directions import draw_tsne
 from fullrank.report.heatmaps import draw_cka, draw_classifier
 from fullrank.report.losses import draw_losses
+from fullrank.report.seeds import check_band
 from fullrank.report.spectra import draw_gap, draw_spectrum
 from fullrank.report.style import figure_file
 from fullrank.runs.result import Run, load_run
@@ -25,13 +28,25 @@ KINDS: dict[str, Callable[..., None]] = {
     "cka": draw_cka,
     "losses": draw_losses,
     "accuracy": draw_accuracy,
+    "course": draw_course,
+    "ablation": draw_ablation,
+    "consistency": draw_consistency,
+    "cost": draw_cost,
 }
 
 
 def draw_figure(kind: str, runs: Sequence[Run | str | Path], path: str | Path, **options: Any) -> None:
     """Draw a figure of runs or run directories into a PDF, PNG or SVG file, one column wide.
 
-    `options` are those of the kind: rounds, clients, top, term. An option that a kind does not have is rejected.
+    Args:
+        kind: The kind of figure, a key of `KINDS`.
+        runs: The runs, or their directories.
+        path: The file, which ends in .pdf, .png or .svg.
+        **options: Options of the kind: `rounds`, `clients`, `top`, `term`, `over`, `measure`, `value`, `labels` and
+            `band`, as `fullrank figure --help` lists them.
+
+    Raises:
+        InputError: If the kind does not have an option, or the runs do not have what it shows.
 
     >>> import fullrank, tempfile
     >>> few = {"train.rounds": 1, "data.clients": 2, "model.name": "mlp", "probe.every": 1}
@@ -46,5 +61,7 @@ def draw_figure(kind: str, runs: Sequence[Run | str | Path], path: str | Path, *
         if name not in known:
             has = f"it has {', '.join(known)}" if known else "it has none"
             raise InputError(f'the figure "{kind}" has no option {name}; {has}')
+    if "band" in options:
+        check_band(options["band"])
     figure_file(path)  # reject the path before runs are read and maps are computed
     KINDS[kind]([run if isinstance(run, Run) else load_run(run) for run in runs], path, **options)

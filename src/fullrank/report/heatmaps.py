@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 
 from fullrank.probe.layers import REPRESENTATION, evenly
 from fullrank.report.labels import titles_of
+from fullrank.report.legend import draw_legend
 from fullrank.report.probed import Probe, between_clients, few, one, probe_at
 from fullrank.report.style import (
     BLACK,
     COLUMN,
     LOCAL,
-    draw_legend,
     drawing,
-    legend_height,
     line,
     line_colours,
     round_ticks,
@@ -42,19 +41,21 @@ BESIDE_MAPS, ABOVE_A_MAP, BELOW_A_MAP = 0.85, 0.38, 0.35
 """Inches around heat maps: for a colour bar and client numbers; a title and numbers; a horizontal colour bar."""
 
 
-def draw_classifier(runs: Sequence[Run], path: str | Path, *, rounds: Sequence[int] = ()) -> None:
+def draw_classifier(
+    runs: Sequence[Run], path: str | Path, *, rounds: Sequence[int] = (), labels: Sequence[str] = ()
+) -> None:
     """Draw norms of the classifier's rows by class, and the cosine between clients' rows, mean over classes.
 
     Several runs have a row each and share the scale of colours.
     """
-    titles, round = titles_of(few(runs)), one(rounds)
+    titles, round = titles_of(few(runs), labels), one(rounds)
     tables = [between_clients(run, round, "classifier_cosines") for run in runs]
     probes = [probe_at(run, round) for run in runs]
     entries = _entries(probes)
     low = float(min(np.nanmin(table) for table in tables))
     scaled = any(len(probe["clients"]) > MOST_WRITTEN for probe in probes)
     height = (1.5 if len(runs) > 1 else 1.4) * len(runs) + (BELOW_A_MAP if scaled else 0)
-    with drawing(path, 0.35 + height + legend_height(list(entries))) as figure:
+    with drawing(path, 0.35 + height) as figure:
         panels = figure.subplots(len(runs), 2, width_ratios=[1.5, 1], squeeze=False)
         for (left, right), title, probe, cosines in zip(panels, titles, probes, tables, strict=True):
             _draw_norms(left, probe)
@@ -67,7 +68,7 @@ def draw_classifier(runs: Sequence[Run], path: str | Path, *, rounds: Sequence[i
         panels[-1, 1].set_xlabel("client")
         if scaled:
             _draw_scale(figure, image, panels[-1, 1], location="bottom", aspect=12)
-        draw_legend(figure, entries)
+        draw_legend(figure, {}, entries)
 
 
 def _draw_scale(figure: Any, image: Any, axes: Any, **where: Any) -> None:
@@ -107,9 +108,9 @@ def _colours(probe: Probe) -> list[Any]:
     return line_colours(len(probe["clients"]))
 
 
-def draw_cka(runs: Sequence[Run], path: str | Path, *, rounds: Sequence[int] = ()) -> None:
+def draw_cka(runs: Sequence[Run], path: str | Path, *, rounds: Sequence[int] = (), labels: Sequence[str] = ()) -> None:
     """Draw linear CKA between clients, a heat map for each layer; several runs have a row each."""
-    titles, round = titles_of(few(runs)), one(rounds)
+    titles, round = titles_of(few(runs), labels), one(rounds)
     tables = [between_clients(run, round, "cka") for run in runs]
     rows = [[*table.items()] for table in tables]
     if len(runs) == 1:

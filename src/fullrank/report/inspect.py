@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -74,7 +75,7 @@ def inspect_run(
     _check_fit(assembly, given)
     probe.put({name: tensor for name, tensor in module.state_dict().items() if name in assembly.network.names})
     with threads(run.experiment.engine.threads):
-        found = probe.measure(seen if len(seen) == probe.classes and seen.any() else None)
+        found = _measured(probe, seen if len(seen) == probe.classes and seen.any() else None)
     return _inspected(f"{whose} of {run.path or 'the run'}", given, probe, found, chosen)
 
 
@@ -109,7 +110,7 @@ def inspect_model(name: str, data: str, *, kind: str = "", root: str = "", setti
         assembly = assemble(Experiment(**merged(values, {"model": {"name": GIVEN}})), module=module)
     probe = ModelProbe(assembly, _test_of(assembly.federation.data))
     with threads(assembly.experiment.engine.threads):
-        found = probe.measure()  # its training data are unknown
+        found = _measured(probe)  # its training data are unknown
     return _inspected(f"{name} ({kind})" if kind else name, assembly.federation.data, probe, found)
 
 
@@ -134,6 +135,11 @@ def _made(name: str, data: DataSet) -> nn.Module:
     if not isinstance(made, nn.Module):
         raise InputError(f'the model "{name}": it must return a torch.nn.Module, but returned a {type(made).__name__}')
     return made
+
+
+def _measured(probe: ModelProbe, counts: np.ndarray | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    numbers, arrays = probe.measure(counts)
+    return {**numbers, "eigenvalue_variance": probe.eigenvalue_variance()}, arrays
 
 
 def _test_of(data: DataSet) -> Split:

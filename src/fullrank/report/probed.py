@@ -23,7 +23,7 @@ def probes_of(run: Run) -> list[Probe]:
         if run.path is not None and any((run.path / FOLDER).glob("*.safetensors")):
             raise InputError(f'"{run.path / LINES}" is empty or missing, although the run has probes; restore the file')
         raise InputError(
-            f"{_name(run)} has no probes; run the experiment with --set probe.every=1, or with another number"
+            f"{name_of(run)} has no probes; run the experiment with --set probe.every=1, or with another number"
         )
     return run.probes
 
@@ -34,7 +34,7 @@ def probe_at(run: Run, round: int | None = None) -> Probe:
     if round is None:
         return found[max(found)]
     if round not in found:
-        raise InputError(f"{_name(run)} has no probe of round {round}; it has {_listed(list(found))}")
+        raise InputError(f"{name_of(run)} has no probe of round {round}; it has {_listed(list(found))}")
     return found[round]
 
 
@@ -55,8 +55,8 @@ def between_clients(run: Run, round: int | None, name: str) -> Any:
     if name not in probe:
         shown = len(probe["clients"])
         if shown < 2:
-            raise InputError(f"{_name(run)} shows too few clients to compare: {shown}; set probe.clients = 2 or more")
-        raise InputError(f"{_name(run)} has no rows of a classifier to compare: its classifier is not linear")
+            raise InputError(f"{name_of(run)} shows too few clients to compare: {shown}; set probe.clients = 2 or more")
+        raise InputError(f"{name_of(run)} has no rows of a classifier to compare: its classifier is not linear")
     return probe[name]
 
 
@@ -82,13 +82,14 @@ def directions_of(run: Run, round: int | None) -> Any:
     probe = probe_at(run, round)
     if "classifier_directions" not in probe:
         raise InputError(
-            f"{_name(run)} kept no directions of its clients' classifiers: together they have more than {MOST_KEPT:,} "
-            "weights, or the run is older than this feature; show fewer clients (probe.clients)"
+            f"{name_of(run)} kept no directions of its clients' classifiers: together they have more than "
+            f"{MOST_KEPT:,} weights, or the run is older than this feature; show fewer clients (probe.clients)"
         )
     return probe["classifier_directions"]
 
 
-def _name(run: Run) -> str:
+def name_of(run: Run) -> str:
+    """Return the directory of a run in quotes, for messages."""
     return f'"{run.path}"' if run.path is not None else "the run"
 
 

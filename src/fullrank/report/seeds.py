@@ -1,7 +1,8 @@
-"""Lines of runs that differ only in the seed: their mean, and a band from the least to the greatest."""
+"""Lines of runs that differ only in the seed: their mean, and a band around it that shows how they differ."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fullrank.errors import InputError
+from fullrank.comparison.intervals import t_quantile
+from fullrank.errors import InputError, nearest
 from fullrank.report.labels import SeedGroup
 from fullrank.report.probed import Probe, probe_at, probes_of
 from fullrank.report.style import GREY, line
@@ -17,46 +19,80 @@ from fullrank.report.style import GREY, line
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Course = Mapping[int, float]
+Course = Mapping[Any, float]
 """A value of one run by round, or by index."""
 BAND: dict[str, Any] = {"alpha": 0.2, "linewidth": 0, "zorder": 1}
 POST: dict[str, Any] = {"alpha": 0.3, "linewidth": 4, "zorder": 1}
 """The style of a band over a single round, which would have no width."""
+BANDS = {
+    "range": "range over seeds",
+    "std": "± 1 std over seeds",
+    "ci": "95 % interval over seeds",
+    "none": "",
+}
+"""What a band shows, with its entry in the legend: from the least to the greatest value, the mean ± one sample standard
+deviation, or Student's confidence interval of the mean."""
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A value of several runs by round, or by index."""
+    """A value of several runs by round, by index or by a setting: its mean, and the ends of the band around it."""
 
-    places: list[int]
+    places: list[Any]
     mean: NDArray[np.float64]
-    least: NDArray[np.float64]
-    greatest: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
 
 
-def over_seeds(courses: Sequence[Course]) -> Spread:
-    """Return mean, least and greatest over runs, for the rounds in which all have a value.
+def over_seeds(courses: Sequence[Course], band: str = "range") -> Spread:
+    """Return mean and band over runs, for the rounds in which all have a value.
 
     >>> spread = over_seeds([{1: 2.0, 2: 3.0}, {1: 4.0}])
-    >>> spread.places, spread.mean.tolist(), spread.greatest.tolist()
+    >>> spread.places, spread.mean.tolist(), spread.high.tolist()
     ([1], [3.0], [4.0])
     """
     places = [place for place in courses[0] if all(place in other for other in courses)]
-    table = np.array([[course[place] for course in courses] for place in places], np.float64)
-    table = table.reshape(len(places), len(courses))
-    return Spread(places, table.mean(1), table.min(1), table.max(1))
+    return spread_of({place: [course[place] for course in courses] for place in places}, band)
+
+
+def spread_of(values: Mapping[float, Sequence[float]], band: str = "range") -> Spread:
+    """Return mean and band of the values at each place; the band has no width where there is only one.
+
+    >>> spread = spread_of({1: [2.0, 4.0], 5: [3.0]}, "std")
+    >>> spread.mean.tolist(), spread.high.round(3).tolist()
+    ([3.0, 3.0], [4.414, 3.0])
+    """
+    ends = [(float(np.mean(found)), *_ends(np.asarray(found, np.float64), band)) for found in values.values()]
+    mean, low, high = np.array(ends, np.float64).reshape(-1, 3).T
+    return Spread(list(values), mean, low, high)
+
+
+def _ends(values: NDArray[np.float64], band: str) -> tuple[float, float]:
+    middle = float(values.mean())
+    if len(values) < 2 or band == "none":
+        return middle, middle
+    if band == "range":
+        return float(values.min()), float(values.max())
+    reach = float(values.std(ddof=1))
+    if band == "ci":
+        reach *= t_quantile(len(values) - 1) / math.sqrt(len(values))
+    return middle - reach, middle + reach
 
 
 def draw_rounds(
-    axes: Axes, group: SeedGroup, courses: Sequence[Course], *, band: bool = True, **style: Any
+    axes: Axes, group: SeedGroup, courses: Sequence[Course], *, band: str = "range", **style: Any
 ) -> list[float]:
-    """Draw a group's line over rounds from its runs' courses; return all values of the line and its band."""
-    spread = over_seeds(courses)
+    """Draw a group's line over rounds from its runs' courses; return all values of the line and its band.
+
+    Ends of a band below zero are left out where the mean is above, because a standard deviation can be larger than it.
+    """
+    spread = over_seeds(courses, band)
     if not spread.places:
         raise _nothing_shared(group)
-    banded = band and len(courses) > 1
+    banded = band != "none" and len(courses) > 1
     draw_spread(axes, spread, group.colour, band=banded, **style)
-    reached = (*spread.mean, *spread.least, *spread.greatest) if banded else spread.mean
+    low = np.where((spread.mean > 0) & (spread.low <= 0), spread.mean, spread.low)
+    reached = (*spread.mean, *low, *spread.high) if banded else spread.mean
     return [float(value) for value in reached if np.isfinite(value)]
 
 
@@ -64,9 +100,9 @@ def draw_spread(axes: Axes, spread: Spread, colour: Any, *, band: bool, **style:
     """Draw the line of the mean, and the band behind it."""
     axes.plot(spread.places, spread.mean, color=colour, **style)
     if band and len(spread.places) == 1:
-        axes.vlines(spread.places, spread.least, spread.greatest, color=colour, **POST)
+        axes.vlines(spread.places, spread.low, spread.high, color=colour, **POST)
     elif band:
-        axes.fill_between(spread.places, spread.least, spread.greatest, color=colour, **BAND)
+        axes.fill_between(spread.places, spread.low, spread.high, color=colour, **BAND)
 
 
 def probes_at(group: SeedGroup, round: int | None = None) -> tuple[Probe, ...]:
@@ -83,7 +119,20 @@ def _nothing_shared(group: SeedGroup) -> InputError:
     return InputError(f'the {len(group.runs)} runs of "{group.label}" have no round in common that could be drawn')
 
 
-def band_entry(groups: Sequence[SeedGroup]) -> dict[str, Any]:
-    """Return the legend's entry for bands; none if no line has several runs."""
-    several = any(len(group.runs) > 1 for group in groups)
-    return {"range over seeds": line(GREY, linewidth=5, alpha=0.4, solid_capstyle="butt")} if several else {}
+def band_entry(groups: Sequence[SeedGroup], band: str = "range") -> dict[str, Any]:
+    """Return the legend's entry for bands; none if no line has several runs, or bands are not wanted."""
+    several = any(len(group.runs) > 1 for group in groups) and band != "none"
+    return {BANDS[band]: line(GREY, linewidth=5, alpha=0.4, solid_capstyle="butt")} if several else {}
+
+
+def limit_shares(axes: Axes, label: str) -> None:
+    """End an axis of per cent at 0 and 100, where values end but a standard deviation may not."""
+    if "(%)" in label:
+        low, high = axes.get_ylim()
+        axes.set_ylim(max(low, -1), min(high, 101))
+
+
+def check_band(band: str) -> None:
+    """Reject a band that there is not."""
+    if band not in BANDS:
+        raise InputError(f'there is no band "{band}"; {nearest(band, BANDS)}')

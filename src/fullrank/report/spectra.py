@@ -13,16 +13,15 @@ from numpy.typing import NDArray
 
 from fullrank.collapse.spectra import RELATIVE_ZERO, THRESHOLD
 from fullrank.errors import InputError
-from fullrank.report.labels import SeedGroup, grouped
+from fullrank.report.labels import SeedGroup, chosen, grouped
+from fullrank.report.legend import draw_legend
 from fullrank.report.probed import Probe, locals_of, mean, number, probe_at, probes_of
 from fullrank.report.seeds import band_entry, draw_rounds, draw_spread, over_seeds, probes_at
 from fullrank.report.style import (
     BLACK,
     GREY,
     LOCAL,
-    draw_legend,
     drawing,
-    legend_height,
     line,
     line_colours,
     round_ticks,
@@ -55,46 +54,49 @@ def draw_spectrum(
     rounds: Sequence[int] = (),
     clients: Sequence[int] = (),
     top: int = TOP,
+    labels: Sequence[str] = (),
+    band: str = "range",
 ) -> None:
     """Draw log λ_k of the test set's representation: of the global model in full lines, of clients dashed.
 
     Each run has a colour and is drawn after its last round; or each of several rounds of one run has a colour. Runs
-    that differ only in the seed are drawn as the mean of the global models' log λ_k with a band from the least to the
-    greatest, as far as none has vanished. R is the mean over the clients that are shown (TPAMI Eq. 1).
+    that differ only in the seed are drawn as the mean of the global models' log λ_k with a band around it, as far as
+    none has vanished. R is the mean over the clients that are shown (TPAMI Eq. 1).
     """
-    groups = grouped(runs)
-    shown = _shown(groups, rounds)
+    groups = grouped(runs, () if len(rounds) > 1 else labels)
+    shown = _shown(groups, rounds, labels)
     thin = 0.9 if len(groups) == len(runs) else 0.45  # because the clients of all seeds would hide the band
-    entries = {_with_gap(each, clients): line(each.colour) for each in shown}
+    lines = {_with_gap(each, clients): line(each.colour) for each in shown}
+    entries: dict[str, Any] = {}
     probes = [probe for each in shown for probe in each.probes]
     if has_global := any("global" in probe for probe in probes):
         entries[GLOBAL] = line(BLACK)
     if any(locals_of(probe, clients) for probe in probes):
         entries[CLIENTS] = line(BLACK, linestyle=LOCAL, linewidth=thin)
     if has_global:
-        entries |= band_entry(groups)
-    with drawing(path, 1.95 + legend_height(list(entries))) as figure:
+        entries |= band_entry(groups, band)
+    with drawing(path, 1.95) as figure:
         axes = figure.subplots()
         for each in shown:
             for local in [local for probe in each.probes for local in locals_of(probe, clients)]:
                 axes.plot(*_curve(local["spectrum"], top), color=each.colour, linestyle=LOCAL, linewidth=thin)
         for each in shown:
-            _draw_global(axes, each, top)
+            _draw_global(axes, each, top, band)
         axes.set(xlabel="index $k$ of the singular value", ylabel=r"$\log\,\lambda_k$")
         axes.set_xlim(left=0)
         round_ticks(axes)
-        draw_legend(figure, entries)
+        draw_legend(figure, lines, entries)
 
 
-def _draw_global(axes: Axes, shown: Shown, top: int) -> None:
+def _draw_global(axes: Axes, shown: Shown, top: int, band: str) -> None:
     spectra = [probe["global"]["spectrum"] for probe in shown.probes if "global" in probe]
     if spectra:
         curves = [[part.tolist() for part in _curve(spectrum, top)] for spectrum in spectra]
-        spread = over_seeds([dict(zip(places, values, strict=True)) for places, values in curves])
-        draw_spread(axes, spread, shown.colour, band=len(spectra) > 1)
+        spread = over_seeds([dict(zip(places, values, strict=True)) for places, values in curves], band)
+        draw_spread(axes, spread, shown.colour, band=len(spectra) > 1 and band != "none")
 
 
-def _shown(groups: Sequence[SeedGroup], rounds: Sequence[int]) -> list[Shown]:
+def _shown(groups: Sequence[SeedGroup], rounds: Sequence[int], labels: Sequence[str]) -> list[Shown]:
     runs = [run for group in groups for run in group.runs]
     if len(runs) > 1 and len(rounds) > 1:
         raise InputError(
@@ -102,7 +104,11 @@ def _shown(groups: Sequence[SeedGroup], rounds: Sequence[int]) -> list[Shown]:
         )
     if len(rounds) > 1:
         colours = line_colours(len(rounds))
-        return [Shown(f"round {r}", colour, (probe_at(runs[0], r),)) for r, colour in zip(rounds, colours, strict=True)]
+        names = chosen(labels, [f"round {round}" for round in rounds])
+        return [
+            Shown(name, colour, (probe_at(runs[0], round),))
+            for name, colour, round in zip(names, colours, rounds, strict=True)
+        ]
     round = rounds[0] if rounds else None
     return [Shown(each.name, each.colour, probes_at(each, round)) for each in groups]
 
@@ -112,21 +118,29 @@ def _with_gap(shown: Shown, clients: Sequence[int]) -> str:
     gap = mean([_mean_gap(probe, clients) for probe in shown.probes])
     if not np.isfinite(gap):
         return shown.name
-    return f"{shown.name}: R = {gap:+.2f}".replace("-0.00", "+0.00").replace("-", "−")
+    signed = f"{gap:+.2f}".replace("-0.00", "+0.00").replace("-", "−")
+    return f"{shown.name}: R = {signed}"
 
 
 def _mean_gap(probe: Probe, clients: Sequence[int]) -> float:
     return mean([local.get("gap") for local in locals_of(probe, clients)])
 
 
-def draw_gap(runs: Sequence[Run], path: str | Path, *, clients: Sequence[int] = ()) -> None:
+def draw_gap(
+    runs: Sequence[Run],
+    path: str | Path,
+    *,
+    clients: Sequence[int] = (),
+    labels: Sequence[str] = (),
+    band: str = "range",
+) -> None:
     """Draw R of clients' spectra against the global model's, over rounds, or by run if each has one probe.
 
     Over rounds, full lines show the mean over clients, and dashed lines each client if there are at most two lines of
     one seed each; more would hide the means. Runs that differ only in the seed are drawn as the mean of their means,
-    with a band from the least to the greatest.
+    with a band around it.
     """
-    groups = grouped(runs)
+    groups = grouped(runs, labels)
     for run in runs:
         if not any(local.get("gap") is not None for probe in probes_of(run) for local in probe["locals"]):
             raise InputError(f'"{run.path}" has no gap: it needs a global model and probed clients (probe.clients)')
@@ -134,22 +148,22 @@ def draw_gap(runs: Sequence[Run], path: str | Path, *, clients: Sequence[int] = 
         _draw_last_gaps(groups, path, clients)
         return
     each_client = len(runs) == len(groups) <= MOST_WITH_CLIENTS
-    entries = {group.name: line(group.colour) for group in groups}
-    entries["mean over clients"] = line(BLACK, marker=".", markersize=4)
+    lines = {group.name: line(group.colour) for group in groups}
+    entries = {"mean over clients": line(BLACK, marker=".", markersize=4)}
     if each_client:
         entries["each client"] = line(BLACK, linestyle=LOCAL, linewidth=0.6)
-    entries |= band_entry(groups)
-    with drawing(path, 1.8 + legend_height(list(entries))) as figure:
+    entries |= band_entry(groups, band)
+    with drawing(path, 2.0) as figure:
         axes = figure.subplots()
         axes.axhline(0, color=BLACK, linewidth=0.6, zorder=0)
         for group in groups:
             if each_client:
                 _draw_clients(axes, group, clients)
             courses = [{probe["round"]: _mean_gap(probe, clients) for probe in probes_of(run)} for run in group.runs]
-            draw_rounds(axes, group, courses, marker=".", markersize=4)
+            draw_rounds(axes, group, courses, band=band, marker=".", markersize=4)
         axes.set(xlabel="round", ylabel="gap $R$ to the global model")
         round_ticks(axes)
-        draw_legend(figure, entries)
+        draw_legend(figure, lines, entries)
 
 
 def _draw_clients(axes: Axes, group: SeedGroup, clients: Sequence[int]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 COLUMN = 3.3
 """Width of a column in inches."""
-LETTER, LEGEND_LINE, LEGEND_HANDLE = 0.058, 0.142, 0.36
-"""A letter's width, a line's height and the room for a line's sample in a legend, in inches."""
 BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, VERMILLION, PURPLE = (
     "#000000",
     "#E69F00",
@@ -37,6 +35,8 @@ CLASS_MARKERS = ("o", "^", "s", "D")
 """Markers of classes; with more classes than colours, the colours repeat with the next marker."""
 LINE_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
 """Colours of lines; yellow is too faint for a line."""
+MORE_LINE_COLOURS = (*LINE_COLOURS, "#882255", "#999933", "#44AA99", "#CC6677", "#661100")
+"""The same with five of Tol's muted colours, for as many methods."""
 DARK, LIGHT = (0.0, 0.13, 0.30), (0.85, 0.75, 0.35)
 """Ends of a scale from dark blue to sand, for more lines than the palette has colours."""
 LOCAL = (0, (3, 1.5))
@@ -118,33 +118,14 @@ def line_colours(number: int) -> list[Any]:
     return [tuple(dark + (light - dark) * place / (number - 1)) for place in range(number)]
 
 
+def method_colours(number: int) -> list[Any]:
+    """Return `number` colours of lines that have no order, unlike clients or rounds."""
+    return list(MORE_LINE_COLOURS[:number]) if number <= len(MORE_LINE_COLOURS) else line_colours(number)
+
+
 def line(colour: Any, **style: Any) -> dict[str, Any]:
     """Return the style of a line, for a legend."""
     return {"color": colour, **style}
-
-
-def draw_legend(figure: Any, entries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Draw a legend of lines by name above the figure, in as many columns as fit."""
-    from matplotlib.lines import Line2D
-
-    samples = [Line2D([], [], **style) for style in entries.values()]
-    spacing = {"columnspacing": 1.0, "handlelength": 1.8, "handletextpad": 0.6, "labelspacing": 0.3, "borderpad": 0.1}
-    columns = _columns(list(entries))
-    figure.legend(samples, entries.keys(), loc="outside upper left", ncols=columns, **spacing)
-
-
-def legend_height(names: Sequence[str]) -> float:
-    """Return the height of such a legend in inches."""
-    return 0.1 + LEGEND_LINE * -(-len(names) // _columns(names))
-
-
-def _columns(names: Sequence[str]) -> int:
-    """Return the largest number of columns that fit, filled column by column as Matplotlib does."""
-    for columns in range(min(4, len(names)), 1, -1):
-        filled = [[len(names[k]) for k in part] for part in np.array_split(range(len(names)), columns)]
-        if sum(LEGEND_HANDLE + LETTER * max(letters) for letters in filled) <= COLUMN:
-            return columns
-    return 1
 
 
 def round_ticks(axes: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,8 @@ from fullrank import methods
 from fullrank.config.experiment import Experiment
 from fullrank.config.schema import Statistics
 from fullrank.data import DataSet, Pipeline, Split, load_dataset
-from fullrank.data.federation import Federation, divide, keep_unseen
+from fullrank.data.columns import Column
+from fullrank.data.federation import Federation, divide, keep_unseen, standardised
 from fullrank.data.hosted import HostedData
 from fullrank.engine.facts import facts_about
 from fullrank.engine.machine import find_device
@@ -34,6 +36,7 @@ from fullrank.models.network import Network
 from fullrank.plugins import GIVEN, collecting_files
 from fullrank.runs.evaluation import GlobalEvaluator
 from fullrank.runs.network import build_network, set_up_for
+from fullrank.runs.starting import StartReport, start_from
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class Assembly:
     device: torch.device
     no_global_model: str | None = None
     """Why there is no complete global model, or None."""
+    start: StartReport | None = None
+    """What of the file of `model.start` fitted the model, if the experiment names one."""
     files_read: dict[str, str] = field(default_factory=dict)
     """SHA-256 of the files that a user's model function read, by path."""
 
@@ -67,6 +72,7 @@ def assemble(
     head: str | None = None,
     engines: Sequence[str] = CHOICES,
     own_precision: str = "",
+    start: Path | None = None,
 ) -> Assembly:
     """Build the parts of a run.
 
@@ -78,6 +84,7 @@ def assemble(
         head: Name of the module's classifier.
         engines: The engines that `auto` may choose.
         own_precision: The precision that `auto` keeps on a GPU.
+        start: A file with all initial weights in place of that of `model.start`.
 
     Raises:
         InputError: If the experiment does not fit the data, the model, the method or the machine.
@@ -86,7 +93,7 @@ def assemble(
     device = find_device(experiment.engine.device, experiment.engine.name)
     federation = federation or federate(experiment)
     with collecting_files() as files_read:
-        site, engine = _site(
+        site, engine, started = _site(
             experiment,
             federation,
             federation.hosted(),
@@ -96,6 +103,7 @@ def assemble(
             head,
             engines=engines,
             own_precision=own_precision,
+            start=start,
         )
     common: dict[str, Any] = {"network": site.network, "composition": site.composition, "entries": site.entries}
     server = Server(
@@ -125,6 +133,7 @@ def assemble(
         ),
         device=device,
         no_global_model=no_global_model,
+        start=started,
         files_read=files_read,
     )
 
@@ -188,14 +197,18 @@ def _site(
     *,
     engines: Sequence[str] = CHOICES,
     own_precision: str = "",
-) -> tuple[Site, Resolved]:
-    """Return a site with these data, and its engine; the network's size follows from the shape of the samples.
+    start: Path | None = None,
+) -> tuple[Site, Resolved, StartReport | None]:
+    """Return a site with these data, its engine, and what of its initial weights fitted, if a file has them.
 
-    Precision and memory layout do not depend on the samples, so that a site of a few clients chooses them as all do.
+    The network's size follows from the shape of the samples. Precision and memory layout do not depend on the samples,
+    so that a site of a few clients chooses them as all do.
     """
     table, train, schedule = experiment.method, experiment.train, _schedule(experiment)
     composition = Composition(method or methods.build(table.name, **table.tables), experiment.train.criterion)
     network = build_network(experiment, shape, composition, module, head or experiment.model.head or None, device)
+    given = experiment.model.start
+    started = start_from(network, start or given, experiment.model.start_partial and not start) if given else None
     facts = facts_about(
         network,
         composition,
@@ -228,7 +241,7 @@ def _site(
         device=device,
         metrics=find_metrics(experiment.evaluate.metrics),
     )
-    return site, engine
+    return site, engine, started
 
 
 def federate(experiment: Experiment, data: DataSet | None = None) -> Federation:
@@ -243,16 +256,20 @@ def federate(experiment: Experiment, data: DataSet | None = None) -> Federation:
     seed = experiment.seed if table.seed < 0 else table.seed
     keys = {**table.model_dump(exclude={"partition_options"}), "seed": seed}
     divided = divide(data, pipeline(experiment, data), table.partition, keys, table.partition_options)
-    return keep_unseen(divided, table.unseen, seed)
+    federation = keep_unseen(divided, table.unseen, seed)
+    if not data.columns or table.normalise != "auto":
+        return federation
+    return dataclasses.replace(federation, pipeline=Pipeline(standardised(federation)))
 
 
 def without_data(facts: Mapping[str, Any]) -> Federation:
     """Return a federation of the shape that a run recorded, with zeros for inputs."""
     described = facts["data"]
     zeros = torch.zeros(2, *described["input_shape"], dtype=getattr(torch, described["dtype"]))
-    train = Split(zeros, torch.zeros(2, dtype=torch.int64))
+    columns = tuple(map(Column.of, described.get("columns", ())))
+    train = Split(zeros, torch.zeros(2, dtype=torch.int64), missing=bool(columns))
     usual = tuple(described.get("augment", ()))
-    data = DataSet(described["name"], train, None, tuple(described["classes"]), augment=usual)
+    data = DataSet(described["name"], train, None, tuple(described["classes"]), augment=usual, columns=columns)
     statistics = (tuple(described["mean"]), tuple(described["std"])) if described["mean"] is not None else None
     nothing = np.empty(0, np.int64)
     parts = [nothing] * facts["clients"]

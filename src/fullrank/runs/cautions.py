@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
 
 from fullrank.data.dataset import DataSet
-from fullrank.data.federation import CLASSES_NAMED
-from fullrank.local.plan import last_batch_too_small
+from fullrank.data.federation import CLASSES_NAMED, site_names
+from fullrank.data.partition import SITE_PARTITIONS
+from fullrank.data.partition_files import is_file
+from fullrank.local.plan import last_batch_too_small, smallest_batch
 
 if TYPE_CHECKING:
     from fullrank.runs.assemble import Assembly
@@ -46,8 +49,22 @@ def cautions(assembly: Assembly) -> list[str]:
             f"{torn} groups (samples that belong together, such as those of one patient) have samples at several "
             "clients"
         )
-    found += _small_last_batches(assembly)
+    found += _clients_of_file(assembly)
+    found += _small_batches(assembly)
     return found
+
+
+def _clients_of_file(assembly: Assembly) -> list[str]:
+    """Warn of clients in a file that have names, but are not the sites of data that have some."""
+    federation, how = assembly.federation, assembly.experiment.data.partition
+    columns = [column for column in SITE_PARTITIONS.values() if site_names(federation.data, column)]
+    if not (is_file(how) and federation.names and columns) or federation.validations:
+        return []
+    kinds = " or ".join({"domain": "domains", "client": "natural clients"}[column] for column in columns)
+    return [
+        f'the clients of "{how}" are not {kinds} of "{federation.data.name}" by their names and samples, so they are '
+        "not evaluated on the test samples of sites"
+    ]
 
 
 def _about_files(data: DataSet) -> list[str]:
@@ -69,20 +86,35 @@ def _about_files(data: DataSet) -> list[str]:
     return found
 
 
-def _small_last_batches(assembly: Assembly) -> list[str]:
-    """Warn of last batches that are kept although they are too small for the network's BatchNorm."""
-    settings = assembly.site.settings
-    if settings.last_batch != "keep" or not assembly.network.has_batch_norm:
+def _small_batches(assembly: Assembly) -> list[str]:
+    """Warn of batches that are too small for the network's BatchNorm and are trained on, or left out although kept."""
+    settings, limit = assembly.site.settings, smallest_batch(assembly.site.settings.batch_size)
+    if not assembly.network.has_batch_norm:
         return []
     sizes = {int(client): assembly.federation.size(client) for client in assembly.federation.seen}
     rests = {k: n % settings.batch_size for k, n in sizes.items() if last_batch_too_small(n, settings.batch_size)}
-    # A batch of one sample is never trained on.
-    concerned = sorted((k for k, rest in rests.items() if rest > 1), key=rests.__getitem__)
-    if not concerned:
-        return []
-    named = ", ".join(f"client {k} ({rests[k]} of {sizes[k]} samples)" for k in concerned[:CLIENTS_NAMED])
-    more = f" and {len(concerned) - CLIENTS_NAMED} more" if len(concerned) > CLIENTS_NAMED else ""
-    return [
-        f'train.last_batch = "keep" makes a last batch of few samples, whose BatchNorm statistics can ruin the model, '
-        f'at {named}{more}; "auto" leaves it out, "wrap" fills it up'
-    ]
+    whole = {k: n for k, n in sizes.items() if 1 < n < limit and n <= settings.batch_size}
+    found = []
+    if settings.last_batch == "keep" and (few := {k: rest for k, rest in rests.items() if rest > 1}):
+        found.append(
+            'train.last_batch = "keep" makes a last batch of few samples, whose BatchNorm statistics can ruin the '
+            f'model, at {_named(few, sizes)}; "auto" leaves it out, "wrap" fills it up'
+        )
+    if settings.last_batch == "keep" and (single := {k: rest for k, rest in rests.items() if rest == 1}):
+        found.append(
+            f"the last batch of {_named(single, sizes)} is left out in each epoch although train.last_batch = "
+            '"keep", because BatchNorm cannot be trained on a single sample; "wrap" fills it up'
+        )
+    if settings.last_batch != "drop" and whole:
+        found.append(
+            f"the only batch of {_named(whole, sizes)} is too small for good BatchNorm statistics, but is trained on; "
+            'train.last_batch = "drop" leaves out all clients with less than a batch'
+        )
+    return found
+
+
+def _named(samples: Mapping[int, int], sizes: Mapping[int, int]) -> str:
+    """Return clients with the number of samples of a batch of theirs, the smallest first."""
+    order = sorted(samples, key=samples.__getitem__)
+    named = ", ".join(f"client {k} ({samples[k]} of {sizes[k]} samples)" for k in order[:CLIENTS_NAMED])
+    return named + (f" and {len(order) - CLIENTS_NAMED} more" if len(order) > CLIENTS_NAMED else "")

@@ -1,4 +1,4 @@
-"""The table of a run's models: one row for each client, stage and set, in `clients.jsonl`, and what it says by site."""
+"""The table of a run's models: one row for each client, stage and set, in `clients.jsonl`, and its means over sites."""
 
 from __future__ import annotations
 
@@ -34,6 +34,8 @@ class ClientRow(TypedDict):
     recall: list[float | None]
     recall_intervals: list[list[float | None] | None]
     confusion: list[list[int]]
+    calibration: NotRequired[dict[str, list[Any]]]
+    """The calibration of the global model on the whole test set, by bins of its confidence."""
     unseen: NotRequired[bool]
     """Whether the client never trained."""
 
@@ -71,7 +73,7 @@ def client_rows(
     """Return the rows of the clients' own models.
 
     Args:
-        clients: For each client what its evaluation found, with "rows" if anything was evaluated.
+        clients: The results of each client's evaluation, with "rows" if anything was evaluated.
         names: The name of each client's site, where clients are sites.
         unseen: The clients that never trained.
     """
@@ -143,7 +145,7 @@ _TABLES: dict[str, Callable[[ClientRow, Sequence[str]], Iterator[dict[str, Any]]
 }
 
 
-# What the table says by site
+# Means over sites
 
 
 def over_sites(rows: Sequence[ClientRow], metrics: Sequence[Metric] = ()) -> dict[str, dict[str, dict[str, Any]]]:
@@ -155,8 +157,8 @@ def over_sites(rows: Sequence[ClientRow], metrics: Sequence[Metric] = ()) -> dic
 
     Returns:
         For each set and stage the numbers of `over_clients`: those of the accuracy directly, those of other metrics
-        under their keys; `mean` is the unweighted mean over sites. `accuracy_by_site` and `samples_by_site` have the
-        values themselves, unless there are very many sites.
+        under their keys; `mean` is the unweighted mean over sites. `accuracy_by_site` and `samples_by_site` have
+        the values of all sites, unless there are more than `SITES_LISTED`.
     """
     tables: dict[str, dict[str, list[ClientRow]]] = {}
     for row in rows:

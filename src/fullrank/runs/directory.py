@@ -41,6 +41,7 @@ CHECKPOINT_FILE = re.compile(r"\d+\.json|(server|clients)-\d+\.safetensors|\..*\
 BEFORE_THE_START = (
     "checkpoints",
     "log.txt",
+    "start.safetensors",
     "partition.safetensors",
     "partition.json",
     "environment.json",
@@ -166,6 +167,11 @@ MESSAGES: dict[str, dict[Status, str]] = {
         Status.UNSAVED: _NOT_FINISHED,
         Status.UNFINISHED: _NOT_FINISHED,
         Status.BEFORE_END: _STOPPED,
+        Status.CUT: _NO_MODEL,
+    },
+    "predict": {
+        **_LOST,
+        Status.UNSAVED: 'no round of the run in "{path}" is saved, so it has no model that can predict',
         Status.CUT: _NO_MODEL,
     },
     "read the model": dict.fromkeys((Status.NUMBERS_ONLY, Status.ROWS_ONLY, Status.UNSAVED, Status.CUT), _NO_MODEL),

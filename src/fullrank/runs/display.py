@@ -17,9 +17,11 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.table import Table
 
 from fullrank.config.experiment import Experiment
+from fullrank.config.schema import Data
+from fullrank.data.partition_files import is_file
 from fullrank.errors import Interrupted, in_words, naming_file
 from fullrank.federated.site import Result
-from fullrank.metrics.measures import METRICS, Metric, single_numbers
+from fullrank.metrics.measures import METRICS, Metric, label_of, single_numbers
 from fullrank.runs.callbacks import Callback
 from fullrank.runs.summary import measures
 
@@ -298,18 +300,32 @@ def opening(experiment: Experiment, out: Path | None, done: int, clients: int) -
             lines.append(f"complete already in {out}: {complete} complete")
     elif out is not None:
         lines.append(f"writing to {out}" + (f", resuming after round {done}" if done else ""))
+    if experiment.model.start and not experiment.model.start_partial and not done:
+        lines.append(f"all initial weights come from {experiment.model.start}")
     return lines
 
 
 def setting(experiment: Experiment, clients: int = 0) -> str:
     """Describe data, partition, training and network in a few words, with the number of clients per round if known."""
     data, train = experiment.data, experiment.train
-    how = {"dirichlet": f"dirichlet α={data.alpha:g}"}.get(data.partition, data.partition)
     amount = counted(train.steps, "step") if train.steps else counted(train.epochs, "epoch")
     part = f"{clients} per round, " if clients else ""
     rounds = f"{counted(train.rounds, 'round')} of {amount}"
-    divided = f"{counted(data.clients, 'client')} ({how})" if data.clients else how
-    return f"{data.name}: {divided}, {part}{rounds}, {experiment.model.name}"
+    return f"{data.name}: {clients_of(data)}, {part}{rounds}, {experiment.model.name}"
+
+
+def clients_of(data: Data) -> str:
+    """Describe the clients and the partition; the number of clients is left out where the data decide it.
+
+    >>> clients_of(Data(clients=10, alpha=0.1)), clients_of(Data(partition="domain"))
+    ('10 clients (dirichlet α=0.1)', 'clients by domain')
+    """
+    how = {"dirichlet": f"dirichlet α={data.alpha:g}"}.get(data.partition, data.partition)
+    if data.clients:
+        return f"{counted(data.clients, 'client')} ({how})"
+    if is_file(how):
+        return f"clients as in {how}"
+    return {"domain": "clients by domain", "natural": "natural clients"}.get(how, f"clients by {how}")
 
 
 def counted(number: int, noun: str) -> str:
@@ -329,6 +345,11 @@ def amiss(row: Mapping[str, Any]) -> list[str]:
         nobody = len(row["idle"]) == len(row["clients"]) and not row.get("skipped")
         stays = ", so the model does not change" if nobody else ""
         lines.append(f"round {row['round']}: client {names} had no batch to train on and sent nothing{stays}")
+    if far := row.get("far_client"):
+        lines.append(
+            f"round {row['round']}: the weights of client {far['client']} moved by {far['drift']:.3g}, those of the "
+            f"next client by {far['next']:.3g}; if the accuracy falls, it may be because of this client"
+        )
     if row["round"] == 1:
         lines += [f"steps run eagerly, not as CUDA graphs: {reason}" for reason in row.get("not_recorded", [])]
         lines += [f"clients train one after the other, not in groups: {reason}" for reason in row.get("one_by_one", [])]
@@ -338,10 +359,14 @@ def amiss(row: Mapping[str, Any]) -> list[str]:
 def scores(row: Mapping[str, Any]) -> str:
     """Format accuracy and loss of a row, if they were measured."""
     known = measures()
+    words = {
+        "accuracy": "accuracy",
+        "mean_accuracy": "of the clients' mean",
+        "loss": "loss",
+        "validation_accuracy": "validation accuracy",
+    }
     return "".join(
-        f"  {name.replace('_', ' ')} {known[name].shown(row[name])}"
-        for name in ("accuracy", "loss", "validation_accuracy")
-        if row.get(name) is not None
+        f"  {text} {known[name].shown(row[name])}" for name, text in words.items() if row.get(name) is not None
     )
 
 
@@ -378,9 +403,9 @@ def summary_table(run: Run) -> Table:
         if measure in summary and measure != "personal_accuracy":
             values = summary[measure]
             shown = (metric.shown(values[key]) if key in values else "" for key in columns)
-            table.add_row(measure.replace("_", " "), *shown)
+            table.add_row(label_of(measure), *shown)
             if "final" in values:
-                table.add_row(f"{measure.replace('_', ' ')} after finishing", metric.shown(values["final"]))
+                table.add_row(f"{label_of(measure)} after finishing", metric.shown(values["final"]))
     return table
 
 

@@ -15,9 +15,18 @@ from fullrank.data.federation import Federation
 from fullrank.data.split import choose_by_class
 from fullrank.federated.server import Server
 from fullrank.federated.site import Site
-from fullrank.metrics.details import details, with_balanced
+from fullrank.metrics.details import calibration, details, with_balanced
 from fullrank.metrics.evaluate import FeatureRange, evaluate
-from fullrank.metrics.measures import ALWAYS, BY_SITE, METRICS, SITE_ACCURACY, SITES_LISTED, Metric
+from fullrank.metrics.measures import (
+    ALWAYS,
+    BY_SITE,
+    MEAN,
+    METRICS,
+    SITE_ACCURACY,
+    SITES_LISTED,
+    Metric,
+    single_numbers,
+)
 from fullrank.trees import Tensors
 
 
@@ -97,17 +106,19 @@ class GlobalEvaluator:
                 measured["dead_features"] = features.dead_share()
         return measured
 
-    def _by_site(self, scores: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
-        right = (scores.argmax(1) == labels).numpy()
-        federation = self._federation
-        return site_accuracies(
-            {federation.names[k]: float(right[federation.tests[k]].mean()) for k in self._tested(federation.seen)}
-        )
+    def evaluate_mean(self, server: Server) -> dict[str, Any]:
+        """Return the metrics of the clients' mean on the test set, where a method wants it to be evaluated."""
+        if not server.mean:
+            return {}
+        found = self.evaluate({**server.model, **server.mean})
+        keys = (metric.key for metric in single_numbers(self._site.metrics))
+        return {f"{MEAN}{key}": found[key] for key in keys if key in found}
 
-    def _tested(self, clients: Sequence[int] | np.ndarray) -> list[int]:
-        """Return those of these clients whose sites have test samples."""
-        tests = self._federation.tests
-        return [int(k) for k in clients if tests and len(tests[k])]
+    def _by_site(self, scores: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+        assert self._test is not None
+        right, federation, tests = (scores.argmax(1) == labels).numpy(), self._federation, self._test[1]
+        seen = _having(tests, federation.seen)
+        return site_accuracies({federation.names[k]: float(right[tests[k]].mean()) for k in seen})
 
     def evaluate_received(self, server: Server) -> dict[str, Any]:
         """Return the metrics of the models as clients receive them, where they are not one global model.
@@ -119,7 +130,7 @@ class GlobalEvaluator:
         site, federation = self._site, self._federation
         accuracies: dict[str, float] = {}
         validated: list[dict[str, Any]] = []
-        tested = set(self._tested(federation.seen))
+        tested = set(_having(federation.tests, federation.seen))
         for k in federation.seen.tolist():
             kept_back = federation.validation_of(k)
             if k not in tested and not len(kept_back):
@@ -136,9 +147,9 @@ class GlobalEvaluator:
 
     def rows(self, model: Tensors) -> list[dict[str, Any]]:
         """Return what is kept of the global model on the whole test set and on the part of each site or domain."""
-        test = self._federation.data.test
-        if self._no_global_model or test is None:
+        if self._no_global_model or self._test is None:
             return []
+        test, tests = self._test
         if self._newest is None or not _same(self._newest.model, model):
             self.evaluate(model, keep=True)
         assert self._newest is not None
@@ -147,20 +158,21 @@ class GlobalEvaluator:
         keys = {*ALWAYS, *(metric.key for metric in metrics)}
         whole = {key: value for key, value in self._newest.found.items() if key in keys}
         whole |= _measured(self._newest.scores, test.y, missing)
-        rows = [{"site": None, **details([self._newest.scores], test.y, whole, self._site.seed, "test")}]
-        for number, name, places in self._places(test):
+        kept = details([self._newest.scores], test.y, whole, self._site.seed, "test")
+        rows = [{"site": None, **kept, "calibration": calibration([self._newest.scores], test.y)}]
+        for number, name, places in self._places(test, tests):
             scores, labels = self._newest.scores[places], test.y[places]
             found = _measured(scores, labels, [*(METRICS.own[key] for key in ALWAYS), *metrics])
             kept = details([scores], labels, found, self._site.seed, number, "test")
             rows.append({"site": name, **kept})
         return [{"client": None, "stage": "global", "set": "test", **row} for row in rows]
 
-    def _places(self, test: Split) -> Iterator[tuple[int, str, torch.Tensor]]:
+    def _places(self, test: Split, tests: Sequence[np.ndarray]) -> Iterator[tuple[int, str, torch.Tensor]]:
         """Yield the parts of the test set by site, or by domain where clients are not sites, with their names."""
         federation = self._federation
-        if federation.tests:
-            for k in self._tested(range(federation.clients)):
-                yield k, federation.names[k], torch.from_numpy(federation.tests[k])
+        if tests:
+            for k in _having(tests, range(federation.clients)):
+                yield k, federation.names[k], torch.from_numpy(tests[k])
         elif test.domain is not None:
             names = federation.data.domains
             for k in torch.unique(test.domain).tolist():
@@ -180,18 +192,28 @@ class GlobalEvaluator:
     def _splits(self) -> list[tuple[str, Split]]:
         """The sets to evaluate on, on the site's device, with the prefix of their metrics."""
         data, kept_back = self._federation.data, torch.from_numpy(self._federation.validation)
-        sets = [("", self._some_of(data.test))] if data.test is not None else []
+        sets = [("", self._test[0])] if self._test is not None else []
         if len(kept_back):
             sets.append(("validation_", Split(data.train.x[kept_back], data.train.y[kept_back])))
         return [(prefix, _on(split, self._site.device)) for prefix, split in sets]
 
-    def _some_of(self, test: Split) -> Split:
-        """Return the test samples to evaluate on."""
-        if not self._samples:
-            return test
+    @cached_property
+    def _test(self) -> tuple[Split, list[np.ndarray]] | None:
+        """The test samples to evaluate on, and the positions of each site's among them."""
+        test, tests = self._federation.data.test, self._federation.tests
+        if test is None or not self._samples:
+            return None if test is None else (test, tests)
         classes = self._federation.data.num_classes
         stratum = test.y if test.domain is None else test.y + classes * test.domain
-        return test.take(torch.from_numpy(choose_by_class(stratum, self._samples, self._seed)))
+        chosen = choose_by_class(stratum, self._samples, self._seed)
+        place = np.full(len(test), -1)
+        place[chosen] = np.arange(len(chosen))
+        return test.take(torch.from_numpy(chosen)), [found[found >= 0] for found in (place[of] for of in tests)]
+
+
+def _having(tests: Sequence[np.ndarray], clients: Sequence[int] | np.ndarray) -> list[int]:
+    """Return those of these clients whose sites have test samples."""
+    return [int(k) for k in clients if tests and len(tests[k])]
 
 
 def site_accuracies(by_site: Mapping[str, float]) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import torch
 
 from fullrank.config.experiment import Experiment
 from fullrank.data.partition_files import is_file
-from fullrank.plugins import is_foreign
+from fullrank.plugins import FILES, HUB, is_foreign
+from fullrank.runs.starting import KEPT, weights_file
 
 
 def located(experiment: Experiment, path: Path, facts: Mapping[str, Any], root: str = "") -> Experiment:
@@ -26,7 +27,7 @@ def located(experiment: Experiment, path: Path, facts: Mapping[str, Any], root: 
         root: The folder of the data, if the user gave one.
     """
     start = Path(facts.get("working_directory", ""))
-    changes: dict[str, Any] = {"data": _data(experiment, start, root), "model": _model(experiment, start)}
+    changes: dict[str, Any] = {"data": _data(experiment, start, root), "model": _model(experiment, start, path)}
     own = path / "partition.safetensors"
     if is_file(experiment.data.partition) and own.is_file():
         # The saved partition has the hold-outs and the validation share that were drawn for a CSV without them.
@@ -42,7 +43,7 @@ def located(experiment: Experiment, path: Path, facts: Mapping[str, Any], root: 
 def _data(experiment: Experiment, start: Path, root: str) -> dict[str, Any]:
     name, recorded = experiment.data.name, experiment.data.root
     given = Path(root).expanduser().absolute() if root else None
-    if name.endswith(".npz"):
+    if name.endswith(FILES["data.name"]):
         places = [start / recorded / name] if given is None else [given / name, given / Path(name).name, given]
         found = _first_file(places)
         return {"name": str(found), "root": ""} if found else {"root": str(given or recorded)}
@@ -51,17 +52,22 @@ def _data(experiment: Experiment, start: Path, root: str) -> dict[str, Any]:
         return {"root": str(_first_file(places) or given or recorded)}
     if given is not None:
         return {"root": str(given)}
+    kind, _, folder = name.partition(":")
+    if kind == HUB and not recorded and folder and (start / folder).is_dir():
+        return {"name": f"{HUB}:{start / folder}"}
     there = start / recorded
     return {"root": str(there)} if recorded and there.exists() else {}
 
 
-def _model(experiment: Experiment, start: Path) -> dict[str, Any]:
+def _model(experiment: Experiment, start: Path, path: Path) -> dict[str, Any]:
     table = experiment.model
     changes: dict[str, Any] = {
         key: str(start / name)
         for key, name in (("start", table.start), ("scales", table.options.get("scales")))
-        if isinstance(name, str) and name and (start / name).is_file()
+        if isinstance(name, str) and name and weights_file(start / name).is_file()
     }
+    if table.start and "start" not in changes and (path / KEPT).is_file():
+        changes["start"] = str(path / KEPT)
     scales = table.options.get("scales")
     gone = isinstance(scales, str) and bool(Path(scales).suffix) and "scales" not in changes
     if gone and not is_foreign("model.name", table.name):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import torch
 from torch import nn
 
 from fullrank import models
 from fullrank.config.experiment import Experiment
+from fullrank.data.dataset import DataSet, is_integer
 from fullrank.data.federation import Federation
 from fullrank.engine.resolve import Resolved
 from fullrank.errors import InputError
-from fullrank.files import Damaged, load_tensors
 from fullrank.methods import Composition
 from fullrank.models.findhead import find_head
 from fullrank.models.net import Net
@@ -56,8 +55,6 @@ def build_network(
         network = Network.of(module, example, data.num_classes, head)
     with seeded(seed, "method"):
         network = apply_method(network, composition, example)
-    if experiment.model.start:
-        start_from(network, Path(experiment.model.start))
     network.module.to(device)
     return network
 
@@ -82,7 +79,18 @@ def _example(federation: Federation, module: nn.Module) -> torch.Tensor:
     kinds = [p.dtype for p in module.parameters() if not nn.parameter.is_lazy(p) and p.is_floating_point()]
     lazy = [p.dtype for p in module.parameters() if nn.parameter.is_lazy(p)]
     dtype = (kinds or lazy or [torch.get_default_dtype()])[0]
-    return federation.pipeline(federation.data.train.x[:2], None, dtype)
+    return federation.pipeline(_of_each_size(federation.data), None, dtype)
+
+
+def _of_each_size(data: DataSet) -> torch.Tensor:
+    """Return two samples; of whole numbers those with the smallest and the largest, which an embedding may not have."""
+    x = data.train.x
+    if x.dtype == torch.uint8 or not is_integer(x.dtype) or not x[0].numel():
+        return x[:2]
+    values = [split.x.reshape(len(split), -1) for split in (data.train, data.test) if split is not None]
+    smallest = min((part[part.amin(1).argmin()] for part in values), key=lambda sample: int(sample.min()))
+    largest = max((part[part.amax(1).argmax()] for part in values), key=lambda sample: int(sample.max()))
+    return torch.stack([smallest, largest]).reshape(2, *x.shape[1:])
 
 
 def apply_method(network: Network, composition: Composition, example: torch.Tensor) -> Network:
@@ -126,24 +134,3 @@ def _z(network: Network, example: torch.Tensor) -> torch.Tensor:
     finally:
         handle.remove()
     return caught[0]
-
-
-def start_from(network: Network, path: Path) -> None:
-    """Load the weights with which a run starts from a file of `model.start`."""
-    if not path.is_file():
-        raise InputError(f'model.start: there is no file "{path}"')
-    try:
-        given = load_tensors(path)
-    except Damaged as error:
-        raise InputError(f'model.start: "{path}" is not a safetensors file or is damaged ({error})') from None
-    own = network.tensors()
-    wrong = [f"{name} is missing" for name in own if name not in given]
-    wrong += [f"{name} is not in the model" for name in given if name not in own]
-    wrong += [
-        f"{name} has shape {tuple(given[name].shape)} instead of {tuple(own[name].shape)}"
-        for name in own
-        if name in given and given[name].shape != own[name].shape
-    ]
-    if wrong:
-        raise InputError(f'model.start: "{path}" does not fit the model: {"; ".join(wrong)}')
-    network.load(given)

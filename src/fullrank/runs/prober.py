@@ -131,6 +131,7 @@ class Prober(Callback):
         else:
             model_probe.put(self.assembly.server.model)
             row["global"], found = model_probe.measure(counts.sum(0))
+            row["global"]["eigenvalue_variance"] = model_probe.eigenvalue_variance()
             arrays |= {f"global/{name}": value for name, value in found.items()}
         row["locals"] = []
         prototypes, classifiers = [], []
@@ -147,7 +148,7 @@ class Prober(Callback):
             between, found = _between(prototypes, classifiers)
             row |= between
             similar = model_probe.similarity(list(local.values()), layers_of(self.assembly.network))
-            row["layers"] = list(similar)
+            row |= {"layers": list(similar), **_means(similar)}
             arrays |= found | {f"cka/{layer}": table.astype(np.float32) for layer, table in similar.items()}
         return Probe(writable(row), arrays)
 
@@ -158,6 +159,12 @@ def _gap(local: np.ndarray, of_global: np.ndarray | None) -> dict[str, Any]:
         return {}
     gap, number = collapse.spectrum_gap(local, of_global, count=True)
     return {"gap": gap, "gap_values": number}
+
+
+def _means(similar: Mapping[str, np.ndarray]) -> Numbers:
+    """Return the mean of CKA over the pairs of clients by layer, and the mean of these over the layers."""
+    by_layer = {layer: float(table[np.triu_indices(len(table), 1)].mean()) for layer, table in similar.items()}
+    return {"cka_by_layer": by_layer, "cka_mean": float(np.mean(list(by_layer.values())))}
 
 
 def _between(prototypes: list[np.ndarray], classifiers: list[np.ndarray]) -> tuple[Numbers, Arrays]:

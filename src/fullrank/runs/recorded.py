@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import os
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from fullrank.data.federation import Federation
 from fullrank.errors import InputError
 from fullrank.runs.directory import read_json
 from fullrank.runs.sources import fingerprints
+from fullrank.runs.starting import weights_file
 
 if TYPE_CHECKING:
     from fullrank.runs.assemble import Assembly
@@ -37,6 +39,7 @@ def data_facts(federation: Federation) -> dict[str, Any]:
         "mean": list(statistics[0]) if statistics else None,
         "std": list(statistics[1]) if statistics else None,
         "augment": list(data.augment),
+        **({"columns": [dataclasses.asdict(column) for column in data.columns]} if data.columns else {}),
         "crop": list(crop) if crop else None,
         "unreadable": list(data.unreadable),
     }
@@ -78,9 +81,9 @@ def file_hashes(experiment: Experiment, files_read: Mapping[str, str]) -> dict[s
     table = experiment.model
     named = {"model.start": table.start, "model.scales": table.options.get("scales")}
     found = {
-        key: hashlib.sha256(Path(name).read_bytes()).hexdigest()
+        key: hashlib.sha256(weights_file(Path(name)).read_bytes()).hexdigest()
         for key, name in named.items()
-        if isinstance(name, str) and Path(name).is_file()
+        if isinstance(name, str) and name and weights_file(Path(name)).is_file()
     }
     return {**found, **{f"model.name ({path})": digest for path, digest in files_read.items()}}
 

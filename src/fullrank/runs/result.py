@@ -24,6 +24,7 @@ from fullrank.runs.assemble import Assembly, assemble, federate, without_data
 from fullrank.runs.clients import ClientRow, Rows, flat_table, read_clients
 from fullrank.runs.directory import RunDirectory, read_json, read_rows
 from fullrank.runs.located import located
+from fullrank.runs.prediction import Predictor
 from fullrank.runs.recorded import check_data, data_facts
 from fullrank.runs.summary import summarise
 from fullrank.trees import Tensors, moved
@@ -62,6 +63,7 @@ class Run:
         self._ending = dict(ending or {})
         self._probes = probes
         self._table = table
+        self._predictors: dict[tuple[int | None, Stage | None], Predictor] = {}
         self._stripped = False
         """Put together again from a directory without checkpoints: nothing is known of what the server had."""
 
@@ -203,6 +205,32 @@ class Run:
             raise result.error
         return self._module(assembly, result.model)
 
+    def predict(self, x: object, *, client: int | None = None, stage: Stage | None = None) -> torch.Tensor:
+        """Return the probability of each class for a batch of samples, (N, C), on the CPU.
+
+        Samples are given as the run's data have them, for example uint8 images of the trained size, (N, C, H, W) or
+        (N, H, W, C); they are prepared as in the run, without augmentation, and the model is in eval mode. The columns
+        are in the order of the classes of the run's data.
+
+        Args:
+            x: A tensor or an array of samples.
+            client: The number of a client, to predict with the client's own model in place of the global one.
+            stage: Which of the client's models, as `client_model` takes it.
+
+        Raises:
+            InputError: If the samples do not have the shape or the dtype of the run's data, or there is no such model.
+
+        >>> import fullrank, tempfile
+        >>> run = fullrank.run({"train.rounds": 1, "data.clients": 3}, tempfile.mkdtemp())
+        >>> images = fullrank.data.load_dataset("digits").test.x
+        >>> run.predict(images[:5]).shape
+        torch.Size([5, 10])
+        """
+        which = (client, stage)
+        if which not in self._predictors:
+            self._predictors[which] = Predictor.of(self, client, stage)
+        return self._predictors[which](x)
+
     def stage_of(self, stage: str | None) -> Stage:
         """Return a stage of the clients' own models that the method has; without a name, the last stage."""
         known = stages(self._without_data().composition)
@@ -324,7 +352,14 @@ def load_run(path: str | Path, *, trust: bool = False, root: str | Path = "") ->
         path: The directory.
         trust: Whether code outside the library that the directory names (`package.module:object` of a model, method or
             data set) may be imported, which runs it. Metrics, and models of the library's own networks, need none.
-        root: Where the data lie, if not where they lay for the run; only a client's own model needs them.
+        root: The folder of the data, if it is not the one of the run; only a client's own model needs them.
+
+    Returns:
+        The run.
+
+    Raises:
+        InputError: If the directory is not the directory of a run, or if code outside the library would be imported
+            without `trust`.
     """
     path = Path(path)
     if not (path / "experiment.toml").is_file():

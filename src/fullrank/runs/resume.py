@@ -18,6 +18,7 @@ from fullrank.runs.directory import RunDirectory, Status, read_json
 from fullrank.runs.environment import environment
 from fullrank.runs.prober import Prober
 from fullrank.runs.recorded import check_data, check_files, federation_facts, file_hashes, source_fingerprints
+from fullrank.runs.starting import KEPT, weights_file
 
 FREE_ON_RESUME = ("train.rounds", "data.root", "engine.workers", "run.")
 
@@ -52,7 +53,10 @@ def begin(assembly: Assembly, directory: RunDirectory, prober: Prober, changes: 
         save_tensors(path / "partition.safetensors", assembly.federation.tensors())
         write_json(path / "partition.json", federation_facts(assembly.federation))
         files = file_hashes(assembly.experiment, assembly.files_read)
-        write_json(path / "environment.json", {**around, "files": files})
+        started = {} if assembly.start is None else {"start": assembly.start.facts()}
+        write_json(path / "environment.json", {**around, "files": files, **started})
+        if started:
+            save_tensors(path / KEPT, assembly.server.model)
         _write_experiment(assembly.experiment, path)
         directory.write_rows([])
 
@@ -115,6 +119,13 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
             "end as an uninterrupted run would"
         )
     return found
+
+
+def kept_start(experiment: Experiment, directory: RunDirectory) -> Path | None:
+    """Return the run directory's own copy of the initial weights, if the file of `model.start` is gone."""
+    kept = directory.path / KEPT
+    gone = bool(experiment.model.start) and not weights_file(Path(experiment.model.start)).is_file()
+    return kept if gone and kept.is_file() else None
 
 
 def check_resumable(

@@ -38,12 +38,14 @@ from fullrank.runs.cautions import cautions
 from fullrank.runs.clients import ClientRow, client_rows, over_sites, write_clients
 from fullrank.runs.directory import RunDirectory
 from fullrank.runs.display import Display, LogFile, PythonWarnings
+from fullrank.runs.drifts import far_client
 from fullrank.runs.ending import Ending
+from fullrank.runs.memory import record_peak, reset_peaks
 from fullrank.runs.notebook import displays
 from fullrank.runs.prober import Prober
 from fullrank.runs.result import Run, load_run
-from fullrank.runs.resume import Start, begin, check_resumable
-from fullrank.runs.summary import over_stages
+from fullrank.runs.resume import Start, begin, check_resumable, kept_start
+from fullrank.runs.summary import mean_terms, over_stages
 from fullrank.trees import Tensors, clone
 
 LOSSES = ("loss", "validation_loss")
@@ -69,6 +71,9 @@ def run(
             an uninterrupted one to the bit.
         callbacks: Objects that are notified of the events of the run, in addition to those that `run.track` names.
         progress: Whether the progress of the run is shown. None shows it in a notebook only.
+
+    Returns:
+        The complete run.
 
     Raises:
         InputError: If the experiment or the directory is rejected.
@@ -131,6 +136,7 @@ def _execute(
             if not resume:
                 raise InputError(f'"{directory.path}" holds a run already; resume it, or choose another directory')
             experiment, changes = check_resumable(experiment, directory, change_engine)
+            parts = {**parts, "start": kept_start(experiment, directory)}
         with _in_words(directory, experiment.train.rounds), threads(experiment.engine.threads):
             with watching(lambda what, done, total: interrupt.check()):
                 assembly = assemble(experiment, **parts)
@@ -202,8 +208,9 @@ def _run_rounds(
     callbacks = all_callbacks(watching, assembly, directory, prober)
     try:
         start.write()
+        reset_peaks(assembly.device)
         callbacks.started(experiment, path, server.round, len(server.sample(server.round)))
-        for text in (*start.cautions, *cautions(assembly)):
+        for text in (*_start_report(assembly), *start.cautions, *cautions(assembly)):
             callbacks.warned(text)
         while server.round < experiment.train.rounds:
             _one_round(assembly, engine, rows, callbacks)
@@ -215,6 +222,12 @@ def _run_rounds(
         raise
     finally:
         engine.close()
+
+
+def _start_report(assembly: Assembly) -> list[str]:
+    """Return what of `model.start` fitted, before round 1; without `start_partial` everything did."""
+    asked = assembly.start is not None and assembly.experiment.model.start_partial and assembly.server.round == 0
+    return [assembly.start.text()] if asked and assembly.start is not None else []
 
 
 def all_callbacks(watching: Callbacks, assembly: Assembly, directory: RunDirectory | None, prober: Prober) -> Callbacks:
@@ -275,7 +288,11 @@ def _one_round(assembly: Assembly, engine: Engine, rows: list[dict[str, Any]], c
     last = server.round == experiment.train.rounds
     due = server.round % experiment.evaluate.every == 0
     scores = assembly.evaluator.evaluate_server(server, keep=last) if due else {}
+    if scores:
+        scores |= assembly.evaluator.evaluate_mean(server)
     row = _row(outcome, scores, assembly, trained - start, time.perf_counter() - start)
+    if far := far_client(row["clients"]):
+        row["far_client"] = far
     found = [*outcome.cautions, *_not_finite(outcome, scores)]
     if text := _dying_features([*rows, row]):
         found.append(text)
@@ -319,6 +336,7 @@ def _end(
     if experiment.train.rounds % experiment.evaluate.every:
         # Not in the last row: a run that is resumed with more rounds must have the rows of one that never ended here.
         ending["last"] = assembly.evaluator.evaluate_server(server, keep=True)
+        ending["last"] |= assembly.evaluator.evaluate_mean(server)
     skipped: dict[str, str] = {}
     if assembly.composition.defined("finish"):
         server, facts = _finished(assembly, engine, callbacks, done)
@@ -365,6 +383,7 @@ def _end(
         own = set(assembly.entries.personal)
         save_tensors(directory.path / "model.safetensors", {n: t for n, t in model.items() if n not in own})
         write_clients(directory.path, table)
+        record_peak(directory.path, assembly.device)
         write_json(directory.path / "summary.json", {**result.summary(), "ending": ending})
         done.discard()
     callbacks.ended(result)
@@ -425,7 +444,7 @@ def _row(
 ) -> dict[str, Any]:
     clients = [{"client": result.client, **result.metrics} for result in outcome.results]
     row: dict[str, Any] = {"round": outcome.round + 1, **scores, **dataclasses.asdict(outcome.traffic)}
-    row |= {"seconds": seconds, "training_seconds": training, "clients": clients}
+    row |= {"seconds": seconds, "training_seconds": training, "clients": clients, "terms": mean_terms(clients)}
     key = "personal" if assembly.federation.has_holdouts else "test"
     own = {result.client: result.metrics.get(key, {}) for result in outcome.results}
     if personal := over_stages(own, assembly.site.metrics):

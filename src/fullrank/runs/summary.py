@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fullrank.local.loop import NO_TERMS
 from fullrank.metrics.evaluate import over_clients
 from fullrank.metrics.measures import METRICS, PREFIXES, Metric, single_numbers
 
@@ -22,7 +23,8 @@ def summarise(
 
     Returns:
         For each metric the last value, the best over rounds, the mean of the last five and the value in the round with
-        the best validation accuracy; the totals of the traffic; and the results of clients' own models by stage.
+        the best validation accuracy; the totals of the traffic, and its elements per client and round; the terms of the
+        loss in training; and the results of clients' own models by stage.
     """
     result: dict[str, Any] = {"rounds": rows[-1]["round"] if rows else 0}
     evaluated = [*rows, ending.get("last", {})]
@@ -41,6 +43,10 @@ def summarise(
         result[total] = sum(row[total] for row in rows) + ending.get(total, 0)
     if "seconds" in ending:
         result["ending_seconds"] = ending["seconds"]
+    if met := sum(len(row.get("clients", ())) + len(row.get("skipped", {})) for row in rows):
+        result["elements"] = sum(row["elements_up"] + row["elements_down"] for row in rows) / met
+    if terms := _over_rounds([row["terms"] for row in rows if "terms" in row]):
+        result["terms"] = terms
     if skipped := sum(len(row.get("skipped", {})) for row in [*rows, ending]):
         result["skipped"] = skipped
     for clients in ("personal", "unseen", "sites"):
@@ -58,8 +64,8 @@ def measures(metrics: Sequence[Metric] = ()) -> dict[str, Metric]:
     For the clients' own models, only the accuracy has a key here; their other metrics are in `personal`.
     """
     numbers = single_numbers(metrics)
-    validated, personal = PREFIXES
-    found = {f"{prefix}{metric.key}": metric for prefix in ("", validated) for metric in numbers}
+    validated, of_mean, personal = PREFIXES
+    found = {f"{prefix}{metric.key}": metric for prefix in ("", validated, of_mean) for metric in numbers}
     return {**found, f"{personal}accuracy": found["accuracy"]}
 
 
@@ -69,6 +75,37 @@ def _is_number(value: Any) -> bool:
 
 def _validated(row: Mapping[str, Any]) -> float:
     return float(row["validation_accuracy"])
+
+
+def mean_terms(clients: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the mean of each term of the loss over the local epochs of a round and its clients, weighted by samples.
+
+    Args:
+        clients: What is recorded of each client of the round.
+
+    >>> epochs = [{"criterion": 2.0, "drift": 0.1}, {"criterion": 1.0, "drift": 0.2}]
+    >>> mean_terms([{"samples": 30, "epochs": epochs}, {"samples": 10, "epochs": [{"criterion": 0.5}]}])
+    {'criterion': 1.25}
+    """
+    totals: dict[str, tuple[float, float]] = {}
+    for client in clients:
+        epochs = client.get("epochs", [])
+        for name in {name: None for epoch in epochs for name in epoch if name not in NO_TERMS}:
+            values = [epoch[name] for epoch in epochs if name in epoch]
+            total, weight = totals.get(name, (0.0, 0.0))
+            totals[name] = total + client["samples"] * sum(values) / len(values), weight + client["samples"]
+    return {name: total / weight for name, (total, weight) in totals.items()}
+
+
+def _over_rounds(terms: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
+    """Return the last value of each term, its least, and its mean over the last five rounds."""
+    names = {name: None for row in terms for name in row}
+    values = {name: [row[name] for row in terms if _is_number(row.get(name))] for name in names}
+    return {
+        name: {"last": found[-1], "best": min(found), "last5": sum(found[-5:]) / len(found[-5:])}
+        for name, found in values.items()
+        if found
+    }
 
 
 def over_stages(

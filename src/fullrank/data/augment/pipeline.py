@@ -156,6 +156,9 @@ that returns an operation.
 class Pipeline:
     """Prepare a batch for the model: augmentation, division by 255 (uint8 only), normalisation.
 
+    Whole numbers that are not 8-bit, such as words, stay as they are. A missing value of a table (NaN) becomes 0, which
+    after normalisation is the mean.
+
     >>> import fullrank.data
     >>> digits = fullrank.data.load_dataset("digits")
     >>> prepare = Pipeline.build(digits, augment=["crop", "flip"])
@@ -194,6 +197,7 @@ class Pipeline:
         """Copy the constants to a device, which must be done before a CUDA graph is captured."""
         for numbers in self.statistics or ():
             _per_channel(numbers, device, _exact(dtype))
+            _per_feature(numbers, device, torch.float64)
         for operation in self.operations:
             operation.place(device)
 
@@ -207,6 +211,8 @@ class Pipeline:
             x = _middle(x, *self.crop)
         if x.dtype != torch.uint8 and self.statistics is None:
             return x.to(dtype)
+        if x.dim() == 2 and x.is_floating_point():
+            return self._of_table(x).to(dtype)
         exact = _exact(dtype)
         values = x.to(exact)
         if x.dtype == torch.uint8:
@@ -215,6 +221,12 @@ class Pipeline:
             mean, std = (_per_channel(numbers, x.device, exact) for numbers in self.statistics)
             values = (values - mean) / std
         return values.to(dtype)
+
+    def _of_table(self, x: Tensor) -> Tensor:
+        """Return the standardised features (N, F) of a table, in the precision in which it is stored."""
+        mean, std = (_per_feature(numbers, x.device, x.dtype) for numbers in self.statistics or ())
+        values = (x - mean) / std
+        return torch.where(values.isnan(), torch.zeros_like(values), values)
 
     def _augment(self, x: Tensor, uniform: Tensor) -> Tensor:
         if tuple(uniform.shape) != (x.shape[0], self.draws):
@@ -245,6 +257,11 @@ def _per_channel(numbers: tuple[float, ...], device: torch.device, dtype: torch.
     return constant(numbers, lambda: np.array(numbers)[:, None, None], device, dtype)
 
 
+def _per_feature(numbers: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return numbers as an (F,) tensor."""
+    return constant((numbers, "features"), lambda: np.array(numbers), device, dtype)
+
+
 def _are_images(dataset: DataSet) -> bool:
     return dataset.images or (dataset.train.x.dim() == 4 and dataset.train.x.is_floating_point())
 
@@ -252,6 +269,9 @@ def _are_images(dataset: DataSet) -> bool:
 def _statistics(dataset: DataSet, normalise: str | Mapping[str, Sequence[float]]) -> Statistics | None:
     if isinstance(normalise, Mapping):
         mean, std = _given_numbers(normalise)
+    elif dataset.columns and normalise in ("auto", "none"):
+        # missing values become 0 also without; the statistics of "auto" follow from the clients' parts
+        mean, std = (0.0,) * dataset.input_shape[0], (1.0,) * dataset.input_shape[0]
     elif normalise == "none" or (normalise == "auto" and (dataset.mean is None or dataset.std is None)):
         return None
     elif normalise == "auto":
@@ -263,9 +283,10 @@ def _statistics(dataset: DataSet, normalise: str | Mapping[str, Sequence[float]]
     else:
         known = nearest(str(normalise), ("auto", "none", "half"))
         raise InputError(f'unknown normalise "{normalise}": {known} (or a table of mean and std)')
-    if not _are_images(dataset):
+    if not _are_images(dataset) and not dataset.columns:
         raise InputError(f"a mean and std per channel need images (N, C, H, W), and {describe(dataset)}")
-    _reject_unusable(mean, std, dataset.in_channels)
+    what = ("the table", "features") if dataset.columns else ("the images", "channels")
+    _reject_unusable(mean, std, dataset.input_shape[0] if dataset.columns else dataset.in_channels, *what)
     return mean, std
 
 
@@ -280,10 +301,10 @@ def _given_numbers(normalise: Mapping[str, Sequence[float]]) -> Statistics:
         raise InputError("mean and std of normalise must be lists of numbers, one per channel") from None
 
 
-def _reject_unusable(mean: tuple[float, ...], std: tuple[float, ...], channels: int) -> None:
+def _reject_unusable(mean: tuple[float, ...], std: tuple[float, ...], count: int, what: str, unit: str) -> None:
     for name, numbers in (("mean", mean), ("std", std)):
-        if len(numbers) != channels:
-            raise InputError(f"{name} has {len(numbers)} numbers and the images {channels} channels; give one for each")
+        if len(numbers) != count:
+            raise InputError(f"{name} has {len(numbers)} numbers and {what} {count} {unit}; give one for each")
         for number in numbers:
             if not math.isfinite(number) or (name == "std" and number <= 0):
                 raise InputError(f"{name} holds {number}; it must be finite{' and above 0' if name == 'std' else ''}")

@@ -30,9 +30,18 @@ _CHUNK_BYTES = 1 << 24
 
 
 def resized(data: DataSet, size: int | Sequence[int]) -> DataSet:
-    """Return the data set with images resized to a short side of `size`, in proportion, or to (height, width).
+    """Resize the images of a data set.
 
-    0 changes nothing.
+    Args:
+        data: The data set, of 8-bit images unless `size` is 0.
+        size: The length of the short side, to which images are resized in proportion, or (height, width); 0 keeps the
+            stored size.
+
+    Returns:
+        The data set with the resized images, or the same one if nothing changes.
+
+    Raises:
+        InputError: If the size is negative, if samples are not 8-bit images, or if the result would not fit in memory.
 
     >>> import fullrank.data
     >>> resized(fullrank.data.load_dataset("digits"), 16).input_shape

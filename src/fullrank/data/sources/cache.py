@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -73,8 +74,8 @@ def cached_as(
 
     Args:
         name: The name of the data set.
-        place: A text that tells the data set from all others, such as the path of its folder.
-        state: A text that is another one when the sources have changed.
+        place: A text that identifies the data set, such as the path of its folder.
+        state: A text that changes with the sources.
         decode: Reads the content of the sources.
         complete: Makes a data set of the content.
         limit: A data set whose samples have at least this many bytes is kept.
@@ -149,4 +150,5 @@ def _kept(path: Path, state: str, complete: Callable[[Content], DataSet]) -> Dat
 
 def _split(tensors: Mapping[str, Tensor], name: str) -> Split:
     x, y = tensors[f"{name}.x"], tensors[f"{name}.y"]
-    return Split(x, y.clone(), **{column: tensors.get(f"{name}.{column}") for column in IDS})
+    columns: dict[str, Any] = {column: tensors.get(f"{name}.{column}") for column in IDS}
+    return Split(x, y.clone(), **columns)

@@ -1,4 +1,4 @@
-"""Files of a data set by the names that its lists and tables give them."""
+"""Find the files that the lists and tables of a data set name."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def below(root: Path, name: str, where: str) -> Path:
     Args:
         root: The folder of the data set.
         name: The path, with "/" between its parts.
-        where: What names it; the error begins with that.
+        where: The list or table that has the name, with which the error begins.
 
     Raises:
         InputError: If the path is absolute, has a part "..", or is not written with "/".
@@ -43,7 +43,7 @@ def images_by_name(root: Path) -> dict[str, Path]:
         first = found.setdefault(path.stem, path)
         if first is not path and first.stat().st_size != path.stat().st_size:
             raise InputError(
-                f"{first} and {path} have the same name and different sizes, so it is not known which one to read; move"
+                f"{first} and {path} have the same name and different sizes, so it is not clear which one to read; move"
                 " one of their folders away"
             )
     return found

@@ -31,7 +31,7 @@ _ORIENTATION = 0x0112  # the tag of EXIF
 
 
 class Unreadable(Exception):
-    """A file that is no usable image; the message is a clause that says why."""
+    """Raised for a file that is not a usable image; the message says why."""
 
 
 def new_shape(height: int, width: int, size: int | Sequence[int]) -> tuple[int, int]:
@@ -50,8 +50,8 @@ def new_shape(height: int, width: int, size: int | Sequence[int]) -> tuple[int, 
 def decode(path: str, size: int | Sequence[int]) -> Pixels | str:
     """Return an image as (channels, height, width), or a clause that says why its file cannot be read.
 
-    Grey images have one channel and all others three; transparency is dropped. The image is turned as its EXIF
-    orientation says, and of an animation it is the first frame.
+    Grey images have one channel and all others three; transparency is dropped. The EXIF orientation is applied. Of an
+    animation the first frame is decoded.
 
     Args:
         path: The file.
@@ -63,16 +63,31 @@ def decode(path: str, size: int | Sequence[int]) -> Pixels | str:
             raise Unreadable("it is not a regular file")
         if not state.st_size:
             raise Unreadable("it is empty")
-        with open(path, "rb") as file, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return _pixels(file, size)
+        with open(path, "rb") as file:
+            return decode_content(file, size)
     except FileNotFoundError:
         return "there is no such file"
     except Unreadable as error:
         return str(error)
+    except Exception as error:  # such as a path that no file can have
+        return _in_words(error)
+
+
+def decode_content(file: Any, size: int | Sequence[int]) -> Pixels | str:
+    """Return the image in an open file as `decode` does."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _pixels(file, size)
+    except Unreadable as error:
+        return str(error)
     except Exception as error:  # a damaged file can fail in any way
-        why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return " ".join(why.split())
+        return _in_words(error)
+
+
+def _in_words(error: Exception) -> str:
+    why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(why.split())
 
 
 def _pixels(file: Any, size: int | Sequence[int]) -> Pixels:
@@ -112,7 +127,7 @@ def _reject_too_many(shape: tuple[int, int], what: str) -> None:
 
 
 def _upright(image: Any) -> Any:
-    """Turn an image as its EXIF orientation says."""
+    """Apply the EXIF orientation to an image."""
     from PIL.Image import Transpose
 
     turns = {
@@ -162,7 +177,7 @@ def _resized(image: Any, height: int, width: int) -> Any:
 
 
 def main() -> None:
-    """Decode the files that lines on the standard input name, as a program of `decoders.py`.
+    """Decode the files that the standard input names; `decoders.py` runs this as a program.
 
     Every line is a JSON list of paths. The answer is a JSON line with each image's shape, or why there is none, and
     then the bytes of all images.

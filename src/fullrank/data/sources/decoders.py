@@ -69,7 +69,7 @@ def decoded(chunks: Iterable[Sequence[str]], size: int | Sequence[int], processe
 
 
 class _Worker:
-    """A process that decodes."""
+    """A process that decodes image files."""
 
     def __init__(self, size: int | Sequence[int]):
         path = json.dumps([entry or os.getcwd() for entry in sys.path])

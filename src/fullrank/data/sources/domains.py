@@ -14,7 +14,7 @@ from fullrank.data.sources.contained import below
 from fullrank.data.sources.images import load_listing
 from fullrank.data.sources.listing import ImageFile, Listing, visible
 from fullrank.data.sources.places import find_folder
-from fullrank.data.sources.tables import read_text
+from fullrank.data.sources.stored import read_text
 from fullrank.data.split import split_by_class
 from fullrank.errors import InputError
 

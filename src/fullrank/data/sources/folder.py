@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import Literal
 
 import numpy as np
 import torch
 
 from fullrank.data.dataset import DataSet
+from fullrank.data.delimited import read_columns
 from fullrank.data.sources.images import load_listing
 from fullrank.data.sources.listing import ImageFile, Listing, visible
 from fullrank.data.split import split_by_class
@@ -27,7 +27,7 @@ SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".avif"),
     *(".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k"),
 )
-"""What names of image files end in, which decides at which depth the folders of classes are."""
+"""The endings of names of image files, which decide at which depth the folders of classes are."""
 LAYOUTS = "class/*, split/class/*, domain/class/* or domain/split/class/* (a split is named train, test or val)"
 _NAMED = 3
 _DEEPEST = 3
@@ -112,7 +112,7 @@ class _Class:
 
 @dataclass(frozen=True)
 class _Folder:
-    """A folder of the tree, with the names on the way to it and the files in it."""
+    """A folder of the tree, with the names of the folders that lead to it and of its files."""
 
     way: tuple[str, ...]
     files: Sequence[str]
@@ -203,31 +203,13 @@ def _read_groups(root: Path) -> dict[str, str] | None:
     path = root / GROUPS
     if not path.is_file():
         return None
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return _grouped(path, file)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path} cannot be read: {error}") from None
-
-
-def _grouped(path: Path, file: TextIO) -> dict[str, str]:
-    header = file.readline().strip()
-    headers = {mark: [cell.strip() for cell in next(csv.reader([header], delimiter=mark), [])] for mark in ",;\t"}
-    separator = next((mark for mark, cells in headers.items() if {"path", "group"} <= {*cells}), None)
-    if separator is None:
-        raise InputError(f'{path} starts with "{header[:80]}"; it must name the columns path and group: path,group')
-    at, of = headers[separator].index("path"), headers[separator].index("group")
     groups: dict[str, str] = {}
-    rows = csv.reader(file, delimiter=separator)
-    for cells in rows:
-        if not cells:
-            continue
-        line = f"{path}, line {rows.line_num + 1}"
-        if len(cells) <= max(at, of):
-            raise InputError(f'{line}: "{separator.join(cells)[:80]}" must have a path and a group')
-        name, group = cells[at].strip().replace("\\", "/").removeprefix("./"), cells[of].strip()
+    for row in read_columns(path, ("path", "group")):
+        name, group = row.values[0].replace("\\", "/").removeprefix("./"), row.values[1]
         if groups.setdefault(name, group) != group:
-            raise InputError(f"{line}: {name} is in group {groups[name]} above; an image has one group")
+            raise InputError(
+                f"{path}: row {row.number} gives {name} another group than a row above; an image has one group"
+            )
     return groups
 
 

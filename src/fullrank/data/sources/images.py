@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from fullrank.data.dataset import DataSet, Split
 from fullrank.data.memory_limit import reject_too_large
 from fullrank.data.sources.cache import LIMIT, Content, cached_as
+from fullrank.data.sources.cells import numbered
 from fullrank.data.sources.decode import Pixels
 from fullrank.data.sources.decoders import decoded
 from fullrank.data.sources.listing import ImageFile, Listing
@@ -32,8 +33,9 @@ CHUNK_BYTES = 2**22
 """The largest number of files, and of their bytes, that a process is given at once."""
 FEW_FILES = 256
 """The number of files that are decoded before other processes would have started."""
-_LEAST_KEPT = LIMIT // 64  # files take longer to decode than the same bytes of a binary format
-_DECODING = "1"  # another number when the same files give other pixels
+LEAST_KEPT = LIMIT // 64
+"""Images of at least this many bytes are cached; files take longer to decode than the bytes of a binary format."""
+_DECODING = "1"  # changes when the same files give other pixels
 
 
 def load_listing(
@@ -83,6 +85,7 @@ def load_listing(
             content.test,
             content.classes,
             domains=content.domains,
+            clients=content.clients,
             mean=mean,
             std=std,
             augment=augment,
@@ -91,12 +94,12 @@ def load_listing(
         )
 
     place = json.dumps([os.path.realpath(root), size, unreadable, colour, listing.variant])
-    return cached_as(name, place, found.state, lambda: images.content(listing, domains_order), complete, _LEAST_KEPT)
+    return cached_as(name, place, found.state, lambda: images.content(listing, domains_order), complete, LEAST_KEPT)
 
 
 @dataclass(frozen=True)
 class _Survey:
-    """What the file system says of the files of a listing, in the order of training and test."""
+    """The files of a listing and their state, in the order of training and test."""
 
     paths: list[str]
     names: list[str]
@@ -104,7 +107,7 @@ class _Survey:
     sizes: list[int]
     """The sizes in bytes, 0 for a file that does not exist."""
     state: str
-    """A hash that is another one when the list or one of the files has changed."""
+    """A hash that changes with the list and with every file."""
 
 
 def _survey(listing: Listing, root: Path) -> _Survey:
@@ -126,7 +129,7 @@ def _survey(listing: Listing, root: Path) -> _Survey:
 
 
 class _Inside:
-    """Tells the state of files, and rejects those that links lead out of a folder."""
+    """Finds out the state of files, and rejects links that lead out of a folder."""
 
     def __init__(self, root: Path):
         self.root = os.path.realpath(root)
@@ -168,10 +171,10 @@ class _Images:
     colour: bool
 
     def content(self, listing: Listing, domains_order: Sequence[str] | None) -> Content:
-        """Return the images with what the listing says of them."""
+        """Return the images with their labels, domains, groups and clients."""
         reject_missing_pillow()
         x, problems = self._decode()
-        self._judge(problems)
+        self._reject_unreadable(problems)
         files = [*listing.train, *listing.test]
         keep = np.array([number for number in range(len(files)) if number not in problems])
         middle = int(np.searchsorted(keep, len(listing.train)))
@@ -181,21 +184,22 @@ class _Images:
         if problems:
             x = x[keep]
         domains, columns = _columns(files, domains_order)
-        whole = {name: column[torch.from_numpy(keep)] for name, column in columns.items()}
+        clients = _number_clients(files, columns)
+        whole: dict[str, Any] = {name: column[torch.from_numpy(keep)] for name, column in columns.items()}
         pixels = torch.from_numpy(x)
         train, test = (
             Split(pixels[part], **{name: column[part] for name, column in whole.items()})
             for part in (slice(middle), slice(middle, None))
         )
         left_out = tuple(f"{self.found.names[number]}: {why}" for number, why in problems.items())
-        return Content(train, test, listing.classes, domains, unreadable=left_out)
+        return Content(train, test, listing.classes, domains, clients, left_out)
 
     def _decode(self) -> tuple[Pixels, dict[int, str]]:
         """Return the images, of which those that cannot be read are arbitrary, and why these cannot."""
         total, what = len(self.found.paths), f"decoding {self.name}"
-        canvas = _Canvas(total, self.size, self.colour)
+        canvas = Canvas(total, self.size, self.colour)
         problems: dict[int, str] = {}
-        processes = 1 if total <= FEW_FILES else min(_cores(), math.ceil(total / CHUNK_FILES))
+        processes = 1 if total <= FEW_FILES else min(cores(), math.ceil(total / CHUNK_FILES))
         number = 0
         for images in decoded(self._chunks(), self.size, processes):
             for image in images:
@@ -218,7 +222,7 @@ class _Images:
             weight += size
         yield paths
 
-    def _judge(self, problems: dict[int, str]) -> None:
+    def _reject_unreadable(self, problems: dict[int, str]) -> None:
         if problems and self.unreadable == "stop":
             raise InputError(
                 f"{len(problems)} of {len(self.found.paths)} image files of {self.name} cannot be read: "
@@ -230,8 +234,8 @@ class _Images:
         return ", ".join(first) + (", …" if len(problems) > FILES_NAMED else "")
 
 
-class _Canvas:
-    """The array that images are put into, which gets more channels or is cut when an image asks for it."""
+class Canvas:
+    """The array of the decoded images, which gets more channels or is cropped where an image needs it."""
 
     def __init__(self, count: int, size: int | Sequence[int], colour: bool):
         self.size, self.colour = size, colour
@@ -239,7 +243,7 @@ class _Canvas:
         self.first = ""
 
     def put(self, position: int, image: Pixels, name: str) -> None:
-        """Put an image in its place."""
+        """Store an image at its position."""
         if not self.first:
             self.first = name
             self.x = self._empty(3 if self.colour else len(image), *image.shape[1:])
@@ -258,8 +262,8 @@ class _Canvas:
                 f"images have different shapes: {name} has {here} pixels and {self.first} {before}; set data.size, "
                 f"as in data.size = {min(*image.shape[1:], *self.x.shape[2:])}, to resize all of them on loading"
             )
-        self.x = _middle(self.x, self.size)
-        return _middle(image, self.size)
+        self.x = middle(self.x, self.size)
+        return middle(image, self.size)
 
     def _empty(self, *shape: int) -> Pixels:
         count = len(self.x)
@@ -268,8 +272,8 @@ class _Canvas:
         return np.empty((count, *shape), np.uint8)
 
 
-def _middle(images: Pixels, side: int) -> Pixels:
-    """Cut out the square in the middle."""
+def middle(images: Pixels, side: int) -> Pixels:
+    """Crop images to the square in the middle."""
     top, left = ((length - side) // 2 for length in images.shape[-2:])
     return np.ascontiguousarray(images[..., top : top + side, left : left + side])
 
@@ -287,11 +291,21 @@ def _columns(
         columns["domain"] = torch.tensor([number[file.domain] for file in files])
     groups = {group: k for k, group in enumerate(sorted({file.group for file in files} - {""}))}
     if groups:
-        # a file without a group is a group of its own
+        # each file without a group becomes another group
         columns["group"] = torch.tensor(
             [groups[file.group] if file.group else len(groups) + k for k, file in enumerate(files)]
         )
     return domains, columns
+
+
+def _number_clients(files: Sequence[ImageFile], columns: dict[str, Tensor]) -> tuple[str, ...]:
+    """Add the column of natural clients, and return their names."""
+    names = [file.client for file in files]
+    if not any(names):
+        return ()
+    numbers, clients = numbered(names)
+    columns["client"] = torch.from_numpy(numbers)
+    return clients
 
 
 def reject_missing_pillow() -> None:
@@ -300,6 +314,6 @@ def reject_missing_pillow() -> None:
         raise InputError("reading image files needs Pillow: pip install 'fullrank[images]'")
 
 
-def _cores() -> int:
+def cores() -> int:
     """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

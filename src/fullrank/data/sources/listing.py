@@ -1,4 +1,4 @@
-"""The image files of a data set, with what is known of each before any of them is opened."""
+"""List the image files of a data set, with what is known about each of them before it is opened."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import NamedTuple
 from fullrank.errors import InputError
 
 SYSTEM_FILES = ("thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx", "@eadir", "$recycle.bin", "icon\r")
-"""Files and folders of operating systems, in lower case; like hidden ones they are no part of a data set."""
+"""Files and folders of operating systems, in lower case; like hidden ones, they are not part of a data set."""
 
 
 class ImageFile(NamedTuple):
-    """An image file and what belongs to it."""
+    """An image file with its label, domain, group and client."""
 
     path: str | Path
     """Its path; text where files are many, since a Path takes longer to make than the file to find."""
@@ -23,7 +23,9 @@ class ImageFile(NamedTuple):
     domain: str = ""
     """The domain or site, such as "webcam"; empty for data without domains."""
     group: str = ""
-    """The group of files that must not be separated, such as a patient; empty for a file that belongs to no other."""
+    """The group, such as a patient, whose files must not be separated; empty for a file without a group."""
+    client: str = ""
+    """The natural client, such as a writer; empty for data without natural clients."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Listing:
     remarks: tuple[str, ...] = field(default=())
     """What a user should know about how the list was made, one sentence each."""
     variant: str = ""
-    """A text that tells the list from others of the same files, such as the seed of its test part."""
+    """A text that distinguishes the list from others of the same files, such as the seed of its test part."""
 
 
 def visible(folder: Path) -> tuple[list[str], list[str]]:

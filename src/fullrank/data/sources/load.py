@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from fullrank.data.augment.resize import resized
+from fullrank.data.columns import Column
 from fullrank.data.dataset import DataSet, Split, class_names, with_classes
-from fullrank.data.sources.memory import as_split, channels_first, is_array, is_pair
-from fullrank.data.sources.npz import from_npz
-from fullrank.data.sources.registry import DATA_SETS
+from fullrank.data.sources.hub import from_hub
+from fullrank.data.sources.memory import as_split, is_array, is_pair
+from fullrank.data.sources.registry import DATA_SETS, FORMATS
+from fullrank.data.sources.table import TABLES
 from fullrank.data.split import split_off_test
 from fullrank.errors import InputError
-from fullrank.plugins import called
+from fullrank.plugins import HUB, called
 
 
 @dataclass(frozen=True)
@@ -51,26 +54,33 @@ def load_dataset(
     *,
     seed: int = 0,
     num_classes: int | None = None,
+    columns: Sequence[Column] = (),
     **options: object,
 ) -> DataSet:
     """Load a data set by name, file or function, or make one of tensors.
 
-    8-bit images become (N, C, H, W); anything else keeps its shape and dtype.
+    Images become (N, C, H, W), 16-bit ones with values in [0, 1] (see :class:`Split`); anything else keeps its shape.
 
     Args:
         source: One of
 
             - a name that the registry has, such as "digits", which comes with the library, or "cifar10", which is
               searched in `root`, $FULLRANK_DATA and the usual places; `fullrank keys data.name` lists them;
-            - the path of an `.npz` file, in `root`, $FULLRANK_DATA or the current directory, or "npz" with the file as
-              `root`;
+            - the path of an `.npz`, `.csv` or `.parquet` file, in `root`, $FULLRANK_DATA or the current directory, or
+              "npz" with the file as `root`;
+            - "hub:NAME", a data set of the Hugging Face hub or a folder in a form that `datasets` reads;
             - "package.module:function", called as f(root=, seed=, **options);
             - a pair (x, y) or a torch Dataset, of which a fifth becomes the test set, by class and `seed`;
             - a pair of these, for training and test.
         root: The folder of the data set.
         seed: The seed of the test split, for data that come without one.
         num_classes: The number of classes. Without it there is one class more than the largest label.
+        columns: The columns of a trained model's table, of which the features of a `.csv` or `.parquet` file are made;
+            by default those of the file.
         options: The keys of :class:`Reading`, and further arguments of a function.
+
+    Returns:
+        The data set.
 
     Raises:
         InputError: If the source is not known, is missing, or has no usable data.
@@ -83,6 +93,10 @@ def load_dataset(
         raise InputError(f"num_classes is {num_classes}; there must be at least one class")
     reading = Reading(**{name: value for name, value in options.items() if name in READING})  # type: ignore[arg-type]
     rest = {name: value for name, value in options.items() if name not in READING}
+    if columns and str(source).endswith(TABLES):
+        load = partial(FORMATS[Path(str(source)).suffix], columns=columns)
+        file = _file(str(source), root)
+        return resized(load(file, seed, num_classes, **_usable(str(source), reading, load)), reading.size)
     return resized(_load(source, root, seed, num_classes, reading, rest), reading.size)
 
 
@@ -96,11 +110,14 @@ def _load(
 ) -> DataSet:
     text = str(source) if isinstance(source, (str, Path)) else ""
     own = text in DATA_SETS.own
-    in_file = not own and (text == "npz" or text.endswith(".npz"))
-    if not own and not in_file and isinstance(source, (str, Path)):
+    in_file = not own and (text == "npz" or text.endswith(tuple(FORMATS)))
+    in_hub = not own and not in_file and text.startswith(f"{HUB}:")
+    if not (own or in_file or in_hub) and isinstance(source, (str, Path)):
         made = _call(text, root, seed, options)
-        if isinstance(made, (str, Path)) and ":" in str(made) and not str(made).endswith(".npz"):
-            raise InputError(f'data "{text}" returned "{made}"; it must return data or the path of an .npz file')
+        if isinstance(made, (str, Path)) and ":" in str(made) and not str(made).endswith(tuple(FORMATS)):
+            raise InputError(
+                f'data "{text}" returned "{made}"; it must return data or the path of an .npz, .csv or .parquet file'
+            )
         loaded = _load(made, root, seed, num_classes, reading, {})
         return loaded if isinstance(made, DataSet) else replace(loaded, name=text)
     if options:
@@ -108,26 +125,30 @@ def _load(
             f'unknown option "{min(options)}" of load_dataset; only a "package.module:function" takes further options'
         )
     if own:
-        taken = inspect.signature(DATA_SETS.own[text]).parameters
-        _reject_without_effect(text, reading, [*taken])
-        keys = {name: value for name, value in vars(reading).items() if name in taken}
+        keys = _usable(text, reading, DATA_SETS.own[text])
         return with_classes(DATA_SETS.own[text](root=root, seed=seed, **keys), num_classes)
-    _reject_without_effect(text or "data in memory", reading, [])
+    if in_hub:
+        return from_hub(text, root, seed, num_classes, **_usable(text, reading, from_hub))
     if not isinstance(source, (str, Path)):
+        _usable("data in memory", reading, _from_memory)
         return _from_memory(source, seed, num_classes)
     if text == "npz" and not str(root):
         raise InputError('data "npz" needs root, the path of the .npz file')
-    return from_npz(Path(root) if text == "npz" else _npz_file(text, root), seed, num_classes)
+    path = Path(root) if text == "npz" else _file(text, root)
+    read = FORMATS[".npz" if text == "npz" else path.suffix]
+    return read(path, seed, num_classes, **_usable(text, reading, read))
 
 
-def _reject_without_effect(source: str, reading: Reading, taken: Sequence[str]) -> None:
-    """Reject keys that name what this source does not have; the size is that of any images."""
+def _usable(source: str, reading: Reading, load: Callable[..., Any]) -> dict[str, Any]:
+    """Return the keys that a loader takes; reject others that are given, but the size, which is that of any images."""
+    taken = inspect.signature(load).parameters
     for name, value in reading.given().items():
         if name not in ("size", *taken):
             raise InputError(f'data.{name} = "{value}": {source} has nothing that this key could name; leave it out')
+    return {name: value for name, value in vars(reading).items() if name in taken}
 
 
-def _npz_file(name: str, root: str | Path) -> Path:
+def _file(name: str, root: str | Path) -> Path:
     """Return the path of a file in `root` if that is given, otherwise in $FULLRANK_DATA or the current directory."""
     named = os.environ.get("FULLRANK_DATA")
     here = Path(root) / name
@@ -147,13 +168,13 @@ def _from_memory(data: object, seed: int, num_classes: int | None) -> DataSet:
     if is_pair(data) and not (is_array(data[0]) or is_array(data[1])):
         train, test = (_split_named(name, half) for name, half in zip(("train", "test"), data, strict=True))
     else:
-        train, test = split_off_test(channels_first(as_split(data)), seed)
+        train, test = split_off_test(as_split(data, images=True), seed)
     return DataSet("memory", train, test, class_names(train, test, num_classes))
 
 
 def _split_named(name: str, data: object) -> Split:
     try:
-        return channels_first(as_split(data))
+        return as_split(data, images=True)
     except InputError as error:
         raise InputError(f"{name} split: {error}") from None
 

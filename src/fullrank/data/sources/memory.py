@@ -18,20 +18,34 @@ from fullrank.data.memory_limit import reject_too_large
 from fullrank.errors import InputError, message_of
 
 
-def as_split(data: object) -> Split:
+def as_split(data: object, *, images: bool = False) -> Split:
     """Make a `Split` from (x, y) or from a map-style torch Dataset of such pairs.
 
-    Values and shapes stay as they are. A Dataset that is not a TensorDataset is read through once, item by
-    item, so a random transform in it is drawn once and for all.
+    Values and shapes stay as they are, except as `Split` says. A Dataset that is not a TensorDataset is read through
+    once, item by item, so a random transform is applied only once.
+
+    Args:
+        data: The data.
+        images: Whether images are returned as (N, C, H, W), as `channels_first` does it.
+
+    Returns:
+        The split. A `Split` is returned as it is, except for the order of the axes of images.
+
+    Raises:
+        InputError: If the data are neither, or if the labels do not fit the samples.
 
     >>> as_split((torch.zeros(2, 3), torch.tensor([0, 1]))).y
     tensor([0, 1])
     """
     if isinstance(data, Split):
-        return data
+        return replace(data, x=channels_first(data.x)) if images else data
+    x, y = _tensors(data)
+    return Split(channels_first(x) if images else x, y)
+
+
+def _tensors(data: object) -> tuple[Tensor, Tensor]:
     if is_pair(data):
-        x, y = data
-        return Split(as_tensor("x", x), as_tensor("y", y))
+        return as_tensor("x", data[0]), as_tensor("y", data[1])
     if isinstance(data, (str, tuple, list, Mapping, Tensor, np.ndarray, IterableDataset)) or not (
         hasattr(data, "__getitem__") and hasattr(data, "__len__")
     ):
@@ -39,8 +53,7 @@ def as_split(data: object) -> Split:
             f"{type(data).__name__} cannot be used as data; give a pair (x, y) of tensors or arrays,"
             " or a torch Dataset with a length whose items are such pairs"
         )
-    x, y = _stored_tensors(data) or _read_items(data)
-    return Split(x, y)
+    return _stored_tensors(data) or _read_items(data)
 
 
 def is_array(value: object) -> bool:
@@ -138,11 +151,12 @@ def _item(item: object, position: int) -> tuple[Tensor, int]:
     return sample, label
 
 
-def channels_first(split: Split) -> Split:
-    """Return 8-bit images as (N, C, H, W) if their shape leaves no doubt about the order of the axes."""
-    x = split.x
-    if x.dtype == torch.uint8 and x.dim() == 3:
-        return replace(split, x=x.unsqueeze(1))
-    if x.dtype == torch.uint8 and x.dim() == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
-        return replace(split, x=x.permute(0, 3, 1, 2).contiguous())
-    return split
+def channels_first(x: Tensor) -> Tensor:
+    """Return 8-bit and 16-bit images as (N, C, H, W) if their shape leaves no doubt about the order of the axes."""
+    if x.dtype not in (torch.uint8, torch.uint16):
+        return x
+    if x.dim() == 3:
+        return x.unsqueeze(1)
+    if x.dim() == 4 and x.shape[3] in (1, 3) and x.shape[1] not in (1, 3):
+        return x.permute(0, 3, 1, 2).contiguous()
+    return x

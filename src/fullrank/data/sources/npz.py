@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fullrank.data.dataset import DataSet, Split, class_names, with_classes
+from fullrank.data.dataset import IDS, DataSet, Split, class_names, with_classes
 from fullrank.data.memory_limit import reject_too_large
 from fullrank.data.sources.memory import as_tensor, channels_first
 from fullrank.data.split import split_off_test
@@ -21,30 +21,81 @@ from fullrank.errors import InputError
 
 Array = npt.NDArray[Any]
 
-_APART = ("x_train", "y_train", "x_test", "y_test")
 _WHOLE = ("x", "y")
 
 
-def from_npz(path: Path, seed: int, num_classes: int | None) -> DataSet:
-    """Read a file with `x_train y_train x_test y_test`, or with `x y`, of which a fifth becomes the test set."""
-    arrays = _read_npz(path.expanduser())
+def from_npz(
+    path: Path, seed: int, num_classes: int | None, *, label: str = "", client: str = "", group: str = ""
+) -> DataSet:
+    """Read a file with `x_train y_train x_test y_test`, or with `x y`, of which a fifth becomes the test set.
+
+    Args:
+        path: The file.
+        seed: The seed of the test split, for a file with `x y`.
+        num_classes: The number of classes; by default there is one class more than the largest label.
+        label: The name of the array of labels, without `_train` and `_test`; by default "y".
+        client: The name of the array of natural clients; by default "client", which may be absent.
+        group: The name of the array of groups; by default "group", which may be absent.
+    """
+    named = {"label": label, "client": client, "group": group}
+    arrays = _read_npz(path.expanduser(), named)
     try:
+        classes = _stored_classes(arrays)
+        labels, classes = _labels(arrays, classes)
         domains, domain_names = _numbered("domain", arrays)
         groups, _ = _numbered("group", arrays)
-        ids = {**domains, **groups}
+        clients, client_names = _numbered("client", arrays)
+        ids = {**labels, **domains, **groups, **clients}
         if "x_train" in arrays:
             train, test = _stored_split(arrays, ids, "_train"), _stored_split(arrays, ids, "_test")
         else:
             train, test = split_off_test(_stored_split(arrays, ids, ""), seed)
-        classes = _stored_classes(arrays)
-        loaded = DataSet(path.stem, train, test, classes or class_names(train, test, num_classes), domains=domain_names)
-        return with_classes(loaded, num_classes)
+        classes = classes or class_names(train, test, num_classes)
+        return with_classes(
+            DataSet(path.stem, train, test, classes, domains=domain_names, clients=client_names), num_classes
+        )
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
 
-def _read_npz(path: Path) -> dict[str, Array]:
-    """Read those arrays of the file that a data set can have."""
+def _read_npz(path: Path, named: Mapping[str, str]) -> dict[str, Array]:
+    """Read those arrays of the file that a data set can have, under their usual names.
+
+    Args:
+        path: The file.
+        named: The names of the arrays in the file, by key of [data]; empty for the usual ones.
+    """
+    with opened_npz(path) as file:
+        stored = _names_of(path, set(file.files), named)
+        return {usual: read_array(path, file, name) for usual, name in sorted(stored.items())}
+
+
+def _names_of(path: Path, found: set[str], named: Mapping[str, str]) -> dict[str, str]:
+    """Return the names that the arrays of a data set have in a file, by their usual names."""
+    stems = {"x": "x", "y": named["label"] or "y", "domain": "domain"}
+    stems |= {key: named[key] or key for key in ("client", "group")}
+    there = ", ".join(sorted(found)) or "(none)"
+    for suffixes in (("_train", "_test"), ("",)):
+        names = {f"{usual}{suffix}": f"{stem}{suffix}" for usual, stem in stems.items() for suffix in suffixes}
+        if not all(names[f"{usual}{suffix}"] in found for usual in _WHOLE for suffix in suffixes):
+            continue
+        for key, stem in named.items():
+            wanted = f"{stem}{suffixes[0]}"
+            if stem and wanted not in found:
+                raise InputError(f'data.{key} = "{stem}": {path} has no array {wanted}; its arrays are {there}')
+        return {usual: name for usual, name in {**names, "classes": "classes"}.items() if name in found}
+    label = stems["y"]
+    apart = f"x_train, {label}_train, x_test, {label}_test"
+    key = f'data.label = "{label}": ' if named["label"] else ""
+    raise InputError(f"{key}{path} has the arrays {there}; it must have {apart}, or x and {label}")
+
+
+def opened_npz(path: Path) -> Any:
+    """Open an `.npz` file without reading its arrays.
+
+    Raises:
+        InputError: If there is no such file, or it is no `.npz` file.
+    """
     if not path.is_file():
         raise InputError(f"there is no file {path}; give the path of an .npz file")
     try:
@@ -54,28 +105,14 @@ def _read_npz(path: Path) -> dict[str, Array]:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     if not zipfile.is_zipfile(path):
         raise InputError(f"{path} is not an .npz file; numpy.savez writes such files")
-    with _opened(path) as file:
-        found = set(file.files)
-        if found.issuperset(_APART):
-            wanted = {*_APART, "domain_train", "domain_test", "group_train", "group_test", "classes"}
-        elif found.issuperset(_WHOLE):
-            wanted = {*_WHOLE, "domain", "group", "classes"}
-        else:
-            raise InputError(
-                f"{path} has the arrays {', '.join(sorted(found)) or '(none)'};"
-                f" it must have {', '.join(_APART)}, or {' and '.join(_WHOLE)}"
-            )
-        return {name: _read_array(path, file, name) for name in sorted(found & wanted)}
-
-
-def _opened(path: Path) -> Any:
     try:
         return np.load(path, allow_pickle=False)
     except (zipfile.BadZipFile, OSError, ValueError, RuntimeError, NotImplementedError) as error:
         raise InputError(f"{path} cannot be read ({error}); the file is damaged") from None
 
 
-def _read_array(path: Path, file: Any, name: str) -> Array:
+def read_array(path: Path, file: Any, name: str) -> Array:
+    """Return an array of an open `.npz` file; Python objects and damaged headers are rejected."""
     try:
         _reject_header(path, file.zip, name)
         array = file[name]
@@ -113,9 +150,10 @@ def _reject_header(path: Path, archive: zipfile.ZipFile, name: str) -> None:
 
 
 def _stored_split(arrays: Mapping[str, Array], ids: Mapping[str, Tensor], suffix: str) -> Split:
-    x, y = (as_tensor(f"{column}{suffix}", arrays[f"{column}{suffix}"]) for column in ("x", "y"))
+    x = as_tensor(f"x{suffix}", arrays[f"x{suffix}"])
+    given: dict[str, Any] = {name: ids.get(f"{name}{suffix}") for name in IDS}
     try:
-        return channels_first(Split(x, y, ids.get(f"domain{suffix}"), ids.get(f"group{suffix}")))
+        return Split(channels_first(x), ids[f"y{suffix}"], **given)
     except InputError as error:
         raise InputError(f"{suffix[1:]} split: {error}" if suffix else str(error)) from None
 
@@ -130,9 +168,30 @@ def _numbered(what: str, arrays: Mapping[str, Array]) -> tuple[dict[str, Tensor]
             raise InputError(
                 f"{name} is {column.dtype} of shape {column.shape}; it must be one whole number or text per sample"
             )
-    values = np.unique(np.concatenate([_as_text(column) for column in columns.values()]))
-    ids = {name: torch.from_numpy(np.searchsorted(values, _as_text(column))) for name, column in columns.items()}
+    decoded = {name: _as_text(column) for name, column in columns.items()}
+    if len({column.dtype.kind == "U" for column in decoded.values()}) > 1:
+        raise InputError(f"{' and '.join(columns)} are numbers and text; they must be of one kind")
+    values = np.unique(np.concatenate([*decoded.values()]))
+    ids = {name: torch.from_numpy(np.searchsorted(values, column)) for name, column in decoded.items()}
     return ids, tuple(str(value) for value in values)
+
+
+def _labels(arrays: Mapping[str, Array], classes: tuple[str, ...]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Return labels as numbers, and the names of the classes if they are known.
+
+    Labels in words are names of classes: of those in the file, or if it names none, of those that occur, sorted.
+    """
+    columns = {name: arrays[name] for name in ("y", "y_train", "y_test") if name in arrays}
+    if not any(column.dtype.kind in "SU" for column in columns.values()):
+        return {name: as_tensor(name, column) for name, column in columns.items()}, classes
+    ids, found = _numbered("y", arrays)
+    if not classes:
+        return ids, found
+    unknown = [name for name in found if name not in classes]
+    if unknown:
+        raise InputError(f"{len(unknown)} of the labels are not among the names in classes; both must agree")
+    place = torch.tensor([classes.index(name) for name in found])
+    return {name: place[column] for name, column in ids.items()}, classes
 
 
 def _stored_classes(arrays: Mapping[str, Array]) -> tuple[str, ...]:

@@ -114,7 +114,7 @@ def find_folder(
         title: The name of the data set.
         root: The folder to search, or "" for $FULLRANK_DATA and the usual places.
         folders: The usual subfolders of the data set.
-        complete: Whether a folder is the one.
+        complete: Returns whether a folder has the data set.
         hint: What is expected and where to get it, as the last clauses of the error.
     """
     where = roots(root)

@@ -10,11 +10,11 @@ from typing import Literal
 import numpy as np
 
 from fullrank.data.dataset import DataSet
+from fullrank.data.delimited import read_columns
 from fullrank.data.sources.contained import images_by_name
 from fullrank.data.sources.images import load_listing
 from fullrank.data.sources.listing import ImageFile, Listing
 from fullrank.data.sources.places import find_folder
-from fullrank.data.sources.tables import by_id, read_table
 from fullrank.data.split import TEST_SHARE, split_by_class
 from fullrank.errors import InputError
 
@@ -86,7 +86,7 @@ def isic2019(
 def list_ham10000(root: Path, seed: int = 0) -> Listing:
     """List the images of HAM10000 in a folder that has its table."""
     path = _ham_table(root)
-    rows = by_id(path, read_table(path, ("image_id", "lesion_id", "dx", "dataset"), _OTHER_COPY))
+    rows = _by_id(path, ("image_id", "lesion_id", "dx", "dataset"), _OTHER_COPY)
     there = images_by_name(root)
     _reject_absent(path, root, rows, there)
     files = []
@@ -106,7 +106,7 @@ def list_isic2019(root: Path, seed: int = 0) -> Listing:
         raise InputError(
             f"{root} lacks {_ISIC_LESIONS}, which names the lesion of each image; get it from {_ISIC_PAGE}"
         )
-    rows = by_id(lesions, read_table(lesions, ("image", "lesion_id")))
+    rows = _by_id(lesions, ("image", "lesion_id"))
     used = {name: lesion for name, (lesion,) in rows.items() if lesion}
     if not used:
         raise InputError(f"{lesions} has no image with a lesion_id")
@@ -169,6 +169,21 @@ def _load(
     )
 
 
+def _by_id(path: Path, columns: Sequence[str], hint: str = "") -> dict[str, tuple[str, ...]]:
+    """Return the values of columns by that of the first of them, the id, which each row must have and no other row."""
+    found: dict[str, tuple[str, ...]] = {}
+    for row in read_columns(path, columns, hint):
+        name, *rest = row.values
+        if not name:
+            raise InputError(f"{path}: row {row.number} has no {columns[0]}")
+        if name in found:
+            raise InputError(f"{path}: row {row.number} has the {columns[0]} {name} a second time; list it once")
+        found[name] = tuple(rest)
+    if not found:
+        raise InputError(f"{path} has a header and no rows")
+    return found
+
+
 def _table(root: Path) -> Path | None:
     return next((root / name for name in _HAM_TABLES if (root / name).is_file()), None)
 
@@ -197,7 +212,7 @@ def _reject_unknown(table: Path, image: str, column: str, value: str, known: Seq
 
 def _one_hot(path: Path, images: Iterable[str]) -> dict[str, int]:
     """Return the class of each of these images: the only column that has 1."""
-    rows = by_id(path, read_table(path, ("image", *ISIC_CLASSES)))
+    rows = _by_id(path, ("image", *ISIC_CLASSES))
     found = {}
     for name in images:
         if name not in rows:
@@ -220,9 +235,7 @@ def _centres(root: Path, lesions: Path, lesion_of: Mapping[str, str]) -> dict[st
     ham: dict[str, str] = {}
     if of_ham:
         path = _ham_table(root)
-        ham = {
-            name: site for name, (site,) in by_id(path, read_table(path, ("image_id", "dataset"), _OTHER_COPY)).items()
-        }
+        ham = {name: site for name, (site,) in _by_id(path, ("image_id", "dataset"), _OTHER_COPY).items()}
         for name in of_ham:
             if name not in ham:
                 raise InputError(f"{path} lacks the image {name}, whose lesion is of HAM10000")
@@ -239,7 +252,7 @@ def _centres(root: Path, lesions: Path, lesion_of: Mapping[str, str]) -> dict[st
 
 def _flamby_split(path: Path, site_of: Mapping[str, str]) -> dict[str, bool]:
     """Return whether FLamby has each image in its test part; its centres must be those of the tables."""
-    rows = by_id(path, read_table(path, ("image", "center", "fold")))
+    rows = _by_id(path, ("image", "center", "fold"))
     found = {}
     for name, site in site_of.items():
         if name not in rows:

@@ -172,6 +172,14 @@ def read_whole(path: Path) -> bytes:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
 
 
+def read_text(path: Path) -> str:
+    """Return the content of a file in UTF-8, without its byte order mark if it has one."""
+    try:
+        return read_whole(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not text in UTF-8: {error}") from None
+
+
 def reject_labels(path: Path, what: str, labels: npt.NDArray[Any], classes: int, first: int = 0) -> None:
     """Reject labels that no class has; the message names the file and the record. `first` is the smallest label."""
     last = first + classes - 1
