@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fullrank.channels import Mean, Sum
     from fullrank.comparison.compare import compare
     from fullrank.comparison.parallel import ComparisonCallback
+    from fullrank.comparison.sweep import Sweep, sweep
     from fullrank.comparison.table import Comparison, compare_runs
     from fullrank.config.experiment import Experiment
     from fullrank.deploy.export import export, load_export
@@ -41,6 +42,7 @@ __all__ = [
     "Run",
     "Server",
     "Sum",
+    "Sweep",
     "__version__",
     "collapse",
     "compare",
@@ -54,6 +56,7 @@ __all__ = [
     "models",
     "objectives",
     "run",
+    "sweep",
     "testing",
     "theory",
 ]
@@ -62,6 +65,7 @@ _MODULES = {
     "fullrank.channels": ("Mean", "Sum"),
     "fullrank.comparison.compare": ("compare",),
     "fullrank.comparison.parallel": ("ComparisonCallback",),
+    "fullrank.comparison.sweep": ("Sweep", "sweep"),
     "fullrank.comparison.table": ("Comparison", "compare_runs"),
     "fullrank.config.experiment": ("Experiment",),
     "fullrank.deploy.export": ("export", "load_export"),

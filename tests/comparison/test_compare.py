@@ -201,13 +201,10 @@ def test_runs_of_one_method_are_told_apart_by_their_hyper_parameters(tmp_path):
     [
         ({"division": "another"}, "their clients have other samples .partition hash split0000000… and another…"),
         ({"fingerprint": "e" * 64}, "their data differ .fingerprint ffffffffffff… and eeeeeeeeeeee…"),
-        ({"train__lr": 0.5}, "train.lr is 0.1 in the first, 0.5 in the second"),
-        ({"accuracy": [0.1, 0.2]}, "train.rounds is 1 in the first, 2 in the second"),
-        ({"engine__precision": "float64"}, "engine.precision"),
         ({"seed": 1, "fingerprint": "e" * 64}, "their data differ"),
     ],
 )
-def test_runs_that_differ_in_more_than_method_and_seed_are_rejected_and_named(other, words, tmp_path, capsys):
+def test_runs_with_the_same_keys_but_other_data_are_rejected_and_named(other, words, tmp_path, capsys):
     pretend(tmp_path / "a", "fedavg")
     pretend(tmp_path / "b", "fedprox", **other)
     with pytest.raises(InputError, match=f'a" and ".*b" cannot be compared: {words}'):
@@ -254,6 +251,25 @@ WRONG = {
     "not there": (["--runs", "nothing"], '"nothing" is not a run directory'),
     "no runs": (["--runs"], "no runs were given"),
     "runs and methods": (["--runs", "run", "-m", "fedavg"], "--runs compares existing runs"),
+    "runs and a grid": (["--runs", "run", "--vary", "train.lr=1,2"], "--runs compares existing runs"),
+    "a reference that is not there": (
+        ["--runs", "run", "--reference", "fedprox"],
+        'no row of the comparison is "fedprox"',
+    ),
+    "a reference that is not run": (["-m", "fedavg", "--reference", "moon"], 'no row of the comparison is "moon"'),
+    "a folder as the table": (["--runs", "run", "--csv", "empty"], '"empty" cannot be written'),
+    "a misspelt setting": (["-m", "feddecorr:bta=1"], 'feddecorr has no hyper-parameter "bta"; did you mean "beta"?'),
+    "a setting of none": (["-m", "fedavg:mu=1"], 'fedavg has no hyper-parameter "mu"; it has none'),
+    "a misspelt key": (["-m", "fedavg:train.lrr=1"], 'train.lrr: there is no such key; did you mean "lr"?'),
+    "a seed of a method": (["-m", "fedavg:seed=1"], "seed cannot be a setting of a method"),
+    "a setting twice": (["-m", "fedprox:mu=1:mu=2"], "mu is given twice"),
+    "the same settings": (["-m", "fedprox:mu=0.5,fedprox:fedprox.mu=0.5"], "the same settings as another method"),
+    "a grid without values": (["-m", "fedavg", "--vary", "train.lr"], "not of the form KEY=VALUE,VALUE"),
+    "an empty grid": (["-m", "fedavg", "--vary", "train.lr="], "train.lr needs the values to take"),
+    "a grid with a value twice": (["-m", "fedavg", "--vary", "train.lr=1,1"], "has the value 1 twice"),
+    "a grid of seeds": (["-m", "fedavg", "--vary", "seed=1,2"], "seed cannot be varied"),
+    "a grid of nobody": (["-m", "fedavg", "--vary", "method.moon.mu=1,2"], "no method of the comparison has"),
+    "set and varied": (["-m", "fedavg:train.lr=1", "--vary", "train.lr=1,2"], "which is varied too"),
     "unfinished": (["--runs", "unfinished"], "1 of 1 rounds, no result"),
     "another experiment": (["-m", "fedavg", "-s", "0", "--out", "there"], "holds another experiment: data.alpha"),
 }

@@ -27,6 +27,7 @@ from fullrank.cli import predict as predictcli
 from fullrank.cli import probes as probescli
 from fullrank.cli import reproduce as reproducecli
 from fullrank.cli import search_scales as searchcli
+from fullrank.cli import sweep as sweepcli
 from fullrank.cli import theory as theorycli
 from fullrank.cli.options import (
     AsJson,
@@ -130,6 +131,7 @@ def run(
 for name, panel, command in (
     ("keys", "Run", keyscli.list_keys),
     ("compare", "Compare", comparecli.compare_command),
+    ("sweep", "Compare", sweepcli.sweep_command),
     ("inspect", "Inspect", inspectcli.inspect_command),
     ("probes", "Inspect", probescli.probes_command),
     ("predict", "Inspect", predictcli.predict_command),

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,11 +17,14 @@ from fullrank.cli.options import AsJson, Overrides, Root, experiment_values, fai
 from fullrank.comparison.board import choose_board, number_of
 from fullrank.comparison.by_site import SiteTable, check_site_measure
 from fullrank.comparison.compare import compare
+from fullrank.comparison.exported import write_table
 from fullrank.comparison.printed import table_of, title_of
 from fullrank.comparison.table import Comparison, compare_runs
+from fullrank.comparison.variants import parse_grid, split_list
 from fullrank.config.experiment import Experiment
 from fullrank.errors import InputError, Interrupted
 from fullrank.metrics.measures import single_numbers
+from fullrank.report.style import reject_unwritable
 from fullrank.runs import client_tables
 
 WIDE = 10_000
@@ -35,9 +39,28 @@ def compare_command(
         ),
     ] = None,
     methods: Annotated[
-        str, typer.Option("--methods", "-m", metavar="A,B,…", help="Methods. Differences are to the first one.")
+        str,
+        typer.Option(
+            "--methods",
+            "-m",
+            metavar="A,B,…",
+            help="Methods, each with its own settings if needed, as in feddecorr:beta=0.5:train.lr=0.01 "
+            "(hyper-parameters of the method, or keys of the experiment).",
+        ),
     ] = "",
     seeds: Annotated[str, typer.Option("--seeds", "-s", metavar="N,N,…", help="Seeds, as in 0,1,2 or 0-4.")] = "0,1,2",
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--vary",
+            metavar="KEY=V,V,…",
+            help="Run every method with each of these values, as in --vary data.alpha=0.05,0.5. Can be repeated.",
+        ),
+    ] = None,
+    reference: Annotated[
+        str,
+        typer.Option("--reference", metavar="METHOD", help="Method to which differences are. By default the first."),
+    ] = "",
     overrides: Overrides = None,
     root: Root = "",
     out: Annotated[
@@ -91,6 +114,15 @@ def compare_command(
         typer.Option("--on", metavar="SET", help="With --by site: test (the sites' own test parts) or holdout."),
     ] = "",
     runs: Annotated[bool, typer.Option("--runs", help="Compare existing run directories, or all in a folder.")] = False,
+    csv: Annotated[
+        str, typer.Option("--csv", metavar="FILE", help="Also write the table as CSV, with all digits.")
+    ] = "",
+    markdown: Annotated[
+        str, typer.Option("--markdown", metavar="FILE", help="Also write the table in Markdown, the best in bold.")
+    ] = "",
+    latex: Annotated[
+        str, typer.Option("--latex", metavar="FILE", help="Also write the table in LaTeX (booktabs), the best in bold.")
+    ] = "",
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the table without progress.")] = False,
 ) -> None:
@@ -98,31 +130,45 @@ def compare_command(
 
     Each seed draws its own partition of the data, and all methods use the same one. The table has the mean and standard
     deviation over seeds, and the differences to the first method, paired by seed, with a 95 % confidence interval
-    (Student's t). Every run has an ordinary run directory: if the comparison was interrupted, the same command resumes
-    it, and more seeds can be added later. A run that fails, for example because it diverges, is marked in the table
-    and excluded from the means; the other runs continue, and the exit status is 1.
+    (Student's t) and, from three seeds on, the p-value of the paired t-test, corrected for the number of differences
+    (Holm). With --vary, or where runs differ in other keys, rows are named by what differs, and only rows on the same
+    data are compared.
+
+    Every run has an ordinary run directory: if the comparison was interrupted, the same command resumes it, and more
+    seeds can be added later. A run that fails, for example because it diverges, is marked in the table and excluded
+    from the means; the other runs continue, and the exit status is 1.
 
     Example: fullrank compare examples/demo.toml --methods fedavg,fedprox,fedavg+feddecorr --seeds 0-4
 
-    Example: fullrank compare --runs runs/a runs/b runs/c runs/d
+    Example: fullrank compare --methods fedavg,feddecorr:beta=0.01,feddecorr:beta=0.1 --vary data.alpha=0.05,0.5
+
+    Example: fullrank compare --runs runs/a runs/b runs/c runs/d --latex table.tex
 
     Example: fullrank compare --runs runs/a runs/b --by site --measure balanced_accuracy
     """
     chosen = _sites_of(by, stage, on, measure, value)
+    files = {kind: path for kind, path in (("csv", csv), ("markdown", markdown), ("latex", latex)) if path}
     if chosen is not None:
+        if files:
+            raise InputError(f"--{next(iter(files))} writes the table of differences; omit --by site")
         measure, value = "accuracy", ""
+    for path in files.values():
+        reject_unwritable(Path(path))
     value = value or "last5"
     if runs:
-        if methods or overrides or out or root:
-            raise InputError("--runs compares existing runs: omit --methods, --set, --root and --out")
-        found = compare_runs(inputs or [], measure=measure, value=value)
+        if methods or vary or overrides or out or root:
+            raise InputError("--runs compares existing runs: omit --methods, --vary, --set, --root and --out")
+        found = compare_runs(inputs or [], measure=measure, value=value, reference=reference)
     else:
         there = [f"data.root={root}"] if root else []
         experiment = _experiment(inputs or [], methods, [*(overrides or []), *there])
         if chosen is not None:
             check_site_measure(chosen["measure"], Experiment.of(experiment))
         views: dict[str, Any] = {"jobs": jobs, "measure": measure, "value": value}
-        found = _run(quiet or as_json, experiment, methods.split(","), parse_seeds(seeds), out, **views)
+        views |= {"vary": parse_grid(vary or []), "reference": reference}
+        found = _run(quiet or as_json, experiment, split_list(methods), parse_seeds(seeds), out, **views)
+    for kind, path in files.items():
+        write_table(found, path, kind)
     if chosen is not None:
         _show_by_site(found.by_site(**chosen), as_json)
     elif as_json:

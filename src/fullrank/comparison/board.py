@@ -15,6 +15,9 @@ from fullrank.comparison.parallel import ComparisonCallback, Task
 from fullrank.runs.display import PAUSE, Pace, amiss, clock, counted, scores, setting
 from fullrank.runs.notebook import Bar, in_notebook
 
+SHOWN = ("accuracy", "loss")
+"""The measures in the line of a run that has ended."""
+
 
 class PlainBoard(ComparisonCallback):
     """Prints a line when a run starts or ends, and its progress from time to time."""
@@ -63,6 +66,10 @@ class PlainBoard(ComparisonCallback):
     def failed(self, task: Task, reason: str) -> None:
         """Print why a run failed."""
         self._say(f"{task.name}: failed: {reason}")
+
+    def stopped(self, task: Task, reason: str) -> None:
+        """Print why a run was stopped."""
+        self._say(f"{task.name}: {reason}")
 
 
 class LiveBoard(ComparisonCallback):
@@ -122,10 +129,19 @@ class LiveBoard(ComparisonCallback):
 
     def failed(self, task: Task, reason: str) -> None:
         """Replace the progress bar of the run by the reason of its failure."""
+        self._remove(task)
+        self._print(f"{task.name}: failed: {reason}", style="red")
+
+    def stopped(self, task: Task, reason: str) -> None:
+        """Replace the progress bar of the run by the reason why it was stopped."""
+        self._remove(task)
+        self._print(f"{task.name}: {reason}")
+
+    def _remove(self, task: Task) -> None:
+        """Remove the progress bar of a run that has ended before its last round."""
         self.pace.remaining -= task.rounds - task.done
         self.progress.remove_task(self.bars.pop(task.name))
         self.progress.update(self.all, **self._state())
-        self._print(f"{task.name}: failed: {reason}", style="red")
 
     def _print(self, text: str, style: str | None = None) -> None:
         self.progress.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
@@ -164,6 +180,11 @@ class CellBoard(ComparisonCallback):
     def failed(self, task: Task, reason: str) -> None:
         """Add the reason of a failure."""
         self._problems.append(f"{task.name}: failed: {reason}")
+        self._show()
+
+    def stopped(self, task: Task, reason: str) -> None:
+        """Add the reason why a run was stopped."""
+        self._lines.append(f"{task.name}: {reason}")
         self._show()
 
     def _show(self) -> None:
@@ -216,5 +237,6 @@ def number_of(things: Collection[object], noun: str) -> str:
 
 
 def _outcome(task: Task, summary: Mapping[str, Any]) -> str:
-    last = {measure: summary[measure]["last"] for measure in ("accuracy", "loss") if measure in summary}
+    shown = SHOWN if any(measure in summary for measure in SHOWN) else ("validation_accuracy",)
+    last = {measure: summary[measure]["last"] for measure in shown if measure in summary}
     return f"{task.name}: {counted(summary['rounds'], 'round')}{scores(last)}  {summary['seconds']:.1f} s"

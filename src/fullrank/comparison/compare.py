@@ -21,7 +21,17 @@ from fullrank.comparison.parallel import (
     run_all,
 )
 from fullrank.comparison.table import Comparison, check_comparable, check_measure, check_value
-from fullrank.config.experiment import Experiment, merged, method_labels, nested, read_toml
+from fullrank.comparison.variants import (
+    Variant,
+    check_grid,
+    parse_variant,
+    reference_row,
+    row_labels,
+    rows_of,
+    split_list,
+    with_settings,
+)
+from fullrank.config.experiment import Experiment, nested, read_toml
 from fullrank.engine.machine import cores
 from fullrank.engine.resolve import alongside_others, runs_at_once
 from fullrank.errors import InputError, Interrupted, RunFailed
@@ -42,6 +52,8 @@ def compare(
     jobs: int = 0,
     measure: str = "accuracy",
     value: str = "last5",
+    vary: Mapping[str, Sequence[Any]] | None = None,
+    reference: str = "",
     callbacks: Sequence[ComparisonCallback] = (),
     progress: bool | None = None,
 ) -> Comparison:
@@ -55,13 +67,18 @@ def compare(
 
     Args:
         experiment: An Experiment, the path of a TOML file, or a dict with nested or dotted keys.
-        methods: The names of the methods. Differences are to the first one.
+        methods: The methods, each a name, or a name with its own settings, `NAME:KEY=VALUE:KEY=VALUE…`. A key is a
+            hyper-parameter of the method or a dotted key of the experiment, as in "fedprox:mu=0.1:train.lr=0.05".
         seeds: The seeds.
         out: The folder of the runs. Without one it is named after the experiment and the methods.
         jobs: The number of parallel runs, each in its own process. 0 means one per core, or one run at a time if a run
             has a GPU or worker processes.
         measure: The measure to compare, for example "accuracy".
         value: The value of a run: "last5", "last", "best", "validated" or "final".
+        vary: Values by dotted key, as in {"data.alpha": [0.05, 0.5]}: each method is run with every combination.
+            Differences are only between rows on the same data.
+        reference: The method, or the row of the table, to which differences are. By default the first method. A row is
+            compared with the row of the reference that has the same varied keys.
         callbacks: Objects that are notified of the progress of the runs.
         progress: Whether the progress of the runs is shown. None shows it in a notebook only.
 
@@ -84,15 +101,20 @@ def compare(
     check_value(value)
     if jobs < 0:
         raise InputError(f"jobs = {jobs}: must be at least 0 (one per core)")
-    planned = _planned(experiment, _checked_methods(methods), _checked_seeds(seeds))
-    check_measure(measure, next(iter(planned.values())), _with_terms({name for name, _ in planned}))
+    planned = _planned(experiment, _checked_methods(methods), checked_seeds(seeds), vary or {})
+    first = next(iter(planned.values()))
+    check_measure(measure, first, _with_terms({each.method.name for each in planned.values()}))
     folder = Path(out) if out is not None else _named_after(planned)
     if RunDirectory(folder).started:
         raise InputError(f'"{folder}" is a run itself; a comparison holds several, so choose another directory')
     tasks = {
         (label, seed): Task(f"{label} seed {seed}", e, folder / _directory(name, seed))
-        for label, ((name, seed), e) in zip(method_labels(list(planned.values())), planned.items(), strict=True)
+        for label, ((name, seed), e) in zip(row_labels(list(planned.values())), planned.items(), strict=True)
     }
+    _reject_equal_rows(planned, tasks)
+    if reference:
+        firsts = {label: task.experiment for (label, _), task in reversed(tasks.items())}
+        reference_row(reference, firsts, list(dict.fromkeys(label for label, _ in tasks)))
     existed = folder.exists()
     try:
         failures = _complete(list(tasks.values()), jobs, ComparisonCallbacks(callbacks), folder)
@@ -107,7 +129,7 @@ def compare(
     # These runs name only what the user's own experiment names.
     runs = {pair: load_run(task.path, trust=True) for pair, task in tasks.items() if pair not in failed}
     names = tuple(dict.fromkeys(method for method, _ in tasks))
-    found = Comparison(runs, measure, value, folder, failed, names)
+    found = Comparison(runs, measure, value, folder, failed, names, reference)
     write_json(folder / "comparison.json", found.facts())
     return found
 
@@ -128,8 +150,8 @@ def _remove_traces(tasks: Iterable[Task], folder: Path, existed: bool) -> None:
 
 def _checked_methods(names: Sequence[str]) -> list[str]:
     if isinstance(names, str):
-        names = names.split(",")
-    found = ["+".join(piece.strip() for piece in name.split("+")) for name in names]
+        names = split_list(names)
+    found = [":".join("+".join(piece.strip() for piece in part.split("+")) for part in n.split(":")) for n in names]
     if not any(found):
         raise InputError("compare needs methods, as in fedavg,fedavg+feddecorr")
     for index, name in enumerate(found):
@@ -138,10 +160,20 @@ def _checked_methods(names: Sequence[str]) -> list[str]:
     return found
 
 
-def _checked_seeds(seeds: Sequence[int]) -> list[int]:
+def _reject_equal_rows(planned: Mapping[tuple[str, int], Any], tasks: Mapping[tuple[str, int], Task]) -> None:
+    """Reject methods that are written in two ways but have the same settings."""
+    if len(planned) == len(tasks):
+        return
+    kept = {task.path.name for task in tasks.values()}
+    name = next(name for name, seed in planned if _directory(name, seed) not in kept)
+    raise InputError(f'"{name}" has the same settings as another method of the comparison; give it once')
+
+
+def checked_seeds(seeds: Sequence[int]) -> list[int]:
+    """Return the seeds; reject none at all, a seed twice, and what is no seed."""
     found = list(seeds)
     if not found:
-        raise InputError("compare needs at least one seed")
+        raise InputError("give at least one seed")
     for index, seed in enumerate(found):
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise InputError(f"{seed!r} is not a seed: seeds are whole numbers of at least 0")
@@ -151,35 +183,39 @@ def _checked_seeds(seeds: Sequence[int]) -> list[int]:
 
 
 def _planned(
-    source: Experiment | str | Path | Mapping[str, Any], names: Sequence[str], seeds: Sequence[int]
+    source: Experiment | str | Path | Mapping[str, Any],
+    names: Sequence[str],
+    seeds: Sequence[int],
+    vary: Mapping[str, Sequence[Any]] | None = None,
 ) -> dict[tuple[str, int], Experiment]:
-    """Return all experiments, seed by seed, so that methods can be compared as early as possible."""
+    """Return all experiments by directory and seed, seed by seed, so that rows can be compared as early as possible."""
     if isinstance(source, Experiment):
         values = source.model_dump()
     else:
         values = nested(source) if isinstance(source, Mapping) else read_toml(source)
-    tables = {name: _with_own_tables(values, name, names) for name in names}
-    return {(name, seed): Experiment(**merged(tables[name], {"seed": seed})) for seed in seeds for name in names}
+    variants, grid = [parse_variant(name) for name in names], vary or {}
+    check_grid(grid, variants)
+    rows = {
+        name: with_settings(_with_own_tables(values, variant, variants), variant.values, point)
+        for name, (variant, point) in rows_of(grid, variants).items()
+    }
+    return {(name, seed): Experiment(**{**row, "seed": seed}) for seed in seeds for name, row in rows.items()}
 
 
-def _with_own_tables(values: Mapping[str, Any], name: str, names: Sequence[str]) -> dict[str, Any]:
+def _with_own_tables(values: Mapping[str, Any], variant: Variant, variants: Sequence[Variant]) -> dict[str, Any]:
     """Return the experiment's values for one method, without the tables of other methods of the user."""
     library = known.available()
-    own = {cls.name for cls in _parts(name)}
-    others = {cls.name for other in names for cls in _parts(other) if cls is not library.get(cls.name)} - own
+    own = {cls.name for cls in variant.parts}
+    others = {cls.name for other in variants for cls in other.parts if cls is not library.get(cls.name)} - own
     table = values.get("method", {})
     if not isinstance(table, Mapping):
         return dict(values)  # rejected, with the reason, when the experiment is made
-    return {**values, "method": {**{key: v for key, v in table.items() if key not in others}, "name": name}}
-
-
-def _parts(name: str) -> list[type[known.Method]]:
-    return [known.find(piece) for piece in name.split("+")]
+    return {**values, "method": {**{key: v for key, v in table.items() if key not in others}, "name": variant.name}}
 
 
 def _with_terms(names: Iterable[str]) -> set[str]:
     """Return the names of the methods that add a term to the loss, or to its gradient."""
-    parts = (cls for name in names for cls in _parts(name))
+    parts = (known.find(piece) for name in names for piece in name.split("+"))
     plain = known.Method
     return {cls.name for cls in parts if cls.loss is not plain.loss or cls.pull is not plain.pull}
 
@@ -200,7 +236,7 @@ def _complete(tasks: Sequence[Task], jobs: int, callbacks: ComparisonCallback, f
     """Complete the runs that are not complete, after a check of all that have started."""
     pending = [task for task in tasks if not is_complete(task)]
     begun = [load_run(task.path) for task in tasks if RunDirectory(task.path).started]
-    check_comparable(begun, rounds=False)
+    check_comparable(begun)
     return complete_runs(tasks, pending, jobs, callbacks, folder, bool(begun))
 
 
@@ -246,7 +282,7 @@ def at_once(pending: Sequence[Task], jobs: int) -> int:
 
 def sharing_cores(pending: Sequence[Task], number: int) -> list[Task]:
     """Return the tasks for `number` parallel runs: each of several uses one process."""
-    return [_alongside_others(task) for task in pending] if number > 1 else list(pending)
+    return [alongside_others_of(task) for task in pending] if number > 1 else list(pending)
 
 
 def is_complete(task: Task) -> bool:
@@ -258,7 +294,7 @@ def is_complete(task: Task) -> bool:
     return directory.status(task.rounds, verify=True) in (Status.COMPLETE, Status.STRIPPED)
 
 
-def _alongside_others(task: Task) -> Task:
+def alongside_others_of(task: Task) -> Task:
     """Return the task for a run in parallel with others, each of which uses one process."""
     changes = alongside_others(task.experiment.engine)
     if not changes or RunDirectory(task.path).started:

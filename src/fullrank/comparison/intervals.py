@@ -1,4 +1,4 @@
-"""Standard deviations over seeds, and their confidence intervals."""
+"""Standard deviations over seeds, confidence intervals, and tests of differences."""
 
 from __future__ import annotations
 
@@ -52,3 +52,33 @@ def _inside(angle: float, degrees: int) -> float:
         total += term
         term *= cosine**2 * (number - 1) / number
     return 2 / math.pi * (angle + sine * total) if odd else sine * total
+
+
+def p_value(values: Sequence[float]) -> float | None:
+    """Return the two-sided p-value of Student's t-test that the mean of independent values is 0.
+
+    With paired differences as values it is the paired t-test. It is None for fewer than two values, and for values
+    without any spread, of which there is no test.
+
+    >>> round(p_value([1.0, 2.0, 3.0]), 4)
+    0.0742
+    """
+    spread = std(values)
+    if not spread:
+        return None
+    t = abs(statistics.fmean(values)) / (spread / math.sqrt(len(values)))
+    degrees = len(values) - 1
+    return max(0.0, 1 - _inside(math.atan(t / math.sqrt(degrees)), degrees))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values corrected for the number of comparisons (Holm 1979), in the same order.
+
+    >>> [round(p, 4) for p in holm([0.01, 0.04, 0.03])]
+    [0.03, 0.06, 0.06]
+    """
+    corrected, largest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda index: p_values[index])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        corrected[index] = largest
+    return corrected

@@ -90,6 +90,9 @@ class ComparisonCallback:
     def failed(self, task: Task, reason: str) -> None:
         """Called when a run has failed; the others continue."""
 
+    def stopped(self, task: Task, reason: str) -> None:
+        """Called when a sweep has stopped a run before its last round, because others are better."""
+
 
 class ComparisonCallbacks(ComparisonCallback):
     """A callback that passes each event on to several callbacks, in their order."""
@@ -124,6 +127,10 @@ class ComparisonCallbacks(ComparisonCallback):
     def failed(self, task: Task, reason: str) -> None:
         """Notify all callbacks."""
         self._call("failed", task, reason)
+
+    def stopped(self, task: Task, reason: str) -> None:
+        """Notify all callbacks."""
+        self._call("stopped", task, reason)
 
     def _call(self, member: str, *arguments: Any) -> None:
         for callback in self.callbacks:

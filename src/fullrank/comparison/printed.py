@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from rich.markup import escape
 from rich.table import Table
 
 from fullrank.comparison.derived import derived
@@ -47,31 +48,41 @@ def title_of(found: Comparison) -> str:
 def table_of(found: Comparison, by_seed: bool = True) -> Table:
     """Return the table of a comparison, with a column for each seed if they are wanted."""
     show = format_of(found)
-    seeds = found.seeds if by_seed else ()
+    seeds, rows = found.seeds if by_seed else (), found.rows()
     several, staged = len(found.methods) > 1, len(found.stages()) > 1
+    references = {row.difference.to for row in rows if row.difference is not None}
+    tested = any(p_text(row) for row in rows)
     table = Table(box=None, pad_edge=False)
     table.add_column("method")
     if staged:
         table.add_column("stage")
     for seed in seeds:
         table.add_column(f"seed {seed}", justify="right", no_wrap=True)
-    for header in ("mean ± std", "difference (95 % CI)")[: 1 + several]:
-        table.add_column(header, no_wrap=True)
-    for row in found.rows():
+    wanted = (True, several, tested, len(references) > 1)
+    headers = ("mean ± std", "difference (95 % CI)", "p (Holm)", "difference to")
+    for header, shown in zip(headers, wanted, strict=True):
+        if shown:
+            table.add_column(header, no_wrap=True)
+    for row in rows:
         missing = {seed: "failed" if (row.method, seed) in found.failed else "–" for seed in seeds}
         cells = [show(row.values[seed], False) if seed in row.values else missing[seed] for seed in seeds]
         stage = [STAGES[row.stage] if row.stage else ""] if staged else []
-        table.add_row(row.method, *stage, *cells, _mean(row, show), *([_difference(row, show)] if several else []))
+        to = row.difference.to if row.difference is not None else ""
+        statistics = (mean_text(row, show), difference_text(row, show), p_text(row), to)
+        chosen = [text for text, shown in zip(statistics, wanted, strict=True) if shown]
+        table.add_row(*(escape(text) for text in (row.method, *stage, *cells, *chosen)))
     return table
 
 
-def _mean(row: Row, show: Show) -> str:
+def mean_text(row: Row, show: Show) -> str:
+    """Format mean and standard deviation of a row."""
     if row.mean is None:
         return "absent"
     return show(row.mean, False) + (f" ± {show(row.std, False)}" if row.std is not None else "")
 
 
-def _difference(row: Row, show: Show) -> str:
+def difference_text(row: Row, show: Show) -> str:
+    """Format the difference of a row with its confidence interval; empty if there is none."""
     difference = row.difference
     if difference is None:
         return ""
@@ -79,6 +90,13 @@ def _difference(row: Row, show: Show) -> str:
     if difference.low is None or difference.high is None:
         return text
     return f"{text} ({show(difference.low, True)} to {show(difference.high, True)})"
+
+
+def p_text(row: Row) -> str:
+    """Format the corrected p-value of a row; empty if there is none."""
+    if row.difference is None or row.difference.p_holm is None:
+        return ""
+    return "<0.001" if row.difference.p_holm < 0.001 else f"{row.difference.p_holm:.3f}"
 
 
 def format_of(found: Comparison) -> Show:

@@ -7,19 +7,22 @@ import json
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fullrank._version import __version__
 from fullrank.comparison.by_site import SiteTable, by_site
 from fullrank.comparison.derived import DERIVED, REFERENCE, ROUNDS_TO, derived
-from fullrank.comparison.intervals import interval, std
-from fullrank.config.experiment import Experiment, method_labels, same
+from fullrank.comparison.intervals import holm, interval, p_value, std
+from fullrank.comparison.variants import data_of, reference_row, row_labels, setting_of, varied_keys
+from fullrank.config.experiment import Experiment, same
 from fullrank.errors import InputError, nearest
 from fullrank.metrics.measures import ALWAYS, METRICS, Metric, find_metrics, single_numbers
 from fullrank.plugins import FILES, GIVEN
 from fullrank.runs.directory import RunDirectory, read_json
 from fullrank.runs.display import counted
+from fullrank.runs.pruning import MARK
 from fullrank.runs.result import Run, load_run
 from fullrank.runs.summary import measures as metrics_by_key
 
@@ -35,24 +38,24 @@ OTHER_MEASURES = (
     "skipped",
 )
 """Measures of a run that are not metrics of predictions."""
+COSTS = ("bytes_up", "bytes_down", "elements_up", "elements_down", "seconds", "skipped")
+"""Measures of which less is better."""
 OF_CLIENTS = ("personal", "unseen")
 """The measures of the clients' own models."""
 VALUES = ("last5", "last", "best", "validated", "final")
 CONFIDENCE = 0.95
 ENOUGH_SEEDS = 3
-MAY_DIFFER = (
-    "method.",
-    "probe.",
-    "run.",
-    "data.root",
-    *(f"engine.{key}" for key in ("name", "workers", "threads", "device", "slots", "compile")),
-)
-"""Keys in which compared runs may differ, besides the seed; all others must be equal."""
+ENOUGH_FOR_P = 3
+"""The fewest seeds for which p-values are given."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The difference between a method and the first one in a measure, paired by seed, over the seeds of both."""
+    """The difference between a row and its reference in a measure, paired by seed, over the seeds of both.
+
+    `p` is the p-value of the paired t-test, from three seeds on, and `p_holm` the same corrected for the number of
+    differences in the table.
+    """
 
     to: str
     values: dict[int, float]
@@ -60,6 +63,8 @@ class Difference:
     low: float | None
     high: float | None
     confidence: float = CONFIDENCE
+    p: float | None = None
+    p_holm: float | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Complete runs by (method, seed) on the same splits, compared by one measure.
+    """Complete runs by (method, seed), compared by one measure.
+
+    A method is a row of the table: its name, with the hyper-parameters and other keys in which the rows differ. Rows on
+    different data may stand in one table; a difference is only between rows on the same splits.
 
     `measure` is a key of a run's summary ("accuracy", "loss", "validation_accuracy", "personal", or a path such as
     "personal.local.worst_decile"), a term of the loss in training ("criterion", "fedmr.intra"), or one that is computed
@@ -98,12 +106,15 @@ class Comparison:
     """The reasons of failures by method and seed; these runs are left out of all statistics."""
     names: tuple[str, ...] = ()
     """The methods in their order; by default the order of the runs."""
+    reference: str = ""
+    """The method to which differences are: a row of the table, or a method as it was written; by default the first."""
 
     def __post_init__(self) -> None:
         if not self.runs:
             raise InputError("there is nothing to compare: no runs were given")
         check_value(self.value)
         check_comparable(list(self.runs.values()))
+        self._reference_row()
         summaries = [run.summary() for run in self.runs.values()]
         if derived(self.measure) is None and not any(_is_known(summary, self.measure) for summary in summaries):
             known = [
@@ -128,7 +139,7 @@ class Comparison:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The methods in their order. Differences are to the first one."""
+        """The methods in their order, each a row of the table."""
         return self.names or tuple(dict.fromkeys(method for method, _ in self.runs))
 
     @property
@@ -138,7 +149,7 @@ class Comparison:
 
     @property
     def experiment(self) -> Experiment:
-        """The experiment of the first run; those of the others differ from it in method and seed only."""
+        """The experiment of the first run; those of the others differ from it in method, seed and `varied` only."""
         return next(iter(self.runs.values())).experiment
 
     @property
@@ -177,10 +188,111 @@ class Comparison:
         """Return the methods by sites, as `fullrank.comparison.by_site` describes it."""
         return by_site(self.runs, self.methods, measure, stage, on, value)
 
+    @property
+    def varied(self) -> tuple[str, ...]:
+        """The keys in which the rows differ, other than the method, its hyper-parameters and the seed."""
+        return tuple(varied_keys([run.experiment for run in self.runs.values()]))
+
+    def settings_of(self, method: str) -> list[Any]:
+        """Return the values of the varied keys in a row; None where a row has no such key or no run."""
+        found = setting_of(self._firsts[method].experiment) if method in self._firsts else {}
+        return [found.get(key) for key in self.varied]
+
+    @property
+    def lower_is_better(self) -> bool | None:
+        """Whether lower values of the measure are better; None if neither is known to be."""
+        first, *below = self.measure.split(".")
+        if first in COSTS:
+            return True
+        metrics = metrics_by_key(self.asked)
+        if first not in OF_CLIENTS:
+            return metrics[first].lower_is_better if first in metrics else None
+        if below[-1:] in (["clients"], ["std"]):
+            return None
+        return next((metrics[step] for step in below if step in metrics), metrics["accuracy"]).lower_is_better
+
     def rows(self) -> list[Row]:
-        """Return one row per method, with differences to the first."""
-        found = [self._row(method) for method in self.methods]
-        return [found[0], *(self._with_difference(row, found[0]) for row in found[1:])]
+        """Return one row per method, with differences to the reference on the same data."""
+        found = {method: self._row(method) for method in self.methods}
+        rows = [
+            row if reference in (None, row.method) else self._with_difference(row, found[str(reference)])
+            for row, reference in zip(found.values(), self.references().values(), strict=True)
+        ]
+        return _corrected(rows)
+
+    def references(self) -> dict[str, str | None]:
+        """Return the row to which the difference of each row is.
+
+        It is None for the reference, and the row itself where no row of the reference's method is on the same data.
+        """
+        chosen, exact = self._reference_row()
+        return {method: self._reference_of(method, chosen, exact) for method in self.methods}
+
+    def _reference_of(self, method: str, chosen: str, exact: bool) -> str | None:
+        """Return the row of the reference's method on the same data, if possible with the same other settings."""
+        if method == chosen:
+            return None
+        if method not in self._firsts or chosen not in self._firsts:  # all runs of one of them failed
+            return chosen
+        own = [other for other in self._firsts if self._method_of(other) == self._method_of(chosen)]
+        on_same = [other for other in own if self.same_data(method, other)]
+        if exact and chosen in on_same:
+            return chosen
+        if method not in own:
+            setting = setting_of(self._firsts[method].experiment)
+            on_same.sort(key=lambda other: setting_of(self._firsts[other].experiment) != setting)
+        return next(iter(on_same), method) if on_same[:1] != [method] else None
+
+    def _reference_row(self) -> tuple[str, bool]:
+        """Return the first row of the reference, and whether exactly this row was asked for."""
+        if not self.reference:
+            return self.methods[0], False
+        experiments = {method: run.experiment for method, run in self._firsts.items()}
+        return reference_row(self.reference, experiments, self.methods), self.reference in self.methods
+
+    @cached_property
+    def _firsts(self) -> dict[str, Run]:
+        """The first run of each row that has any, in the order of the rows."""
+        found: dict[str, Run] = {}
+        for (method, _), run in self.runs.items():
+            found.setdefault(method, run)
+        return {method: found[method] for method in self.methods if method in found}
+
+    def _method_of(self, row: str) -> tuple[tuple[str, str], ...]:
+        """Return what makes two rows rows of one method: its name and all of its hyper-parameters."""
+        flat = self._firsts[row].experiment.resolved().flat()
+        return tuple((key, repr(value)) for key, value in sorted(flat.items()) if key.startswith("method."))
+
+    @cached_property
+    def _splits(self) -> dict[tuple[str, int], tuple[str, str]]:
+        """The fingerprint of the data and the hash of the partition of each run."""
+        facts = {pair: _division(run) for pair, run in self.runs.items()}
+        return {pair: (found["data"]["fingerprint"], found["hash"]) for pair, found in facts.items()}
+
+    def same_data(self, one: str, two: str) -> bool:
+        """Return whether two rows have the same data and splits, so that their values can be compared by seed."""
+        if one not in self._firsts or two not in self._firsts:
+            return False
+        if data_of(self._firsts[one].experiment) == data_of(self._firsts[two].experiment):
+            return True
+        both = [seed for seed in self.seeds if (one, seed) in self.runs and (two, seed) in self.runs]
+        return bool(both) and all(self._splits[one, seed] == self._splits[two, seed] for seed in both)
+
+    def best(self) -> set[str]:
+        """Return the rows that are the best on their data, and those that their seeds do not tell from the best.
+
+        A row counts as a tie if the 95 % confidence interval of its paired difference to the best row includes 0.
+        """
+        lower, rows = self.lower_is_better, [row for row in self.rows() if row.mean is not None]
+        if lower is None:
+            return set()
+        found: set[str] = set()
+        for row in rows:
+            rivals = [other for other in rows if other is row or self.same_data(row.method, other.method)]
+            leader = min(rivals, key=lambda other: (other.mean or 0.0) * (1 if lower else -1))
+            if leader.mean == row.mean or _is_tie(row, leader):
+                found.add(row.method)
+        return found
 
     def _row(self, method: str) -> Row:
         values: dict[int, float] = {}
@@ -210,8 +322,10 @@ class Comparison:
         values = {seed: value - first.values[seed] for seed, value in row.values.items() if seed in first.values}
         if not values:
             return row
-        low, high = interval(list(values.values()), CONFIDENCE) or (None, None)
-        difference = Difference(first.method, values, statistics.fmean(values.values()), low, high)
+        listed = list(values.values())
+        low, high = interval(listed, CONFIDENCE) or (None, None)
+        p = p_value(listed) if len(listed) >= ENOUGH_FOR_P else None
+        difference = Difference(first.method, values, statistics.fmean(listed), low, high, p=p)
         return dataclasses.replace(row, difference=difference)
 
     def stages(self) -> tuple[str, ...]:
@@ -225,7 +339,7 @@ class Comparison:
     def remarks(self) -> list[str]:
         """Return sentences about missing values and their reasons, and about intervals that include 0."""
         rows = self.rows()
-        lines = []
+        lines = self._remarks_on_settings()
         for row in rows:
             for reason in dict.fromkeys(row.absent.values()):
                 seeds = [seed for seed, why in row.absent.items() if why == reason]
@@ -236,12 +350,38 @@ class Comparison:
                     lines.append(f"{row.method} with {_listed('seed', seeds)} {left_out} mean and difference: {reason}")
                 else:
                     lines.append(f"{row.method} has no {self.measure}: {reason}")
-        for row in rows[1:]:
-            lines += self._remarks_on_difference(row)
+        for row, reference in zip(rows, self.references().values(), strict=True):
+            if reference is not None:
+                lines += self._remarks_on_difference(row, reference)
         return lines
 
-    def _remarks_on_difference(self, row: Row) -> list[str]:
-        first, difference = self.methods[0], row.difference
+    def _remarks_on_settings(self) -> list[str]:
+        """Return sentences about the keys in which rows differ, and about hyper-parameters without their defaults."""
+        lines = []
+        if self.varied:
+            where = "" if len(self._on_data()) == 1 else "; only rows on the same data and splits are compared"
+            lines.append(f"the rows differ in {_and(self.varied)}{where}")
+        if any(row.difference is not None and row.difference.p_holm is not None for row in self.rows()):
+            lines.append("p is that of the paired t-test, corrected for the number of differences (Holm)")
+        own = {method: _not_default(run.experiment) for method, run in self._firsts.items()}
+        for method, values in own.items():
+            hidden = [f"{key}={value}" for key, value in values.items() if f"{key}={value}" not in method]
+            if hidden:
+                lines.append(f"{method} has {_and(hidden)}")
+        return lines
+
+    def _on_data(self) -> list[str]:
+        """Return one row of each group of rows on the same data."""
+        found: list[str] = []
+        for method in self._firsts:
+            if not any(self.same_data(method, other) for other in found):
+                found.append(method)
+        return found
+
+    def _remarks_on_difference(self, row: Row, first: str) -> list[str]:
+        difference = row.difference
+        if first == row.method:
+            return [f"{row.method} is on other data than all rows of the reference: there is no difference"]
         if difference is None:
             return [f"{row.method} has no value for any seed for which {first} has one: there is no difference"]
         lines = []
@@ -267,17 +407,16 @@ class Comparison:
 
     def facts(self) -> dict[str, Any]:
         """Return the table, the splits and the run directories as plain data."""
-        splits = {}
-        for seed in self.seeds:
-            if (run := next((run for (_, s), run in self.runs.items() if s == seed), None)) is None:
-                continue  # all of its runs failed
-            facts = _division(run)
-            splits[seed] = {"partition": facts["hash"], "fingerprint": facts["data"]["fingerprint"]}
+        splits: dict[int, dict[str, str]] = {}
+        for (_, seed), (fingerprint, partition) in self._splits.items():
+            splits.setdefault(seed, {"partition": partition, "fingerprint": fingerprint})
         return {
             "measure": self.measure,
             "value": self.value,
             "stages": list(self.stages()),
             "methods": list(self.methods),
+            "varied": list(self.varied),
+            "reference": self._reference_row()[0],
             "seeds": list(self.seeds),
             "rows": self.table(),
             "remarks": self.remarks(),
@@ -296,22 +435,25 @@ def compare_runs(
     *,
     measure: str = "accuracy",
     value: str = "last5",
+    reference: str = "",
 ) -> Comparison:
     """Compare existing runs by method and seed.
 
-    Runs of one method with different hyper-parameters are different methods.
+    Runs of one method with different hyper-parameters are different rows of the table, and so are runs that differ in
+    any other key that can change a result. Differences are only between rows on the same data and splits.
 
     Args:
         paths: Run directories, and folders, which stand for all runs directly in them.
         measure: The measure to compare, for example "accuracy".
         value: The value of a run: "last5", "last", "best", "validated" or "final".
+        reference: The method or the row to which differences are; by default the first.
 
     Returns:
         The comparison.
 
     Raises:
-        InputError: If there are no complete runs, two of them have the same method and seed, or they differ in another
-            setting, in their data or in their splits.
+        InputError: If there are no complete runs, two of them have the same settings and seed, or runs with the same
+            keys of [data] and the same seed have other data or other splits.
 
     >>> import fullrank, tempfile
     >>> folder = tempfile.mkdtemp()
@@ -324,12 +466,13 @@ def compare_runs(
     for run in found:
         RunDirectory(_path(run)).check("compare", run.experiment.train.rounds)
     pairs: dict[tuple[str, int], Run] = {}
-    for label, run in zip(_labels(found), found, strict=True):
+    labels = row_labels([run.experiment for run in found])
+    for label, run in zip(labels, found, strict=True):
         pair = (label, run.experiment.seed)
         if pair in pairs:
             raise InputError(f'"{pairs[pair].path}" and "{run.path}" are both {label} with seed {pair[1]}; give one')
         pairs[pair] = run
-    return Comparison(pairs, measure, value)
+    return Comparison(pairs, measure, value, reference=reference)
 
 
 # Finding runs
@@ -355,8 +498,9 @@ def runs_in(path: Path) -> list[Run]:
 
 
 def _runs_directly_in(path: Path) -> list[Run]:
-    inside = [load_run(inner) for inner in path.iterdir() if RunDirectory(inner).started] if path.is_dir() else []
-    labels = dict(zip(map(_path, inside), method_labels([run.experiment for run in inside]), strict=True))
+    started = [inner for inner in path.iterdir() if RunDirectory(inner).started] if path.is_dir() else []
+    inside = [load_run(inner) for inner in started if not (inner / MARK).exists()]  # those that a sweep has not pruned
+    labels = dict(zip(map(_path, inside), row_labels([run.experiment for run in inside]), strict=True))
     record = path / "comparison.json"
     order = [*(read_json(record)["methods"] if record.exists() else []), *sorted(labels.values())]
     return sorted(inside, key=lambda run: (order.index(labels[_path(run)]), run.experiment.seed, _path(run).name))
@@ -371,46 +515,13 @@ def _division(run: Run) -> Any:
     return read_json(_path(run) / "partition.json")
 
 
-def _labels(runs: Sequence[Run]) -> list[str]:
-    """Return the method of each run, with the hyper-parameters in which runs of that method differ."""
-    names = method_labels([run.experiment for run in runs])
-    tables = [
-        {key[len("method.") :]: v for key, v in run.experiment.resolved().flat().items() if key.startswith("method.")}
-        for run in runs
-    ]
-    labels = []
-    for name, table in zip(names, tables, strict=True):
-        namesakes = [other for other, its in zip(tables, names, strict=True) if its == name]
-        varied = [key for key in table if any(not same(table[key], other.get(key)) for other in namesakes)]
-        details = ", ".join(f"{key}={table[key]}" for key in varied)
-        labels.append(f"{name} ({details})" if details else name)
-    return labels
-
-
-def check_comparable(runs: Sequence[Run], rounds: bool = True) -> None:
-    """Reject runs that differ in another setting than method and seed, in the data, or in the partition."""
-    first_of: dict[int, Run] = {}
+def check_comparable(runs: Sequence[Run]) -> None:
+    """Reject runs with the same keys of [data] whose data differ, or whose partitions differ for one seed."""
+    first_of: dict[Any, Run] = {}
     for run in runs:
-        _check_settings(runs[0], run, rounds)
-        _check_data(runs[0], run, same_seed=False)
-        first = first_of.setdefault(run.experiment.seed, run)
-        _check_data(first, run, same_seed=True)
-
-
-def _check_settings(first: Run, run: Run, rounds: bool) -> None:
-    one, two = _setting(first.experiment, rounds), _setting(run.experiment, rounds)
-    different = [key for key in sorted(one.keys() | two.keys()) if not same(one.get(key), two.get(key))]
-    if different:
-        shown = (f"{key} is {one.get(key)!r} in the first, {two.get(key)!r} in the second" for key in different)
-        raise InputError(f"{_both(first, run)}: {'; '.join(shown)}")
-
-
-def _setting(experiment: Experiment, rounds: bool) -> dict[str, Any]:
-    return {
-        key: value
-        for key, value in experiment.flat().items()
-        if key != "seed" and not key.startswith(MAY_DIFFER) and (rounds or key != "train.rounds")
-    }
+        data = data_of(run.experiment)
+        _check_data(first_of.setdefault(data, run), run, same_seed=False)
+        _check_data(first_of.setdefault((data, run.experiment.seed), run), run, same_seed=True)
 
 
 def _check_data(first: Run, run: Run, *, same_seed: bool) -> None:
@@ -438,6 +549,45 @@ def _both(first: Run, run: Run) -> str:
 
 def _shortened(one: str, two: str) -> str:
     return f"{one[:12]}… and {two[:12]}…"
+
+
+# Rows
+
+
+def _corrected(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with p-values that are corrected for the number of differences in the table."""
+    tested = [row for row in rows if row.difference is not None and row.difference.p is not None]
+    corrected = holm([row.difference.p for row in tested if row.difference and row.difference.p is not None])
+    by_method = {row.method: p for row, p in zip(tested, corrected, strict=True)}
+    return [
+        dataclasses.replace(row, difference=dataclasses.replace(row.difference, p_holm=by_method[row.method]))
+        if row.difference is not None and row.method in by_method
+        else row
+        for row in rows
+    ]
+
+
+def _is_tie(row: Row, best: Row) -> bool:
+    """Return whether the seeds of both do not tell a row from the best one."""
+    found = interval([row.values[seed] - best.values[seed] for seed in row.values if seed in best.values], CONFIDENCE)
+    return found is not None and found[0] <= 0 <= found[1]
+
+
+def _not_default(experiment: Experiment) -> dict[str, Any]:
+    """Return the hyper-parameters of the library's methods that do not have their defaults."""
+    if ":" in experiment.method.name:
+        return {}
+    defaults = Experiment(method={"name": experiment.method.name}).resolved().flat()
+    return {
+        key.removeprefix("method."): value
+        for key, value in experiment.resolved().flat().items()
+        if key.startswith("method.") and not same(value, defaults.get(key))
+    }
+
+
+def _and(words: Sequence[str]) -> str:
+    """Join words: `a, b and c`."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 # Measures of a run

@@ -1,0 +1,146 @@
+"""The command `fullrank sweep`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fullrank.cli.compare import WIDE, parse_seeds
+from fullrank.cli.options import AsJson, File, Overrides, experiment_values, fail
+from fullrank.comparison.board import choose_board
+from fullrank.comparison.space import parse_over
+from fullrank.comparison.sweep import PRUNERS, SAMPLERS, Sweep, sweep
+from fullrank.errors import InputError, Interrupted
+from fullrank.runs.display import counted
+
+
+def sweep_command(
+    file: File = None,
+    over: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--over",
+            metavar="KEY=VALUES",
+            help="Key to search: a range LOW:HIGH or LOW:HIGH:log, or a list V,V,… Can be repeated.",
+        ),
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option("--trials", "-n", metavar="N", help="Number of trials. By default the grid, or 20.")
+    ] = None,
+    sampler: Annotated[
+        str, typer.Option("--sampler", metavar="NAME", help=f"How settings are chosen: {', '.join(SAMPLERS)}.")
+    ] = "tpe",
+    pruner: Annotated[
+        str,
+        typer.Option(
+            "--pruner",
+            metavar="NAME",
+            help=f"Whether runs that are worse than the median of earlier trials are stopped: {', '.join(PRUNERS)}.",
+        ),
+    ] = "none",
+    measure: Annotated[
+        str, typer.Option("--measure", metavar="NAME", help="Measure of the validation set that is compared.")
+    ] = "validation_accuracy",
+    value: Annotated[
+        str, typer.Option("--value", metavar="NAME", help="Value of a run: best (over rounds), last5, last or final.")
+    ] = "best",
+    seeds: Annotated[
+        str, typer.Option("--seeds", "-s", metavar="N,N,…", help="Seeds of every trial, as in 0,1 or 0-2.")
+    ] = "0",
+    overrides: Overrides = None,
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of the sweep.")] = "",
+    jobs: Annotated[
+        int,
+        typer.Option("--jobs", "-j", metavar="N", help="Number of parallel runs. 0: one per core, or one on a GPU."),
+    ] = 0,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the table without progress.")] = False,
+) -> None:
+    """Search for the settings that are best on validation data.
+
+    All trials have the same data, splits and seeds. They are compared on the validation set, so the experiment needs
+    data.validation; test scores are printed for the best trial only, after it was chosen. DIR/best.toml is its
+    experiment, DIR/sweep.json has all trials, and DIR/trials their run directories. If the sweep was interrupted, the
+    same command resumes it with the same trials; a larger --trials adds further ones. It needs Optuna, which the extra
+    "sweep" installs.
+
+    - grid: all combinations of lists, in their order
+    - random: independent draws from ranges and lists
+    - tpe: Optuna's tree-structured Parzen estimator, which learns from earlier trials
+
+    Example: fullrank sweep --over train.lr=0.01:1:log --trials 20 --set data.validation=0.1 --out runs/lr
+
+    Example: fullrank sweep demo.toml --over method.feddecorr.beta=0.01,0.1,1 --sampler grid --seeds 0-2 --out runs/beta
+    """
+    if not out:
+        raise InputError("name the folder of the sweep, as in --out runs/sweep")
+    wanted: dict[str, Any] = {"sampler": sampler, "pruner": pruner, "measure": measure, "value": value}
+    wanted |= {"seeds": parse_seeds(seeds), "out": out, "jobs": jobs}
+    searched = parse_over(over or [])
+    for text in overrides or []:
+        key = text.partition("=")[0].strip()
+        if key == "seed" or key in searched:
+            raise InputError(f"--set {key} has no effect in this sweep; use {'--seeds' if key == 'seed' else '--over'}")
+    found = _run(quiet or as_json, experiment_values(file, overrides), searched, trials, **wanted)
+    if as_json:
+        print((found.path / "sweep.json").read_text())
+    else:
+        _show(found)
+
+
+def _run(silent: bool, *what: Any, **how: Any) -> Sweep:
+    with choose_board(silent) as board:
+        try:
+            return sweep(*what, **how, callbacks=[board])
+        except Interrupted as stop:
+            sentence = str(stop)
+    fail(sentence, 130)  # here, because typer would print "Aborted." only
+
+
+def _show(found: Sweep) -> None:
+    console = Console(highlight=False)
+    unit, word = " in percent" if found.is_share else "", {"best": "best over rounds"}.get(found.value, found.value)
+    name = found.measure.replace("_", " ")
+    print(f"\n{name[0].upper()}{name[1:]}{unit}, {word}, over {counted(len(found.seeds), 'seed')}:\n")
+    (console if console.is_terminal else Console(highlight=False, width=WIDE)).print(_table(found))
+    print()
+    for trial in found.trials:
+        if trial.reason:
+            console.print(f"trial {trial.number} {trial.state}: {trial.reason}", markup=False, soft_wrap=True)
+    settings = ", ".join(f"{key}={_shown(value)}" for key, value in found.best.settings.items())
+    print(f"best: trial {found.best.number}, {settings}")
+    where = "in the round with the best validation score" if found.test_value == "validated" else found.test_value
+    for measure, scores in found.test.items():
+        text = _with_spread(scores["mean"], scores["std"], found.is_share or measure == "accuracy")
+        print(f"its test {measure.replace('_', ' ')}: {text} ({where})")
+    print(f"results in {found.path}; run the best settings with: fullrank run {found.path / 'best.toml'}")
+
+
+def _table(found: Sweep) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("trial", *found.best.settings, "mean ± std", "state"):
+        table.add_column(column, no_wrap=True)
+    for row in found.table():
+        mean = "–" if row["mean"] is None else _with_spread(row["mean"], row["std"], found.is_share)
+        settings = [_shown(value) for value in row["settings"].values()]
+        cells = [str(row["number"]), *settings, mean, row["state"]]
+        table.add_row(*(escape(cell) for cell in cells))
+    return table
+
+
+def _with_spread(mean: float, std: float | None, is_share: bool) -> str:
+    scale, digits = (100, 2) if is_share else (1, 4)
+    spread = f" ± {scale * std:.{digits}f}" if std is not None else ""
+    return f"{scale * mean:.{digits}f}{spread}"
+
+
+def _shown(value: Any) -> str:
+    """Format a value of a setting; numbers that a sampler drew have four digits."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else json.dumps(value)

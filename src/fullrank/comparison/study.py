@@ -1,0 +1,118 @@
+"""The trials of a sweep in Optuna: its samplers choose their settings, and its storage keeps them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fullrank.comparison.space import Choice, Space
+from fullrank.errors import InputError
+
+NAME = "sweep"
+
+
+class Study:
+    """The trials of a sweep in an SQLite file, which `optuna-dashboard` can open.
+
+    The settings of a trial depend on its number, the seed, and the trials before it that it is shown: a sweep that was
+    interrupted continues with the trials that it would have had.
+
+    Args:
+        file: The SQLite file; it is created if it is missing.
+        space: The values that each key can take.
+        sampler: "random", "tpe", or "grid", for which nothing is suggested.
+        lower_is_better: Whether lower values of the measure are better.
+        seed: The seed of the sampler.
+    """
+
+    def __init__(self, file: Path, space: Space, sampler: str, lower_is_better: bool, seed: int):
+        self._optuna = import_optuna()
+        self._space, self._sampler, self._seed = space, sampler, seed
+        self._distributions = {key: each.distribution(self._optuna) for key, each in space.items()}
+        self._direction = "minimize" if lower_is_better else "maximize"
+        with self._quiet():
+            self._storage = self._optuna.storages.RDBStorage(f"sqlite:///{file}")
+            self._study = self._optuna.create_study(
+                storage=self._storage, study_name=NAME, direction=self._direction, load_if_exists=True
+            )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._storage.remove_session()
+        self._storage.engine.dispose()
+
+    def settings(self) -> list[dict[str, Any]]:
+        """Return the settings of all trials, in the order of their numbers."""
+        return [self._restored(trial.params) for trial in self._study.get_trials(deepcopy=False)]
+
+    def state(self, number: int) -> str:
+        """Return whether a trial is "running", "complete", "pruned" or "failed"."""
+        state = self._study.get_trials(deepcopy=False)[number].state.name.lower()
+        return "failed" if state == "fail" else str(state)
+
+    def suggest(self, number: int, before: int) -> dict[str, Any]:
+        """Return settings for the trial with a number, from what is known of the trials before another number."""
+        samplers = {"random": self._optuna.samplers.RandomSampler, "tpe": self._optuna.samplers.TPESampler}
+        seed = int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0])
+        with self._quiet():
+            study = self._optuna.create_study(sampler=samplers[self._sampler](seed=seed), direction=self._direction)
+            study.add_trials(self._study.trials[:before])
+            return self._restored(study.ask(self._distributions).params)
+
+    def add(self, settings: Mapping[str, Any]) -> None:
+        """Add a trial, which is then running."""
+        stored = {key: self._stored(key, value) for key, value in settings.items()}
+        running = self._optuna.trial.TrialState.RUNNING
+        create = self._optuna.trial.create_trial
+        self._study.add_trial(create(state=running, params=stored, distributions=self._distributions))
+
+    def tell(self, number: int, state: str, value: float | None, course: Mapping[int, float]) -> None:
+        """End a trial.
+
+        Args:
+            number: The number of the trial.
+            state: "complete", "pruned" or "failed".
+            value: The measure of a complete trial.
+            course: The measure by round.
+        """
+        study_id = self._storage.get_study_id_from_name(NAME)
+        trial = self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
+        for step, reached in course.items():
+            self._storage.set_trial_intermediate_value(trial, step, reached)
+        states = self._optuna.trial.TrialState
+        with self._quiet():
+            if state == "complete":
+                self._study.tell(number, value)
+            else:
+                self._study.tell(number, state=states.PRUNED if state == "pruned" else states.FAIL)
+
+    def _stored(self, key: str, value: Any) -> Any:
+        dimension = self._space[key]
+        return dimension.stored(value) if isinstance(dimension, Choice) else value
+
+    def _restored(self, stored: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: dimension.restored(stored[key]) for key, dimension in self._space.items()}
+
+    @contextlib.contextmanager
+    def _quiet(self) -> Iterator[None]:
+        """Keep Optuna from printing what it does, which the sweep says itself."""
+        logging = self._optuna.logging
+        before = logging.get_verbosity()
+        logging.set_verbosity(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.set_verbosity(before)
+
+
+def import_optuna() -> Any:
+    """Return Optuna, or say how to install it."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise InputError("a sweep needs Optuna: pip install 'fullrank[sweep]'") from error
+    return optuna
