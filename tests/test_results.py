@@ -68,3 +68,15 @@ def test_a_reference_run_gives_the_same_curve(file, tmp_path):
         assert one["accuracy"] == pytest.approx(other["accuracy"], abs=0.02), one["round"]
         assert one["loss"] == pytest.approx(other["loss"], rel=0.05), one["round"]
         assert (one["bytes_up"], one["bytes_down"]) == (other["bytes_up"], other["bytes_down"])
+
+
+def test_the_first_table_of_the_readme_has_the_values_of_the_page():
+    page, readme = ((ROOT / name).read_text() for name in ("RESULTS.md", "README.md"))
+    rows = {
+        row[0]: row for row in (line.strip("| ").split(" | ") for line in readme.splitlines() if "| FedAvg" in line)
+    }
+    assert set(rows) == {"FedAvg", "FedAvg + FedDecorr"}
+    table = page[page.index("feddecorr-tpami/table-1") : page.index("fedetf/table-1")]
+    for row in rows.values():
+        for cell in row[1:]:
+            assert cell.strip() in table
