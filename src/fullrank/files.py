@@ -113,8 +113,12 @@ def read_lines(path: Path, shape: Any = dict[str, Any]) -> Iterator[Any]:
         return
     with reading(path):
         content = path.read_bytes()
+    sealed, key = False, f'"{CHECKSUM}":'.encode()
     for number, line in enumerate(content.split(b"\n")[:-1], 1):
         try:
+            if sealed and key not in line:  # earlier versions wrote none at all
+                raise Damaged("its checksum is missing")
+            sealed = key in line
             yield _parsed(line.decode(), shape)
         except (Damaged, UnicodeDecodeError) as error:
             raise Damaged(f'"{path}" is damaged in line {number} ({error})') from None

@@ -307,5 +307,6 @@ def test_nothing_else_reads_auto_of_the_engine():
         "bench/ours.py",  # the word of its own command line
         "data/augment/pipeline.py",
         "local/plan.py",  # train.last_batch
+        "runs/assemble.py",  # data.normalise
         "runs/cautions.py",  # data.normalise
     }

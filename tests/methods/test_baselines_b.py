@@ -1039,7 +1039,10 @@ def test_pairs_that_run(made):
 def test_field_names_and_defaults():
     expected = {
         "fedbn": {},
-        "ditto": {"lam": 0.1, "epochs": 0},
+        "ditto": {
+            **{"lam": 0.1, "epochs": 0},
+            **{"optimizer": "global", "lr": 0.0, "momentum": 0.0, "weight_decay": 0.0},
+        },
         "fedrep": {"head_epochs": 0},
         "ccvr": {"samples": 200, "epochs": 10, "lr": 0.01, "min_count": 0},
         "fedproto": {"lam": 1.0, "predict": "nearest", "min_count": 0},

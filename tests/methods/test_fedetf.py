@@ -745,6 +745,7 @@ def test_one_class_clients_train_and_personalise():
 
 def test_the_default_is_as_specified():
     fields = {"gamma": 1.0, "beta": 1.0, "dim": 0, "preset": "paper", "repeats": 20}
+    fields |= {"frame_lr": 0.1, "projection_lr": 0.05}
     assert fullrank.methods.check_fields(methods.available()["fedetf"], {}) == fields
     for bad in ({"gamma": -1.0}, {"beta": 0.0}, {"dim": -1}, {"preset": "slides"}, {"repeats": -1}):
         with pytest.raises(InputError, match=rf"method\.fedetf\.{next(iter(bad))}"):

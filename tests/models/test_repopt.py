@@ -822,7 +822,7 @@ def test_what_is_missing_or_broken_is_said(mode, method, keys, says, tmp_path):
     def played(rounds, net):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            run = fit(net, clients_of((6, 6)), method, rounds=rounds, set=keys, out=tmp_path / "run")
+            run = fit(net, clients_of((20, 20)), method, rounds=rounds, set=keys, out=tmp_path / "run")
         told = [str(each.message) for each in caught if each.category is UserWarning]
         assert [says in text for text in told] == ([True] if says else [])
         return run, told

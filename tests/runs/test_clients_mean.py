@@ -53,7 +53,7 @@ def test_it_is_in_summary_and_display_and_can_be_compared(tmp_path, monkeypatch,
     options = [word for key, value in SMALL.items() for word in ("--set", f"{key}={value}")]
     _, out, _ = command("run", *options, "--out", "run", capsys=capsys)
     row = fullrank.load_run("run").metrics[0]
-    assert f"  of the clients' mean {row['mean_accuracy']:.4f}  loss " in out
+    assert f"  of the clients' mean {100 * row['mean_accuracy']:.2f} %  loss " in out
     assert any(line.startswith("loss of the clients' mean ") for line in out.splitlines())
     assert fullrank.load_run("run").summary()["mean_accuracy"]["last"] == row["mean_accuracy"]
     status, out, _ = command("compare", "--runs", "run", "--measure", "mean_accuracy", capsys=capsys)

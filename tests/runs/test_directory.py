@@ -1230,11 +1230,11 @@ PARTS = {
     ("gone", "status", "rejected"),
     [
         ("", Status.COMPLETE, set()),
-        ("m", Status.WITHOUT_MODEL, {"export", "inspect"}),
+        ("m", Status.WITHOUT_MODEL, {"export", "inspect", "predict"}),
         ("sm", Status.BEFORE_END, {"export", "compare"}),
         ("smr", Status.UNFINISHED, {"export", "compare"}),
         ("c", Status.STRIPPED, {"resume"}),
-        ("cm", Status.NUMBERS_ONLY, {"resume", "export", "inspect", "read the model"}),
+        ("cm", Status.NUMBERS_ONLY, {"resume", "export", "inspect", "predict", "read the model"}),
         ("cmr", Status.CUT, set(MESSAGES)),
         ("csm", Status.ROWS_ONLY, set(MESSAGES) - {"resume"}),
         ("csmr", Status.UNSAVED, set(MESSAGES) - {"resume"}),

@@ -27,6 +27,7 @@ def contrastive(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: fl
     Raises:
         InputError: If the three shapes differ or are not (N, d).
 
+    >>> import torch
     >>> z, near, far = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 1.0]]), torch.tensor([[0.0, 1.0]])
     >>> round(contrastive(z, near, far).item(), 6), round(contrastive(z, near, far, temperature=1.0).item(), 6)
     (0.217622, 0.400834)
