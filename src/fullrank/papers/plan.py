@@ -256,7 +256,7 @@ class Estimate:
     """The time that the runs of a plan still need."""
 
     seconds: float
-    """Of the runs whose time is known, with several at a time where the machine has room."""
+    """The seconds of the runs whose time is known, with several at a time where the machine has room."""
     rounds: int
     """The number of rounds that remain."""
     at_once: int
