@@ -17,7 +17,7 @@ from fullrank.config.experiment import Experiment
 from fullrank.config.schema import Statistics
 from fullrank.data import DataSet, Pipeline, Split, load_dataset
 from fullrank.data.columns import Column
-from fullrank.data.federation import Federation, divide, keep_unseen, standardised
+from fullrank.data.federation import Federation, divide, keep_unseen, table_statistics
 from fullrank.data.hosted import HostedData
 from fullrank.engine.facts import facts_about
 from fullrank.engine.machine import find_device
@@ -259,7 +259,7 @@ def federate(experiment: Experiment, data: DataSet | None = None) -> Federation:
     federation = keep_unseen(divided, table.unseen, seed)
     if not data.columns or table.normalise != "auto":
         return federation
-    return dataclasses.replace(federation, pipeline=Pipeline(standardised(federation)))
+    return dataclasses.replace(federation, pipeline=Pipeline(table_statistics(federation)))
 
 
 def without_data(facts: Mapping[str, Any]) -> Federation:
