@@ -212,7 +212,7 @@ def hooked(part: Any, hook: str, /, *arguments: Any) -> Any:
         *arguments: The arguments of the hook.
 
     Raises:
-        CallFailed: If the hook raises an exception of its own; it names the method and the hook, and has the traceback.
+        CallFailed: If the hook raises any other exception; it names the method and the hook, and has the traceback.
     """
     try:
         return getattr(part, hook)(*arguments)

@@ -82,7 +82,7 @@ class Data(Table):
     classes: Annotated[int, Field(ge=1)] = 2
     """Classes per client in the pathological and class-disjoint partitions."""
     passes: Literal[1, 2] = 1
-    """How often the class-disjoint partition deals out each sample. 2 reproduces the code released with FedMR."""
+    """How often the class-disjoint partition divides the data. 2 reproduces the code released with FedMR."""
     equal: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Samples per client in the domain partition, as a fraction of the size of the smallest domain. 0 gives each
     client all samples of its domain."""
@@ -175,7 +175,7 @@ class Model(Table):
     what they do not fill keeps its initial values. Otherwise they are an error."""
     freeze: list[str] = []
     """Patterns of the names of parameters and buffers that are not trained. A normalisation layer whose parameters are
-    all frozen keeps its statistics too."""
+    all frozen keeps its statistics as well."""
 
     @property
     def options(self) -> dict[str, Any]:

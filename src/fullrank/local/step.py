@@ -105,7 +105,7 @@ class Functional:
         return self.network.at(tensors, x)
 
     def call(self, trained: Tensors, rest: Tensors, buffers: Tensors, x: Tensor) -> tuple[Output, Tensors]:
-        """Run the network with tensors in place of its own.
+        """Run the network with the given tensors in place of the module's.
 
         Args:
             trained: The entries that are trained.

@@ -333,10 +333,10 @@ class Network:
         return out._replace(logits=result)
 
     def at(self, tensors: Mapping[str, Tensor], x: Tensor) -> Output:
-        """Run a forward in the module's current mode with other tensors in place of its own.
+        """Run a forward in the module's current mode with the given tensors in place of the module's.
 
         Args:
-            tensors: The tensors by name; entries that are not named keep the module's own.
+            tensors: The tensors by name; entries that are not named are the module's.
             x: A batch of inputs.
         """
         renamed = {f"module.{name}": tensor for name, tensor in tensors.items()}

@@ -26,7 +26,7 @@ from fullrank.errors import InputError
 from fullrank.federated.sampling import ClientSampler, participants
 from fullrank.federated.server import Server
 from fullrank.federated.site import Site
-from fullrank.federated.uploads import ExpectedUploads, Rehearsal
+from fullrank.federated.uploads import ExpectedUploads, SyntheticClient
 from fullrank.local.client import decayed
 from fullrank.local.settings import Schedule, Settings
 from fullrank.methods import Composition, Method
@@ -115,7 +115,7 @@ def assemble(
             participation=experiment.train.participation,
             seed=experiment.seed,
         ),
-        expected=ExpectedUploads(site.composition, Rehearsal(site)),
+        expected=ExpectedUploads(site.composition, SyntheticClient(site)),
         aggregator=experiment.train.aggregator,
         on_client_error=experiment.run.on_client_error,
         personal_travels=module is not None or bool(experiment.model.start),
