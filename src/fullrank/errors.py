@@ -19,7 +19,15 @@ from pydantic_core import ErrorDetails
 
 
 class FullrankError(Exception):
-    """The base class of every error that fullrank raises on purpose; its message is one sentence."""
+    """The base class of every error that fullrank raises on purpose; its message is one sentence.
+
+    >>> from fullrank import Experiment
+    >>> try:
+    ...     Experiment.of({"train.rounds": 0})
+    ... except FullrankError as error:
+    ...     print(error)
+    train.rounds = 0: must be at least 1
+    """
 
 
 class InputError(FullrankError, ValueError):
@@ -27,7 +35,15 @@ class InputError(FullrankError, ValueError):
 
 
 class Conflict(InputError):
-    """Raised if methods cannot be composed, or a method and a criterion cannot be combined."""
+    """Raised if methods cannot be composed, or a method and a criterion cannot be combined.
+
+    >>> from fullrank import methods
+    >>> try:
+    ...     methods.build("fedprox+fedprox")
+    ... except Conflict as error:
+    ...     print(error)
+    the method "fedprox" occurs twice in "fedprox+fedprox"
+    """
 
 
 class ClientFailed(FullrankError, RuntimeError):

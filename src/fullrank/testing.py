@@ -56,7 +56,19 @@ IN_GROUPS: dict[str, Any] = {
 
 
 class CheckFailed(AssertionError):
-    """A method does not have a property that it must have."""
+    """Raised if a method does not have a property that it must have.
+
+    >>> from fullrank import Method
+    >>> class InPlace(Method):
+    ...     def after(self, client):
+    ...         client.w0["head.bias"].add_(1)
+    ...         return {}
+    >>> try:
+    ...     check(InPlace(), only=["writes"])
+    ... except CheckFailed as error:
+    ...     print(str(error).partition(";")[0])
+    the method "inplace" wrote into a tensor that it received (w0, sent, own …) in place
+    """
 
 
 @dataclasses.dataclass
@@ -154,7 +166,7 @@ def check(
 
 
 IN_WORDS = {"cuda": "a recorded step", "vectorised": "a group of clients"}
-"""The ways in which engines train clients, in words."""
+"""Descriptions of the ways in which engines train clients."""
 
 
 class _Trial:

@@ -25,7 +25,14 @@ class Figure:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Figure:
-        """Return the median, the least and the greatest of one or more values."""
+        """Summarise measurements.
+
+        Args:
+            values: One or more values.
+
+        Raises:
+            InputError: If there is no value.
+        """
         if not values:
             raise InputError("a median needs at least one measurement")
         return cls(statistics.median(values), min(values), max(values), len(values))

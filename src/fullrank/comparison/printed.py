@@ -1,4 +1,4 @@
-"""The table of a comparison as people read it."""
+"""The table of a comparison for display in a terminal."""
 
 from __future__ import annotations
 
@@ -46,7 +46,12 @@ def title_of(found: Comparison) -> str:
 
 
 def table_of(found: Comparison, by_seed: bool = True) -> Table:
-    """Return the table of a comparison, with a column for each seed if they are wanted."""
+    """Return the table of a comparison.
+
+    Args:
+        found: The comparison.
+        by_seed: Whether the table has a column for each seed.
+    """
     show = format_of(found)
     seeds, rows = found.seeds if by_seed else (), found.rows()
     several, staged = len(found.methods) > 1, len(found.stages()) > 1

@@ -72,6 +72,12 @@ class Sweep:
 
     `trials` are in the order in which they were chosen. `test` has, for the best trial only, the measures of the test
     set by name, each with its values by seed, mean and standard deviation.
+
+    >>> import fullrank, tempfile
+    >>> few = {"train.rounds": 1, "data.clients": 2, "model.name": "mlp", "data.validation": 0.2}
+    >>> found = fullrank.sweep(few, {"train.lr": [0.01, 0.1]}, sampler="grid", out=tempfile.mkdtemp(), jobs=1)
+    >>> [trial.state for trial in found.trials], found.best is found.trials[found.best.number]
+    (['complete', 'complete'], True)
     """
 
     path: Path
@@ -218,7 +224,7 @@ def _number_of_trials(trials: int | None, points: Sequence[Any] | None) -> int:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Everything that a sweep was asked for."""
+    """The arguments of a sweep, after their checks."""
 
     base: Experiment
     space: Space
@@ -379,7 +385,7 @@ def _known(plan: _Plan, study: Study) -> list[Trial]:
 
 
 def _announce(plan: _Plan, trials: Sequence[Trial], number: int, callbacks: ComparisonCallback) -> None:
-    """Tell callbacks of all runs; the settings of trials that are yet to be chosen are those of the experiment."""
+    """Notify callbacks of all runs; the settings of trials that are yet to be chosen are those of the experiment."""
     known = {trial.number: trial for trial in trials}
     tasks, pending = [], []
     for n in range(max(number, len(trials))):
@@ -420,7 +426,7 @@ def _has_ended(task: Task) -> bool:
 
 
 def _with_results(plan: _Plan, trial: Trial, failures: Mapping[Path, Failure]) -> Trial:
-    """Return a trial whose runs have ended, with its state and values."""
+    """Return a trial with its state and values, after its runs have ended."""
     paths = {seed: trial.path(plan.folder, seed) for seed in plan.seeds}
     pruned = [path for path in paths.values() if (path / MARK).exists()]
     failed = [failures[path].reason for path in paths.values() if path in failures and path not in pruned]

@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator,
 from pydantic_core import PydanticCustomError
 
 from fullrank.data.augment.pipeline import AUGMENTATIONS
+from fullrank.data.named_partitions import COLUMNS, PARTITIONS, SITE_PARTITIONS, check_options
 from fullrank.data.partition import VARIANTS
 from fullrank.data.partition_files import is_file
-from fullrank.data.partition_registry import COLUMNS, PARTITIONS, SITE_PARTITIONS, check_options
 from fullrank.data.sources.load import READING
 from fullrank.data.sources.registry import DATA_SETS
 from fullrank.engine import ENGINES

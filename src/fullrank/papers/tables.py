@@ -55,7 +55,14 @@ class Printed:
 
     @classmethod
     def read(cls, text: str) -> Printed | None:
-        """Read a number with or without a standard deviation; empty text is a cell without a value."""
+        """Parse a printed value.
+
+        Args:
+            text: A number with or without a standard deviation; empty for a cell without a value.
+
+        Raises:
+            InputError: If the text is of another form.
+        """
         if not text:
             return None
         if (match := re.fullmatch(r"(-?\d+(?:\.\d+)?)(?: ± (\d+(?:\.\d+)?))?", text)) is None:
@@ -157,6 +164,12 @@ class Table:
         """Return the cells that match any of the patterns, all without one.
 
         A pattern gives some coordinates of a cell, as in "method=fedavg,alpha=0.05".
+
+        Args:
+            patterns: The patterns; all cells are returned if there is none.
+
+        Raises:
+            InputError: If a pattern is of another form, or no cell matches.
         """
         asked = [self._pattern(text) for text in patterns]
         chosen = [

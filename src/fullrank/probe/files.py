@@ -56,7 +56,13 @@ def write_probe(path: Path, probe: Probe) -> None:
 
 
 def cut_probes(path: Path, done: int, rounds: Collection[int]) -> None:
-    """Delete all probes but those of `rounds` among the first `done` rounds."""
+    """Delete probes of a run directory.
+
+    Args:
+        path: The run directory.
+        done: The number of rounds that are saved; probes of later rounds are deleted.
+        rounds: The rounds whose probes are kept.
+    """
     kept = [line for line in _lines(path, done) if line["round"] in rounds]
     if (path / LINES).is_file():
         write_lines(path / LINES, kept)
@@ -79,6 +85,12 @@ def read_probes(path: Path, done: float = math.inf) -> list[dict[str, Any]]:
 
     Raises:
         InputError: If a file is missing or damaged.
+
+    >>> import fullrank, tempfile
+    >>> settings = {"train.rounds": 1, "data.clients": 3, "model.name": "mlp", "probe.every": 1, "probe.clients": 1}
+    >>> run = fullrank.run(settings, out=tempfile.mkdtemp())
+    >>> [probe["round"] for probe in read_probes(run.path)]
+    [1]
     """
     return [_read(path, line) for line in _lines(path, done)]
 

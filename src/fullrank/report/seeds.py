@@ -82,9 +82,22 @@ def _ends(values: NDArray[np.float64], band: str) -> tuple[float, float]:
 def draw_rounds(
     axes: Axes, group: SeedGroup, courses: Sequence[Course], *, band: str = "range", **style: Any
 ) -> list[float]:
-    """Draw a group's line over rounds from its runs' courses; return all values of the line and its band.
+    """Draw the line of a group of runs over rounds, with its band.
 
-    Ends of a band below zero are left out where the mean is above, because a standard deviation can be larger than it.
+    Ends of a band below zero are left out if the mean is above, because a standard deviation can be larger than it.
+
+    Args:
+        axes: Where the line is drawn.
+        group: The runs, with their colour.
+        courses: The values of each run by round.
+        band: What the band shows.
+        **style: The style of the line.
+
+    Returns:
+        All values of the line and its band.
+
+    Raises:
+        InputError: If the runs have no round in common.
     """
     spread = over_seeds(courses, band)
     if not spread.places:
@@ -97,7 +110,15 @@ def draw_rounds(
 
 
 def draw_spread(axes: Axes, spread: Spread, colour: Any, *, band: bool, **style: Any) -> None:
-    """Draw the line of the mean, and the band behind it."""
+    """Draw the line of the mean, and the band behind it.
+
+    Args:
+        axes: Where the line is drawn.
+        spread: The mean and the ends of the band.
+        colour: The colour of both.
+        band: Whether the band is drawn.
+        **style: The style of the line.
+    """
     axes.plot(spread.places, spread.mean, color=colour, **style)
     if band and len(spread.places) == 1:
         axes.vlines(spread.places, spread.low, spread.high, color=colour, **POST)
@@ -106,7 +127,15 @@ def draw_spread(axes: Axes, spread: Spread, colour: Any, *, band: bool, **style:
 
 
 def probes_at(group: SeedGroup, round: int | None = None) -> tuple[Probe, ...]:
-    """Return the probe of each run after a round, by default the last round in which all were probed."""
+    """Return the probe of each run of a group after a round.
+
+    Args:
+        group: The runs.
+        round: The round; by default the last one in which all runs were probed.
+
+    Raises:
+        InputError: If there is no such round.
+    """
     if round is None:
         rounds = set.intersection(*({probe["round"] for probe in probes_of(run)} for run in group.runs))
         if not rounds:
@@ -133,6 +162,13 @@ def limit_shares(axes: Axes, label: str) -> None:
 
 
 def check_band(band: str) -> None:
-    """Reject a band that there is not."""
+    """Check that bands can show something.
+
+    Args:
+        band: The name of what a band shows.
+
+    Raises:
+        InputError: If there is no such name.
+    """
     if band not in BANDS:
         raise InputError(f'there is no band "{band}"; {nearest(band, BANDS)}')

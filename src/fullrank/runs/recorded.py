@@ -91,8 +91,13 @@ def file_hashes(experiment: Experiment, files_read: Mapping[str, str]) -> dict[s
 def check_files(path: Path, recorded: Mapping[str, str], now: Mapping[str, str]) -> None:
     """Check that files have the SHA-256 that the run in a directory recorded.
 
+    Args:
+        path: The run directory.
+        recorded: The recorded SHA-256 of each file.
+        now: The current SHA-256 of each file.
+
     Raises:
-        InputError: If one has another.
+        InputError: If one of them differs.
     """
     for key, before in recorded.items():
         if key in now and now[key] != before:

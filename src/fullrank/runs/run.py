@@ -1,4 +1,4 @@
-"""Runs an experiment: the rounds, what is written after each, and how a run that stopped is resumed."""
+"""Running an experiment: the rounds, what is written after each, and how a run that stopped is resumed."""
 
 from __future__ import annotations
 
@@ -100,7 +100,20 @@ def execute(
     progress: bool | None = False,
     **parts: Any,
 ) -> Run:
-    """Run an experiment with the parts that are given, as `assemble` takes them; without a path nothing is written."""
+    """Run an experiment.
+
+    Args:
+        experiment: The experiment.
+        path: The run directory; None writes nothing.
+        resume: As in `run`.
+        change_engine: As in `run`.
+        callbacks: As in `run`.
+        progress: As in `run`.
+        **parts: Parts in place of those that the experiment names, as in `assemble`.
+
+    Returns:
+        The complete run.
+    """
     check_callbacks(callbacks)
     callbacks = [*displays(progress), *callbacks]
     directory = RunDirectory(_nameable(path)) if path is not None else None
@@ -154,7 +167,7 @@ def _execute(
 
 @contextlib.contextmanager
 def _notified_of_failure(callbacks: Callbacks) -> Iterator[None]:
-    """Tell callbacks of whatever error ends the run; the error itself is raised in any case."""
+    """Notify callbacks of any error that ends the run; the error itself is raised in any case."""
     try:
         yield
     except BaseException as error:
@@ -173,7 +186,12 @@ def _nameable(path: Path) -> Path:
 
 
 class Recorder(Callback):
-    """Writes the row of each round, and checkpoints."""
+    """Writes the row of each round, and checkpoints.
+
+    Args:
+        directory: The run directory.
+        assembly: The parts of the run.
+    """
 
     def __init__(self, directory: RunDirectory, assembly: Assembly):
         self.directory, self.server, self.experiment = directory, assembly.server, assembly.experiment
@@ -225,7 +243,7 @@ def _run_rounds(
 
 
 def _start_report(assembly: Assembly) -> list[str]:
-    """Return what of `model.start` fitted, before round 1; without `start_partial` everything did."""
+    """Describe which entries of `model.start` fitted, before round 1; without `start_partial` all of them did."""
     asked = assembly.start is not None and assembly.experiment.model.start_partial and assembly.server.round == 0
     return [assembly.start.text()] if asked and assembly.start is not None else []
 
@@ -235,6 +253,12 @@ def all_callbacks(watching: Callbacks, assembly: Assembly, directory: RunDirecto
 
     The prober comes before the recorder: a round that a resumed run does not run again must have its probe already. The
     others come after it, so that a round is saved when they are notified of it.
+
+    Args:
+        watching: The callbacks of the user and the display.
+        assembly: The parts of the run.
+        directory: The run directory, if there is one.
+        prober: The prober of the run.
     """
     recorder = [Recorder(directory, assembly)] if directory is not None else []
     return Callbacks([prober, *recorder, *watching.callbacks])
@@ -242,7 +266,8 @@ def all_callbacks(watching: Callbacks, assembly: Assembly, directory: RunDirecto
 
 @contextlib.contextmanager
 def _in_words(directory: RunDirectory | None, rounds: int) -> Iterator[None]:
-    """Say in one sentence what is saved after a signal, or an exception of a callback or of the user's own code."""
+    """Describe in one sentence what is saved after a signal, or after an exception of a callback or of the user's
+    code."""
 
     def saved() -> str:
         if directory is None:

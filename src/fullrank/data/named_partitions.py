@@ -1,4 +1,4 @@
-"""The registry of the partitions that `data.partition` can name, and the checks of what they return."""
+"""Partitions by name: their registry, calls with the arguments that they take, and checks of what they return."""
 
 from __future__ import annotations
 
