@@ -88,7 +88,7 @@ def _known(name: str) -> Stored:
     if name not in stored_sets():
         if name in DATA_SETS.own:
             raise InputError(
-                f'"{name}" cannot be downloaded by fullrank; "fullrank data check {name}" shows where fullrank searches for it'
+                f'"{name}" cannot be downloaded by fullrank; "fullrank data check {name}" shows its folders'
             )
         raise InputError(f'unknown data set "{name}": {nearest(name, DATA_SETS.own)}')
     return stored_sets()[name]
