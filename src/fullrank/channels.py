@@ -57,7 +57,15 @@ def upload_names(upload: Mapping[str, Mapping[str, Any]]) -> set[str]:
 
 
 def part_name(space: str, name: str) -> str:
-    """Return the name of one part of an upload as it appears in messages."""
+    """Return the name of one part of an upload as it appears in messages.
+
+    Args:
+        space: The name of the method, or "" for the model.
+        name: The name of the part.
+
+    >>> part_name("scaffold", "change"), part_name("", "w")
+    ('scaffold/change', 'w')
+    """
     return f"{space}/{name}" if space else name
 
 

@@ -112,6 +112,10 @@ class Registry(Generic[T]):
 def is_foreign(key: str, name: str) -> bool:
     """Return whether the name under a key, or one of names joined by "+", is an import path of code outside fullrank.
 
+    Args:
+        key: The key of an experiment.
+        name: The value of the key.
+
     >>> is_foreign("model.name", "mine:network"), is_foreign("model.name", "fullrank.models.reparam.repvgg:repvgg")
     (True, False)
     >>> is_foreign("method.name", "fedprox+mine:Method"), is_foreign("method.name", "fedprox")

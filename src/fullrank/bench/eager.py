@@ -151,7 +151,16 @@ def time_round(
 
 
 def batches(samples: int, recipe: Recipe) -> list[Tensor]:
-    """Return the rows of each batch of shuffled epochs; a last batch of a single sample is left out (BatchNorm)."""
+    """Plan the batches of shuffled epochs. A last batch of a single sample is left out, because BatchNorm cannot use
+    it.
+
+    Args:
+        samples: The number of samples.
+        recipe: The settings of local training.
+
+    Returns:
+        The positions of the samples of each batch.
+    """
     split = [rows for _ in range(recipe.epochs) for rows in torch.split(torch.randperm(samples), recipe.batch_size)]
     return [rows for rows in split if len(rows) > 1]
 

@@ -59,6 +59,10 @@ def ratio(value: Figure, base: Figure) -> float:
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Format aligned columns: the first to the left, the others to the right.
 
+    Args:
+        headers: The titles of the columns.
+        rows: The texts of each row.
+
     >>> print(table(["a", "bb"], [["x", "1"], ["long", "22"]]))
     a     bb
     x      1

@@ -124,6 +124,13 @@ def time_ratio(run: Run, reference: Run | None) -> Found:
     """Return the seconds per round of a run divided by those of FedAvg's run.
 
     The first round, in which kernels are chosen and caches are filled, does not count if there are others.
+
+    Args:
+        run: The run.
+        reference: FedAvg's run with the same seed, if there is one.
+
+    Returns:
+        The ratio, or None and the reason of its absence.
     """
     if reference is None:
         return None, f"the comparison has no run of {REFERENCE} with the same seed"

@@ -178,9 +178,16 @@ def check_grid(grid: Mapping[str, Sequence[Any]], variants: Sequence[Variant]) -
 def rows_of(
     grid: Mapping[str, Sequence[Any]], variants: Sequence[Variant]
 ) -> dict[str, tuple[Variant, dict[str, Any]]]:
-    """Return the rows of a comparison by name: each method at each point of a grid.
+    """Return the rows of a comparison: each method at each point of a grid.
 
     A method has no rows for the hyper-parameters of other methods.
+
+    Args:
+        grid: The values by key.
+        variants: The methods.
+
+    Returns:
+        For each row, by its name, the method and the values of the keys.
 
     Raises:
         InputError: If two methods that are written differently are the same.
@@ -200,7 +207,15 @@ def _has_effect(key: str, variant: Variant) -> bool:
 
 
 def with_settings(values: Mapping[str, Any], *settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the nested values of an experiment with further dotted keys."""
+    """Set dotted keys in the nested values of an experiment.
+
+    Args:
+        values: The nested values, which are not changed.
+        *settings: Values by dotted key; later ones replace earlier ones.
+
+    Returns:
+        The new nested values.
+    """
     found = dict(values)
     for each in settings:
         found = merged(found, nested(each))

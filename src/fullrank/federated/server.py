@@ -231,7 +231,12 @@ class Server:
     # Jobs
 
     def job(self, kind: Kind, client: int) -> Job:
-        """Return a job of one client under the current model."""
+        """Return a job of one client under the current model.
+
+        Args:
+            kind: What the client does.
+            client: The client.
+        """
         return self._job(kind, client, self._broadcast(kind))
 
     def _job(
@@ -538,7 +543,12 @@ class Server:
         return self.over(dataclasses.replace(self._state.copy(), model={**self._state.model, **model}))
 
     def restored(self, saved: Tree, device: torch.device) -> Server:
-        """Return the server that `finished` returned, from its saved `state`."""
+        """Return the server that `finished` returned, from a checkpoint.
+
+        Args:
+            saved: Its `state`.
+            device: The device of the tensors.
+        """
         return self.over(self._state.restored(saved, device))
 
     def evaluate_clients(

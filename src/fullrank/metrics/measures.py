@@ -38,7 +38,11 @@ def accuracy(scores: Tensor, labels: Tensor) -> float:
 
 
 def loss(scores: Tensor, labels: Tensor) -> float:
-    """Return the mean cross-entropy."""
+    """Return the mean cross-entropy.
+
+    >>> round(loss(torch.zeros(2, 4), torch.tensor([0, 3])), 4)
+    1.3863
+    """
     return float(F.cross_entropy(scores, labels, reduction="sum").double()) / len(labels)
 
 
@@ -66,7 +70,11 @@ def counted_pairs(rows: Tensor, columns: Tensor, classes: int) -> Tensor:
 
 
 def recalls(scores: Tensor, labels: Tensor) -> list[float | None]:
-    """Return the recall of each class; None for a class without samples."""
+    """Return the recall of each class; None for a class without samples.
+
+    >>> recalls(torch.eye(3)[[0, 1]], torch.tensor([0, 0]))
+    [0.5, None, None]
+    """
     table = confusion(scores, labels)
     counts, right = table.sum(1).tolist(), table.diagonal().tolist()
     return [hit / count if count else None for hit, count in zip(right, counts, strict=True)]

@@ -116,7 +116,12 @@ class Cell:
         return " ".join(note.text for note in self.notes if note.kind == "impossible")
 
     def experiments(self, seed: int, changes: Mapping[str, Any] | None = None) -> list[Experiment]:
-        """Return the complete experiments of the cell, with a seed and with changes to their keys."""
+        """Return the complete experiments of the cell.
+
+        Args:
+            seed: The seed.
+            changes: Values that replace those of the cell, by dotted key.
+        """
         return [Experiment(**merged(merged(part, nested(changes or {})), {"seed": seed})) for part in self.parts]
 
 

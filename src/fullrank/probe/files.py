@@ -47,7 +47,12 @@ class Probe:
 
 
 def write_probe(path: Path, probe: Probe) -> None:
-    """Write a probe to a run directory. Its line is written last, so that no line lacks its file."""
+    """Write a probe to a run directory. Its line is written last, so that every line has a file of arrays.
+
+    Args:
+        path: The run directory.
+        probe: The probe.
+    """
     with naming_file(path / FOLDER):
         (path / FOLDER).mkdir(exist_ok=True)
     tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in probe.arrays.items()}

@@ -37,6 +37,10 @@ def unrounded(network: Network, device: torch.device) -> Iterator[None]:
     """Compute all forward passes in the block in the dtype of the model, even if the run trains in a shorter one.
 
     Rounding to 8 bits adds noise of the same size in all directions, which would hide the tail of a spectrum.
+
+    Args:
+        network: The network.
+        device: Its device.
     """
     half, network.half = network.half, None
     try:

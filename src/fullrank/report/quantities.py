@@ -91,6 +91,10 @@ def quantity(measure: str, asked: Sequence[Metric], *, per_round: bool = False) 
 def over_rounds(run: Run, measure: str) -> dict[int, float]:
     """Return a measure of the rows of `metrics.jsonl` by round; nan where it is not defined.
 
+    Args:
+        run: The run.
+        measure: The name of the measure, with dots for one inside others.
+
     Raises:
         InputError: If no row has it as a number.
     """

@@ -45,7 +45,11 @@ class Spread:
 
 
 def over_seeds(courses: Sequence[Course], band: str = "range") -> Spread:
-    """Return mean and band over runs, for the rounds in which all have a value.
+    """Return the mean of several runs and the band around it, for the rounds in which all have a value.
+
+    Args:
+        courses: The values of each run by round.
+        band: What the band shows.
 
     >>> spread = over_seeds([{1: 2.0, 2: 3.0}, {1: 4.0}])
     >>> spread.places, spread.mean.tolist(), spread.high.tolist()
@@ -56,7 +60,11 @@ def over_seeds(courses: Sequence[Course], band: str = "range") -> Spread:
 
 
 def spread_of(values: Mapping[float, Sequence[float]], band: str = "range") -> Spread:
-    """Return mean and band of the values at each place; the band has no width where there is only one.
+    """Return the mean of the values at each place and the band around it, which has no width for a single value.
+
+    Args:
+        values: The values by place.
+        band: What the band shows.
 
     >>> spread = spread_of({1: [2.0, 4.0], 5: [3.0]}, "std")
     >>> spread.mean.tolist(), spread.high.round(3).tolist()

@@ -471,6 +471,10 @@ class RunDirectory:
 
         It contains the clients' states that changed since the last checkpoint. The newest checkpoint with a finite
         loss is kept in addition to the newest `keep`.
+
+        Args:
+            server: The server.
+            keep: The number of checkpoints that are kept.
         """
         self.check_lock()
         names, store = _Names.of(server.round), server.store
@@ -497,9 +501,13 @@ class RunDirectory:
             (self.checkpoints / self._left.popleft()[1]).unlink(missing_ok=True)
 
     def tidy(self, keep: int, last: int) -> None:
-        """Delete everything after round `last`, and what a killed process has left, before the first round.
+        """Delete what belongs to later rounds than the last saved one, and what a killed process has left.
 
-        It reads the names of all files and all notes, which takes too long for every round.
+        It is called before the first round only, because it reads the names of all files and all notes.
+
+        Args:
+            keep: The number of checkpoints that are kept.
+            last: The last round that is saved.
         """
         saved = [(int(path.stem), _is_sound(path)) for path in self._manifests() if int(path.stem) <= last]
         notes = self._notes_until(last)

@@ -299,7 +299,12 @@ class Pace:
 
 
 def choose(quiet: bool, as_json: bool) -> Display:
-    """Return the display for this terminal and these options."""
+    """Return the display for this terminal.
+
+    Args:
+        quiet: Whether nothing is shown.
+        as_json: Whether the display prints JSON.
+    """
     if as_json:
         return Json(sys.stdout)
     if quiet:

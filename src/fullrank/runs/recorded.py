@@ -48,6 +48,10 @@ def data_facts(federation: Federation) -> dict[str, Any]:
 def check_data(path: Path, federation: Federation) -> None:
     """Check that data and partition are those with which the run in a directory was started.
 
+    Args:
+        path: The run directory.
+        federation: The data, divided among clients.
+
     Raises:
         InputError: If they are not.
     """

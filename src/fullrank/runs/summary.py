@@ -137,7 +137,15 @@ def over_stages(
 
 
 def over(scores: Sequence[Mapping[str, Any]], metric: Metric) -> dict[str, Any]:
-    """Aggregate a metric over the clients for which it is defined; AUROC, for example, needs two classes."""
+    """Aggregate a metric over the clients for which it is defined; AUROC, for example, needs two classes.
+
+    Args:
+        scores: The metrics of each client.
+        metric: The metric.
+
+    Returns:
+        The numbers of `over_clients`.
+    """
     having = [found for found in scores if _is_number(found.get(metric.key))]
     if not having:
         return {}

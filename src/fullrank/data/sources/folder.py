@@ -71,6 +71,10 @@ def list_folder(root: Path, seed: int = 0) -> Listing:
 
     Raises:
         InputError: If the tree or `groups.csv` is not of this form, or a group is in both training and test.
+
+    Args:
+        root: The folder.
+        seed: The seed of the test part, for a folder without one.
     """
     found = _classes(root)
     names = tuple(sorted({place.name for place in found}))
