@@ -1,4 +1,4 @@
-"""What clients and the server exchange: uploads, and the traffic in each direction."""
+"""The content of messages between clients and the server: uploads, and the traffic in each direction."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Mean:
 
 
 Upload: TypeAlias = dict[str, dict[str, "Sum | Mean"]]
-"""What one client sends, by space (the name of a method, or "" for the model itself) and by name."""
+"""The upload of one client, by space (the name of a method, or "" for the model itself) and by name."""
 
 
 def upload_names(upload: Mapping[str, Mapping[str, Any]]) -> set[str]:

@@ -73,7 +73,13 @@ class CheckFailed(AssertionError):
 
 @dataclasses.dataclass
 class Checked:
-    """The results of the checks of a method."""
+    """The results of the checks of a method, which `print` lists.
+
+    >>> from fullrank.testing import check
+    >>> print(check("fedprox", only=["degenerate"]))
+    fedprox:
+    degenerate   holds
+    """
 
     method: str
     results: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -82,7 +88,8 @@ class Checked:
 
     def __str__(self) -> str:
         lines = [f"{name:<12} {result}" for name, result in self.results.items()]
-        return "\n".join([f"{self.method}:", *lines, f"{'travels':<12} {self.exchange}"])
+        exchanged = [f"{'exchanged':<12} {self.exchange}"] if self.exchange else []
+        return "\n".join([f"{self.method}:", *lines, *exchanged])
 
 
 def check(

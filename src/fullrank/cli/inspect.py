@@ -49,7 +49,7 @@ KEPT: dict[str, Any] = {
     "class": client_tables.by_class,
     "confusion": client_tables.by_confusion,
 }
-"""What --by shows of a run."""
+"""The values of --by."""
 
 
 def inspect_command(

@@ -35,7 +35,7 @@ MEASUREMENTS = (
     "The server process receives the upload of each client; methods see sums and means. Hiding single uploads from "
     "the server is secure aggregation, which fullrank does not implement.",
 )
-"""What a result contains in addition to uploads, and who sees it."""
+"""Sentences about what a result contains in addition to uploads, and who sees it."""
 SIMULATION = "fullrank simulates clients on one machine: checkpoints contain what a client keeps between rounds."
 
 app = command_group(

@@ -26,7 +26,7 @@ class Derived:
     """A measure with one number per run."""
 
     title: str
-    """What it measures, as in the title of a table."""
+    """The title of a table with the measure."""
     of: Callable[[Run, Run | None], Found]
     """A function of the run and of FedAvg's run with the same seed in the comparison, if there is one."""
     needs: Callable[[Experiment], str] = lambda experiment: ""

@@ -217,7 +217,7 @@ class Train(Table):
     batch_size: Annotated[int, Field(ge=1)] = 64
     """Samples per local step."""
     last_batch: Literal["auto", "keep", "drop", "wrap"] = "auto"
-    """What to do with an incomplete last batch of an epoch: keep it, drop it, or fill it with samples from the start
+    """Treatment of an incomplete last batch of an epoch: keep it, drop it, or fill it with samples from the start
     of the epoch (wrap). auto keeps it, but with BatchNorm drops one of fewer than 16 samples and than half a batch,
     unless it is the only batch of a client. With BatchNorm, a batch of a single sample is left out in any case."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"

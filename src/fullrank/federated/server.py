@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 NO_QUERY = ("", "")
 CLIENT_KEYS = ("personal", "test", "rows")
-"""What the result of an evaluation of a client's own models has, as far as its sets exist."""
+"""The keys of the result of an evaluation of a client's own models, as far as the client has the sets."""
 
 
 @dataclass

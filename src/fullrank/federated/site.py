@@ -27,7 +27,7 @@ from fullrank.models.network import Network
 from fullrank.trees import Tensors, Tree, clone, moved, versions
 
 Kind: TypeAlias = Literal["train", "query", "data", "personal"]
-"""What a client does: it trains, answers a query, answers one about its data without having received a model, or
+"""The kind of a job: a client trains, answers a query, answers one about its data without having received a model, or
 returns its own model."""
 Stage: TypeAlias = Literal["received", "local", "personalised"]
 """A client's own model: as received from the server, after local training, or as the method personalises it."""

@@ -22,7 +22,7 @@ from fullrank.errors import InputError
 from fullrank.plugins import Registry, called
 
 Value: TypeAlias = float | list[float | None] | None
-"""What a metric returns: a number, a list with one number per class, or None where it is not defined."""
+"""The value of a metric: a number, a list with one number per class, or None where it is not defined."""
 
 BINS = 15
 """Number of bins of the expected calibration error, as in Guo et al. 2017."""

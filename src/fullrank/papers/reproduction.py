@@ -33,11 +33,11 @@ REPORT = "reproduction"
 
 @dataclass(frozen=True)
 class CellResult:
-    """What our runs reach in a cell, in the unit of the paper, and the verdict."""
+    """The result of our runs for a cell, in the unit of the paper, with the verdict."""
 
     planned: PlannedCell
     printed: Printed | None
-    """What the paper prints; for a time its ratio to the printed time of the reference."""
+    """The printed value; for a time its ratio to the printed time of the reference."""
     values: Mapping[int, float]
     """Our values by seed."""
     absent: Mapping[int, str]

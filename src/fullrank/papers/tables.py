@@ -37,12 +37,12 @@ Kind = Literal["slip", "choice", "note", "impossible"]
 """A slip is an error of the paper, a choice something that the paper does not say and that fullrank had to choose; an
 impossible cell cannot be run."""
 UNITS = {"%": 100.0, "": 1.0, "M": 1e-6, "M one way": 0.5e-6, "min": 1 / 60, "s": 1.0, "×": 1.0}
-"""What a number of a run is multiplied by to be in a unit; a count "one way" is half of what goes up and down."""
+"""The factors that convert numbers of a run to units; a count "one way" is half of what goes up and down."""
 
 
 @dataclass(frozen=True)
 class Printed:
-    """What a paper prints in a cell: the mean over its runs and, where it is printed, their standard deviation.
+    """The printed value of a cell: the mean over the paper's runs and, where it is printed, their standard deviation.
 
     >>> Printed.read("64.85 ± 2.01")
     Printed(mean=64.85, std=2.01)
@@ -330,7 +330,7 @@ class _Reader:
 
 
 _SHOWN = {"measure": "accuracy", "value": "last", "unit": "%"}
-"""What is shown of a run in a cell, unless a table or a coordinate says otherwise."""
+"""The measure of a run in a cell, unless a table or a coordinate has another one."""
 
 
 def _filled(values: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:

@@ -39,7 +39,7 @@ UNITS: dict[str, dict[str, float]] = {
 
 @dataclass(frozen=True)
 class Quantity:
-    """What an axis shows: its name, further words in a second line, and the sizes of its units."""
+    """The quantity of an axis: its name, further words in a second line, and the sizes of its units."""
 
     name: str
     details: str

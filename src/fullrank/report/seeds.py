@@ -30,8 +30,8 @@ BANDS = {
     "ci": "95 % interval over seeds",
     "none": "",
 }
-"""What a band shows, with its entry in the legend: from the least to the greatest value, the mean ± one sample standard
-deviation, or Student's confidence interval of the mean."""
+"""The meanings of bands, with their entries in the legend: from the least to the greatest value, the mean ± one
+sample standard deviation, or Student's confidence interval of the mean."""
 
 
 @dataclass(frozen=True)

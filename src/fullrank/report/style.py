@@ -36,7 +36,7 @@ CLASS_MARKERS = ("o", "^", "s", "D")
 LINE_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
 """Colours of lines; yellow is too faint for a line."""
 MORE_LINE_COLOURS = (*LINE_COLOURS, "#882255", "#999933", "#44AA99", "#CC6677", "#661100")
-"""The same with five of Tol's muted colours, for as many methods."""
+"""Colours of methods: those of lines and five of Tol's muted colours."""
 DARK, LIGHT = (0.0, 0.13, 0.30), (0.85, 0.75, 0.35)
 """Ends of a scale from dark blue to sand, for more lines than the palette has colours."""
 LOCAL = (0, (3, 1.5))

@@ -20,7 +20,7 @@ KINDS = {
     "processes": "resident, of the process and its workers",
     "process": "resident, of the main process",
 }
-"""What a peak can be, in words."""
+"""Descriptions of the kinds of peaks."""
 
 
 def reset_peaks(device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""What a run directory records about data, files and source code, and whether these are still the same."""
+"""The record of a run's data, files and source code, and the check that these are still the same."""
 
 from __future__ import annotations
 
