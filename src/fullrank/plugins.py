@@ -170,7 +170,9 @@ def import_object(name: str, where: str, kind: str) -> Any:
     if not module_name or module_name.startswith(".") or not attribute:
         raise InputError(f'{where} = "{name}" is not of the form "package.module:{kind}"')
     if module_name == GIVEN:
-        raise InputError(f'{where} = "{name}" is what a program passed to fullrank.fit, which cannot be imported')
+        raise InputError(
+            f'{where} = "{name}" names an object that a program passed to fullrank.fit, which cannot be imported'
+        )
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

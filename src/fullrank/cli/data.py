@@ -126,7 +126,7 @@ def _form(name: str, of_images: bool) -> str:
 
 
 def _images(data: DataSet) -> dict[str, dict[str, list[int]]]:
-    """Return how many images each class has in training and test, by domain."""
+    """Return the numbers of images in training and test by domain and class."""
     found: dict[str, dict[str, list[int]]] = {}
     for number, domain in enumerate(data.domains or ("",)):
         counts = [

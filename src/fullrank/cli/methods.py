@@ -41,8 +41,8 @@ SIMULATION = "fullrank simulates clients on one machine: checkpoints contain wha
 app = command_group(
     """List the federated methods, or explain one of them.
 
-    For each method, the list has what it does, what leaves a site, what a client keeps, its hyper-parameters and its
-    paper. Methods are combined with +, as in fedprox+feddecorr.
+    For each method, the list has a description, the data that leave a site, the state that a client keeps, the
+    hyper-parameters and the paper. Methods are combined with +, as in fedprox+feddecorr.
     """,
     invoke_without_command=True,
 )

@@ -36,7 +36,7 @@ class Derived:
     string."""
 
     def title_for(self, runs: Iterable[Run]) -> str:
-        """Return the title, with what was measured in these runs."""
+        """Return the title, with the kinds of measurements in these runs."""
         kinds = " or ".join(dict.fromkeys(filter(None, map(self.kind, runs))))
         return f"{self.title} ({kinds})" if kinds else self.title
 

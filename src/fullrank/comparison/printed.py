@@ -17,7 +17,7 @@ Show = Callable[[float, bool], str]
 
 
 def title_of(found: Comparison) -> str:
-    """Return the title of the table: what was measured, and which value of each run it has."""
+    """Return the title of the table: the measure, and the value of each run."""
     experiment, measure = found.experiment, found.measure
     evaluated = "round" if experiment.evaluate.every == 1 else "evaluation"
     values = {

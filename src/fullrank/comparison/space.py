@@ -18,7 +18,7 @@ from fullrank.errors import InputError
 FREE_OF_DATA = ("data.augment", "data.normalise")
 """Keys of [data] that do not change which samples each client has."""
 NO_MATTER = ("run.", "engine.", "probe.", "evaluate.")
-"""Keys that do not change what is learnt."""
+"""Keys that do not change what is learned."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ def _check_key(key: str, base: Experiment, any_method: bool) -> None:
             "shows its influence"
         )
     if key.startswith(NO_MATTER):
-        raise InputError(f"{key} cannot be searched, because it does not change what is learnt")
+        raise InputError(f"{key} cannot be searched, because it does not change what is learned")
     used = {methods.find(piece).name for piece in base.method.name.split("+")}
     owner = key.split(".")[1] if key.startswith("method.") and key.count(".") > 1 else ""
     if owner and owner not in used and not any_method:

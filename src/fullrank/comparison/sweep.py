@@ -102,7 +102,7 @@ class Sweep:
         return Experiment.from_toml(self.path / "best.toml")
 
     def __repr__(self) -> str:
-        """Return in one line what was found."""
+        """Describe the result in one line."""
         found = ", ".join(f"{key}={value}" for key, value in self.best.settings.items())
         return f"Sweep({len(self.trials)} trials, best {found}, {self.measure} {self.best.mean:.4f}, {self.path})"
 
@@ -290,7 +290,7 @@ class _Plan:
             raise InputError(f'"{self.folder}" holds another sweep: {shown}; choose another --out')
 
     def remove_traces(self, existed: bool) -> None:
-        """Remove what a sweep has written of which no run has started."""
+        """Remove the files of a sweep of which no run has started."""
         for file in ("sweep.json", "optuna.db"):
             (self.folder / file).unlink(missing_ok=True)
         shutil.rmtree(self.folder / "trials", ignore_errors=True)

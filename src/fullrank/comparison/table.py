@@ -131,7 +131,7 @@ class Comparison:
             raise InputError(f'no run has the measure "{self.measure}"; {_nearest(self.measure, known)}')
 
     def __repr__(self) -> str:
-        """Return in one line what was compared."""
+        """Describe the comparison in one line."""
         failed = f", {len(self.failed)} failed" if self.failed else ""
         where = f", {self.out}" if self.out is not None else ""
         return f"Comparison({', '.join(self.methods)}; {counted(len(self.runs), 'run')}{failed}, {self.measure}{where})"
@@ -160,7 +160,7 @@ class Comparison:
 
     @property
     def asked(self) -> Sequence[Metric]:
-        """The metrics that the runs were asked for."""
+        """The metrics of the runs."""
         return next(iter(self.runs.values())).asked
 
     @property
@@ -213,7 +213,7 @@ class Comparison:
 
     @property
     def lower_is_better(self) -> bool | None:
-        """Whether lower values of the measure are better; None if neither is known to be."""
+        """Whether lower values of the measure are better; None if this is not known."""
         first, *below = self.measure.split(".")
         if first in COSTS:
             return True
@@ -292,7 +292,7 @@ class Comparison:
         return bool(both) and all(self._splits[one, seed] == self._splits[two, seed] for seed in both)
 
     def best(self) -> set[str]:
-        """Return the rows that are the best on their data, and those that their seeds do not tell from the best.
+        """Return the rows that are the best on their data, and those whose difference to the best is not significant.
 
         A row counts as a tie if the 95 % confidence interval of its paired difference to the best row includes 0.
         """
@@ -596,7 +596,7 @@ def _corrected(rows: Sequence[Row]) -> list[Row]:
 
 
 def _is_tie(row: Row, best: Row) -> bool:
-    """Return whether the seeds of both do not tell a row from the best one."""
+    """Return whether the confidence interval of a row's difference to the best one includes 0."""
     found = interval([row.values[seed] - best.values[seed] for seed in row.values if seed in best.values], CONFIDENCE)
     return found is not None and found[0] <= 0 <= found[1]
 

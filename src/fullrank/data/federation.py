@@ -104,8 +104,8 @@ class Federation:
     def validation_of(self, client: int) -> np.ndarray:
         """Return the validation samples on which a client's own model is evaluated.
 
-        They are the samples of its site. Where clients are not sites, the samples are dealt out in turn, so that each
-        serves one client and the evaluation of all clients takes no longer than that of one global model.
+        They are the samples of its site. Where clients are not sites, the samples are divided in turn, so that each
+        belongs to one client and the evaluation of all clients takes no longer than that of one global model.
         """
         return self.validations[client] if self.validations else self.validation[client :: self.clients]
 

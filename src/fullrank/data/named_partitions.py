@@ -59,7 +59,7 @@ COLUMNS = ("labels", "domains", "groups", "natural")
 SITE_PARTITIONS = {"domain": "domain", "natural": "client"}
 """The partitions whose clients are the values of a column of the data, and the column."""
 BY_LABEL = ("iid", "dirichlet", "pathological", "class-disjoint")
-"""The library's partitions that see nothing of the samples but labels, and so divide groups as they divide samples."""
+"""The library's partitions that only use the labels of samples, and so can divide groups in the same way."""
 
 
 def call_partition(

@@ -289,7 +289,7 @@ def _facts(
 
 
 def _input_facts(run: Run, inputs: Inputs) -> dict[str, Any]:
-    """Return what the exported models take, and how a sample is prepared, by them or by the program."""
+    """Return facts about the inputs of the exported models, and how a sample is prepared, by them or by the program."""
     data = run._data_facts()
     stored: torch.dtype = getattr(torch, data["dtype"])
     own = stored == torch.uint8 or bool(data.get("columns"))

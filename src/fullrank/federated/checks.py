@@ -15,7 +15,7 @@ An upload is rejected, and the client that sent it is named, if
 - the number of samples is not the one that the server knows: as the client's claim, as the weight of its buffers in
   the mean and, unless the method defines `weight`, as the weight of its model (`check_samples`).
 
-Where a method changes what is sent of the weights (`Method.upload`), their form is that of what it sends, and their
+If a method sends the weights in another form (`Method.upload`), the check of the form is about that form, and the
 values are checked after `Method.receive`.
 
 A client whose weights are more than `SUSPICIOUS` times as large as both the model that was sent and the median of the
@@ -167,7 +167,7 @@ class UploadCheck:
                 raise OtherForm(f"in its {what}, {problem}")
 
     def _with_weights(self, upload: Upload) -> Upload:
-        """Return an upload with the weights of the model in place of what the methods sent of them."""
+        """Replace what methods sent for the weights of the model by the weights themselves (`Method.receive`)."""
         if self._receive is None:
             return upload
         sent, like = upload[""]["w"], self._received["w"]

@@ -188,7 +188,7 @@ class Server:
 
     @property
     def mean(self) -> Tensors:
-        """The mean of the clients' weights in the newest round; empty unless a method wants it to be evaluated."""
+        """The mean of the clients' weights in the newest round; empty unless a method needs it to be evaluated."""
         return self._state.mean
 
     @property
@@ -432,7 +432,7 @@ class Server:
         return _Intake(kind, query, check, Aggregation(self._aggregator_class, self._aggregator, sent, self.round))
 
     def _receive(self, tree: Tree) -> Tree:
-        """Return a client's shared weights from what the methods' `upload` sent in their place."""
+        """Convert what a client's methods sent (`Method.upload`) to its shared weights."""
         writes = versions(self._state.model, self.own)
         for part in reversed(self._composition.encoders):
             try:

@@ -62,7 +62,7 @@ def _with_interval(keys: Iterable[str], labels: Tensor) -> list[Metric]:
 
 
 def calibration(scores: Sequence[Tensor], labels: Tensor, bins: int = BINS) -> dict[str, list[Any]]:
-    """Return what the expected calibration error is computed from, for a reliability diagram.
+    """Return the numbers behind the expected calibration error, for a reliability diagram.
 
     Args:
         scores: The scores of the model, batch by batch.

@@ -305,7 +305,7 @@ _OPEN_ENDED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def _value(found: Any, name: str) -> Value:
-    """Return what a user's metric gave as a value of a row."""
+    """Convert the result of a user's metric to a value of a row."""
     shape = tuple(getattr(found, "shape", ()))
     if isinstance(found, (Tensor, np.ndarray, np.generic)):
         found = found.tolist()
@@ -451,7 +451,7 @@ def _is_derived(key: str, metrics: Collection[str]) -> bool:
 
 
 def label_of(key: str) -> str:
-    """Return the key of a metric as tables and lines show it.
+    """Return the name of a metric in tables and lines.
 
     >>> label_of("validation_macro_f1"), label_of("mean_accuracy")
     ('validation macro f1', "accuracy of the clients' mean")

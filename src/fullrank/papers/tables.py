@@ -76,9 +76,9 @@ class Printed:
 
 @dataclass(frozen=True)
 class Note:
-    """A sentence about some cells: those of which each coordinate has one of the values that it names.
+    """A sentence about the cells whose coordinates have the values that it names.
 
-    Where `uses` stands among the coordinates, it names methods, one of which the cell's experiments must use.
+    If `uses` is among the coordinates, it names methods, one of which the cell's experiments must use.
     """
 
     kind: Kind

@@ -60,8 +60,8 @@ def draw_spectrum(
     """Draw log λ_k of the test set's representation: of the global model in full lines, of clients dashed.
 
     Each run has a colour and is drawn after its last round; or each of several rounds of one run has a colour. Runs
-    that differ only in the seed are drawn as the mean of the global models' log λ_k with a band around it, as far as
-    none has vanished. R is the mean over the clients that are shown (TPAMI Eq. 1).
+    that differ only in the seed are drawn as the mean of the global models' log λ_k with a band around it, up to the
+    first k at which one of them has vanished. R is the mean over the clients that are shown (TPAMI Eq. 1).
 
     Args:
         runs: The runs.

@@ -124,7 +124,7 @@ class Predictor:
 
 
 def note_on(composition: Composition) -> str:
-    """Return a note if clients predict with more than their module and no `personalise` hook adds that to it."""
+    """Return a note if clients predict with more than the module, and no `personalise` hook adds that to the module."""
     predicting = composition.defined("predict")
     if not predicting or composition.defined("personalise"):
         return ""

@@ -42,7 +42,7 @@ def get(stored: Stored, root: str | Path = "", watch: Watch | None = None) -> st
     Args:
         stored: The data set.
         root: The folder for the files; by default $FULLRANK_DATA, or a folder in the user's cache.
-        watch: A function that is told how far the transfer is.
+        watch: A function that is called with the progress of the transfer.
 
     Returns:
         A sentence that says where the data set is.
@@ -74,7 +74,7 @@ def fetch(download: Download, root: Path, watch: Watch | None = None) -> Path:
     Args:
         download: The file.
         root: The folder of the data set.
-        watch: A function that is told how far the transfer is.
+        watch: A function that is called with the progress of the transfer.
 
     Returns:
         The path of the file.
@@ -158,7 +158,7 @@ def _transfer(url: str, part: Path, watch: Watch) -> None:
 
 
 def _download(url: str, part: Path, start: int, watch: Watch) -> int | None:
-    """Download as much as one connection brings, and return the size of the whole file if the server tells it."""
+    """Download as much as one connection brings, and return the size of the whole file if the server reports it."""
     try:
         with _open(url, start) as response:
             resumed = response.status == 206

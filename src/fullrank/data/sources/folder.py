@@ -187,7 +187,7 @@ def _depth(root: Path, tree: Sequence[_Folder]) -> int:
 
 
 def _above(root: Path, depth: int, of_classes: Sequence[_Folder]) -> tuple[str, ...]:
-    """Return what the folders above those of classes are."""
+    """Return the kinds of the folders above those of classes."""
     if depth == 1:
         names = {found.way[0] for found in of_classes}
         if all(name.lower() in SPLITS for name in names):
