@@ -29,6 +29,7 @@ from fullrank.cli import reproduce as reproducecli
 from fullrank.cli import search_scales as searchcli
 from fullrank.cli import sweep as sweepcli
 from fullrank.cli import theory as theorycli
+from fullrank.cli import watch as watchcli
 from fullrank.cli.options import (
     AsJson,
     Command,
@@ -129,6 +130,7 @@ def run(
 
 
 for name, panel, command in (
+    ("watch", "Run", watchcli.watch_command),
     ("keys", "Run", keyscli.list_keys),
     ("compare", "Compare", comparecli.compare_command),
     ("sweep", "Compare", sweepcli.sweep_command),
