@@ -89,7 +89,7 @@ def watch_command(
                 last = _follow(take, show, timeout, once, until_stopped=server is not None)
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
-    failed = [run for run in last.runs if run.state == FAILED]
+    failed = [run for run in last.runs if run.state == FAILED] if last.state == FAILED else []
     if len(failed) == 1:
         fail(f"{failed[0].name} failed: {failed[0].reason}", 1)
     if failed:

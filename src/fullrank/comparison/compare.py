@@ -142,10 +142,9 @@ def _remove_traces(tasks: Collection[Task], folder: Path, existed: bool) -> None
             experiment_file(task).unlink(missing_ok=True)
     if not any(RunDirectory(task.path).started for task in tasks):
         (folder / FILE).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # something is in them
-        (folder / "experiments").rmdir()
-        if not existed:
-            folder.rmdir()
+    for empty in (folder / "experiments", *([] if existed else [folder])):
+        with contextlib.suppress(OSError):  # something is in it
+            empty.rmdir()
 
 
 # Planning the runs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from base64 import b64encode
@@ -41,10 +42,9 @@ class PageServer:
         shared = _Shared(follower)
         handler = type("Handler", (_Handler,), {"snapshot": staticmethod(shared.snapshot)})
         try:
-            self._server = ThreadingHTTPServer((HOST, port), handler)
+            self._server = _Server((HOST, port), handler)
         except OSError as error:
             raise InputError(f"--port {port} cannot be used: {error.strerror or error}; 0 takes a free one") from None
-        self._server.daemon_threads = True
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True)
         self.snapshot = shared.snapshot
 
@@ -61,6 +61,16 @@ class PageServer:
         """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    """Answers each request in a thread, which does not keep the program from ending."""
+
+    daemon_threads = True
+    allow_reuse_address = os.name == "posix"  # elsewhere it would let two programs use one port
+
+    def handle_error(self, *_: Any) -> None:
+        """Print nothing if a browser has closed its connection."""
 
 
 class _Shared:

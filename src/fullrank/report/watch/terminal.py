@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -24,9 +25,8 @@ FIRST = (RUNNING, FAILED, STOPPED, COMPLETE, PRUNED, WAITING)
 """The order in which runs are shown if there is no room for all."""
 WARNINGS = 5
 """The number of last warnings that are shown in a terminal."""
-BAR = 24
-ROOM_FOR_BAR, ROOM_FOR_BEST = 76, 66
-"""The widths from which a table of runs has progress bars, and the best values."""
+BAR, GAP = 10, 2
+"""The widths of a progress bar in a table, and of the space between two columns."""
 
 
 def view(snapshot: Snapshot, console: Console) -> RenderableType:
@@ -58,7 +58,7 @@ def _one(run: RunState, width: int, blocks: bool) -> Iterator[RenderableType]:
 def _progress(run: RunState, width: int) -> Iterator[RenderableType]:
     """Yield the progress bar, and below it the time and the phase."""
     label = f"round {run.done}/{run.rounds} "
-    bar = ProgressBar(run.rounds, run.done, width=max(10, min(BAR * 2, width - len(label))))
+    bar = ProgressBar(run.rounds, run.done, width=max(10, min(48, width - len(label))))
     line = Table.grid(padding=(0, 1))
     line.add_row(label.strip(), bar)
     yield line
@@ -106,7 +106,7 @@ def _problems(run: RunState) -> Iterator[RenderableType]:
 
 
 def _several(snapshot: Snapshot, width: int, height: int) -> Iterator[RenderableType]:
-    runs, warned = snapshot.runs, [run for run in snapshot.runs if run.warnings or run.state in (FAILED, STOPPED)]
+    runs = snapshot.runs
     left = f", left {clock(snapshot.left)}" if snapshot.left is not None else ""
     yield Text.assemble(f"{printable(snapshot.name)}  ", (snapshot.state, STYLES[snapshot.state]))
     yield Text(f"{_counts(runs)}{left}")
@@ -117,32 +117,43 @@ def _several(snapshot: Snapshot, width: int, height: int) -> Iterator[Renderable
     yield _table(shown, width)
     if len(shown) < len(runs):
         yield Text(f"… and {len(runs) - len(shown)} more")
-    for run in warned[-WARNINGS:]:
-        text = _state_of(run) if run.reason else printable(run.warnings[-1])
-        style = STYLES[FAILED if run.state == FAILED else STOPPED]
-        yield Text(f"{printable(run.name)}: {text}", style=style)
+    for run in [run for run in runs if run.state in (FAILED, STOPPED)][-WARNINGS:]:
+        yield Text(f"{printable(run.name)}: {_state_of(run)}", style=STYLES[run.state])
+    if warned := [f"{printable(run.name)} ({run.warned})" for run in runs if run.warned]:
+        more = ", …" if len(warned) > WARNINGS else ""
+        yield Text(f"warnings: {', '.join(warned[:WARNINGS])}{more}", style="yellow")
 
 
 def _table(runs: Sequence[RunState], width: int) -> Table:
+    """Return a line for each run. Columns that do not fit next to the names are left out, the least important first."""
     facts = [run.measures[0] if run.measures else None for run in runs]
     label = next((each["label"] for each in facts if each is not None), "accuracy")
-    with_bar, with_best = width >= ROOM_FOR_BAR, width >= ROOM_FOR_BEST
-    table = Table(box=None, pad_edge=False)
+    columns: dict[str, list[RenderableType]] = {
+        "course": [ProgressBar(max(1, run.rounds), run.done, width=BAR) for run in runs],
+        "round": [f"{run.done}/{run.rounds}" if run.rounds else "" for run in runs],
+        label: [each["newest"] if each else "" for each in facts],
+        "best so far": [each["best"] if each else "" for each in facts],
+        "left": [clock(run.left) if run.left is not None else "" for run in runs],
+        "state": [Text("ending" if run.phase else run.state, style=STYLES[run.state]) for run in runs],
+    }
+    names = [printable(run.name) for run in runs]
+    widths = {name: max(cell_len(name), *map(_cells, cells)) + GAP for name, cells in columns.items()}
+    if not any(columns["left"]):
+        del columns["left"]
+    for name in ("course", "best so far"):
+        if sum(widths[each] for each in columns) + max(map(cell_len, names)) > width:
+            del columns[name]
+    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0))
     table.add_column("run", overflow="fold")
-    if with_bar:
-        table.add_column("", min_width=10)
-    with_left = any(run.left is not None for run in runs)
-    for name in ("round", label, *(["best so far"] if with_best else []), *(["left"] if with_left else [])):
-        table.add_column(name, justify="right", no_wrap=name != label)
-    table.add_column("", no_wrap=True)
-    for run, each in zip(runs, facts, strict=True):
-        bar: list[RenderableType] = [ProgressBar(max(1, run.rounds), run.done, width=10)] if with_bar else []
-        values = [each["newest"] if each else "", *([each["best"] if each else ""] if with_best else [])]
-        left = [clock(run.left) if run.left is not None else ""] if with_left else []
-        rounds = f"{run.done}/{run.rounds}" if run.rounds else ""
-        state = Text((run.phase and "ending") or run.state, style=STYLES[run.state])
-        table.add_row(Text(printable(run.name)), *bar, rounds, *values, *left, state)
+    for name in columns:
+        table.add_column("" if name == "course" else name, justify="right", no_wrap=True)
+    for name, *cells in zip(names, *columns.values(), strict=True):
+        table.add_row(Text(name), *cells)
     return table
+
+
+def _cells(cell: RenderableType) -> int:
+    return BAR if isinstance(cell, ProgressBar) else cell_len(str(cell))
 
 
 def _counts(runs: Sequence[RunState]) -> str:
