@@ -60,7 +60,7 @@ def watch_command(
         bool, typer.Option("--quiet", "-q", help="Print the address of the page and errors only.")
     ] = False,
 ) -> None:
-    """Follow a run, a comparison, a sweep or a reproduction while it is active.
+    """Follow a run, or several, while they are active.
 
     Shows the round, the time left, the newest and the best values, the course of the accuracy, clients that were left
     out, and warnings; of several runs one line each. Only the directory is read, so the run may have been started
