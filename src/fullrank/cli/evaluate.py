@@ -17,7 +17,7 @@ from fullrank.metrics.bootstrap import LEVEL, RESAMPLES, Interval
 from fullrank.metrics.measures import Metric
 from fullrank.report.evaluate import PARTS, Evaluated, Measured, evaluate_run
 from fullrank.runs.client_tables import shown_name
-from fullrank.runs.display import STAGES
+from fullrank.runs.display import STAGES, say
 from fullrank.runs.result import run_at
 
 CLASSES_SHOWN = 20
@@ -79,11 +79,11 @@ def evaluate_command(
 
 
 def _show(found: Evaluated) -> None:
-    print(f"model     {found.model}" + (f", {found.stage}: {STAGES[found.stage]}" if found.stage else ""))
+    say(f"model     {found.model}" + (f", {found.stage}: {STAGES[found.stage]}" if found.stage else ""))
     samples = {"test": "test samples", "train": "training samples", "all": "all samples"}[found.part]
-    print(f"data      {found.data}, {samples}")
+    say(f"data      {found.data}, {samples}")
     for note in found.notes:
-        print(f"note      {note}")
+        say(f"note      {note}")
     console = Console(soft_wrap=True)
     single = [metric for metric in found.metrics if not isinstance(found.all.values[metric.key], list)]
     at_once = max(1, (console.width - ROW_NAMES) // COLUMN)
@@ -92,7 +92,7 @@ def _show(found: Evaluated) -> None:
     for metric in found.metrics:
         if metric not in single:
             _show_classes(console, metric, found)
-    print(f"[low, high]: {100 * LEVEL:g} % bootstrap intervals over samples, {found.resamples} draws")
+    say(f"[low, high]: {100 * LEVEL:g} % bootstrap intervals over samples, {found.resamples} draws")
 
 
 def _table(metrics: list[Metric], rows: dict[str, Measured]) -> Table:
