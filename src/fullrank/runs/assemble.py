@@ -118,6 +118,7 @@ def assemble(
         expected=ExpectedUploads(site.composition, Rehearsal(site)),
         aggregator=experiment.train.aggregator,
         on_client_error=experiment.run.on_client_error,
+        min_clients=experiment.run.min_clients,
         personal_travels=module is not None or bool(experiment.model.start),
     )
     no_global_model = _why_no_global_model(**common)
@@ -170,14 +171,14 @@ def assemble_site(
 
 
 def hosted_data(
-    experiment: Experiment, facts: Mapping[str, Any], clients: Mapping[int, tuple[Split | None, Split | None]]
+    experiment: Experiment, facts: Mapping[str, Any], clients: Mapping[int, Sequence[Split | None]]
 ) -> HostedData:
     """Return the data of clients in the form in which a site takes them.
 
     Args:
         experiment: The experiment, which says how inputs are prepared.
         facts: What is recorded of the federation in `partition.json`.
-        clients: The training samples and the hold-out of each client, by its id.
+        clients: The training samples, the hold-out and, where it has one, the test part of each client, by its id.
     """
     shape = without_data(facts)
     prepare = dataclasses.replace(

@@ -15,7 +15,7 @@ from typing import Any
 from fullrank.config.experiment import Experiment
 from fullrank.data.federation import Federation
 from fullrank.data.sources.progress import watching
-from fullrank.engine import Engine, open_engine
+from fullrank.engine import Engine, EngineFactory, open_engine
 from fullrank.engine.machine import find_device, threads
 from fullrank.errors import (
     CallbackFailed,
@@ -24,6 +24,7 @@ from fullrank.errors import (
     Interrupted,
     RunFailed,
     StoppedNow,
+    TooFewClients,
     WriteFailed,
     naming_file,
 )
@@ -98,9 +99,21 @@ def execute(
     change_engine: bool = False,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = False,
+    engine: EngineFactory | None = None,
     **parts: Any,
 ) -> Run:
-    """Run an experiment with the parts that are given, as `assemble` takes them; without a path nothing is written."""
+    """Run an experiment with the parts that are given; without a path nothing is written.
+
+    Args:
+        experiment: The experiment.
+        path: The run directory.
+        resume: Whether a run that exists in the directory is resumed.
+        change_engine: Whether a resumed run may have other `[engine]` keys.
+        callbacks: Objects that are notified of the events of the run.
+        progress: Whether the progress of the run is shown.
+        engine: Makes the engine, in place of the one that the experiment names.
+        parts: Further parts, as `assemble` takes them.
+    """
     check_callbacks(callbacks)
     callbacks = [*displays(progress), *callbacks]
     directory = RunDirectory(_nameable(path)) if path is not None else None
@@ -116,7 +129,7 @@ def execute(
             watching.callbacks += tracked(experiment.run.track)
             if directory is not None:
                 directory.open()
-            return _execute(experiment, directory, watching, resume, change_engine, parts)
+            return _execute(experiment, directory, watching, resume, change_engine, engine, parts)
     finally:
         if directory is not None:
             directory.close()
@@ -128,6 +141,7 @@ def _execute(
     callbacks: Callbacks,
     resume: bool,
     change_engine: bool,
+    engine: EngineFactory | None,
     parts: Mapping[str, Any],
 ) -> Run:
     try:
@@ -140,7 +154,7 @@ def _execute(
         with _in_words(directory, experiment.train.rounds), threads(experiment.engine.threads):
             with watching(lambda what, done, total: interrupt.check()):
                 assembly = assemble(experiment, **parts)
-            return _run_rounds(assembly, directory, callbacks, changes)
+            return _run_rounds(assembly, directory, callbacks, changes, engine)
     except WriteFailed as failure:
         if directory is None:
             raise
@@ -190,7 +204,11 @@ class Recorder(Callback):
 
 
 def _run_rounds(
-    assembly: Assembly, directory: RunDirectory | None, watching: Callbacks, changes: Mapping[str, Any]
+    assembly: Assembly,
+    directory: RunDirectory | None,
+    watching: Callbacks,
+    changes: Mapping[str, Any],
+    own_engine: EngineFactory | None,
 ) -> Run:
     experiment, server = assembly.experiment, assembly.server
     path = directory.path if directory is not None else None
@@ -204,7 +222,7 @@ def _run_rounds(
         return finished
     rows = start.rows
     options = assembly.engine.options(len(server.sample(server.round)), rows[-1] if rows else {})
-    engine = open_engine(assembly.engine.name, assembly.site, options)
+    engine = (own_engine or partial(open_engine, assembly.engine.name))(assembly.site, options)
     callbacks = all_callbacks(watching, assembly, directory, prober)
     try:
         start.write()
@@ -215,7 +233,7 @@ def _run_rounds(
         while server.round < experiment.train.rounds:
             _one_round(assembly, engine, rows, callbacks)
         return _end(assembly, engine, directory, rows, callbacks, prober.found)
-    except (Interrupted, ClientFailed, CallbackFailed) as stop:
+    except (Interrupted, ClientFailed, TooFewClients, CallbackFailed) as stop:
         # After a second signal nothing is saved any more: it may have come in the middle of a change of the state.
         if not isinstance(stop, StoppedNow) and directory is not None and directory.last_round() < server.round:
             directory.save(server, experiment.run.keep)
