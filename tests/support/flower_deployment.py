@@ -84,8 +84,8 @@ class Deployment:
         tls = ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
         self._launch(
             "superlink",
-            ["flower-superlink", "--host", "127.0.0.1", "--port", str(self.port), *tls, "--enable-supernode-auth"]
-            + ["--disable-runtime-dependency-installation", "--database", "link.db"],
+            *("flower-superlink", "--host", "127.0.0.1", "--port", str(self.port), *tls, "--enable-supernode-auth"),
+            *("--disable-runtime-dependency-installation", "--database", "link.db"),
         )
         until(self._listens, 30, "the start of the SuperLink")
 
@@ -103,9 +103,9 @@ class Deployment:
         tls = ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
         self._launch(
             f"site{site}",
-            ["flower-supernode", "--root-certificates", "ca.crt", "--superlink", f"localhost:{self.port}", *tls]
-            + ["--port", str(free_port()), "--auth-supernode-private-key", f"site{site if key is None else key}"]
-            + ["--node-config", config or f"partition-id={site} num-partitions=1000"],
+            *("flower-supernode", "--root-certificates", "ca.crt", "--superlink", f"localhost:{self.port}", *tls),
+            *("--port", str(free_port()), "--auth-supernode-private-key", f"site{site if key is None else key}"),
+            *("--node-config", config or f"partition-id={site} num-partitions=1000"),
         )
 
     def run(self, app: Path, out: Path, overrides: Sequence[str] = (), seconds: float = 300, **config) -> str:
@@ -116,7 +116,7 @@ class Deployment:
     def begin(self, app: Path, out: Path, overrides: Sequence[str] = (), **config) -> None:
         values = {"set": " ".join(overrides), "out": str(out), **config}
         text = " ".join(f"{key}={json.dumps(value)}" for key, value in values.items())
-        self._launch("run", ["flwr", "run", str(app), "test", "--stream", "--run-config", text])
+        self._launch("run", "flwr", "run", str(app), "test", "--stream", "--run-config", text)
 
     def finish(self, seconds: float) -> str:
         """Wait for the end of the run that was begun, and return its status."""
@@ -157,7 +157,7 @@ class Deployment:
         for name in list(self.processes):
             self.stop(name)
 
-    def _launch(self, name: str, command: list[str]) -> None:
+    def _launch(self, name: str, *command: str) -> None:
         with (self.folder / f"{name}.log").open("a") as log:
             self.processes[name] = subprocess.Popen(
                 command,

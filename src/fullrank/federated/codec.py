@@ -269,7 +269,8 @@ class _Writer:
             what = "has no values" if tensor.is_meta else f"is of layout {tensor.layout}"
             raise InputError(f"{where} cannot be sent: it {what}")
         number = len(self.tensors)
-        values = tensor.detach().cpu()
+        # The tensor itself if possible, so that a channel can tell that several clients are sent the same one.
+        values = tensor if tensor.device.type == "cpu" and not tensor.requires_grad else tensor.detach().cpu()
         if values.stride() != torch.empty(values.shape, device="meta").stride() and _is_dense(
             values.shape, values.stride()
         ):

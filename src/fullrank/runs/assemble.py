@@ -33,7 +33,7 @@ from fullrank.methods import Composition, Method
 from fullrank.metrics.measures import find_metrics
 from fullrank.models.entries import Entries, classify, select
 from fullrank.models.network import Network
-from fullrank.plugins import GIVEN, collecting_files
+from fullrank.plugins import GIVEN, SITES, collecting_files
 from fullrank.runs.evaluation import GlobalEvaluator
 from fullrank.runs.network import build_network, set_up_for
 from fullrank.runs.starting import StartReport, start_from
@@ -249,6 +249,11 @@ def federate(experiment: Experiment, data: DataSet | None = None) -> Federation:
     """Divide the data set of an experiment, or the one given, among its clients."""
     experiment = Experiment.of(experiment)
     table = experiment.data
+    if table.name == SITES:
+        raise InputError(
+            f'data.name = "{SITES}" stands for samples that the sites of a deployment have; "fullrank flower new" '
+            "writes an app that runs there"
+        )
     if GIVEN in (table.name, table.partition):
         raise InputError(
             f'data.name and data.partition = "{GIVEN}" stand for data that a program hands over to fullrank.fit'

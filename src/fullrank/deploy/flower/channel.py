@@ -7,10 +7,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
 import flwr.app
-from flwr.app import Array
 from flwr.serverapp import Grid
 
-from fullrank.deploy.flower.records import from_records, to_records
+from fullrank.deploy.flower.records import Known, from_records, to_records
 from fullrank.deploy.sites.channel import Trouble
 from fullrank.deploy.sites.message import Message
 from fullrank.errors import RunFailed
@@ -35,8 +34,7 @@ class GridChannel:
 
     def __init__(self, grid: Grid, keep: float):
         self._grid, self._keep = grid, keep
-        self._arrays: dict[int, Array] = {}
-        self._tensors: list[object] = []
+        self._known: Known = {}
 
     def nodes(self) -> Collection[int]:
         """Return the SuperNodes that are connected now."""
@@ -44,7 +42,7 @@ class GridChannel:
 
     def send(self, node: int, request: Message) -> str:
         """Send a request to a SuperNode."""
-        content = to_records(request)
+        content = to_records(request, self._known)
         message = flwr.app.Message(content, node, TYPES[request.kind], ttl=self._keep)
         (ticket,) = _reached(lambda: [*self._grid.push_messages([message])])
         return str(ticket)

@@ -6,7 +6,7 @@ import io
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -26,25 +26,34 @@ BIT_PATTERNS = {torch.bfloat16: torch.int16}
 NUMPY = "numpy.ndarray"
 
 
-def to_records(message: Message, known: dict[int, Array] | None = None) -> RecordDict:
+Known: TypeAlias = dict[int, tuple[torch.Tensor, Array]]
+"""Tensors that were sent, with their arrays, by the identities of the tensors."""
+
+
+def to_records(message: Message, known: Known | None = None) -> RecordDict:
     """Convert a message to records of its own, which no other message shares.
 
     Args:
         message: The message.
-        known: Arrays of tensors that are sent to several nodes, by the tensors' identities; it is filled and read, so
-            that each of them is converted once.
+        known: The tensors of the message before, replaced by those of this one: what several nodes are sent is
+            converted once.
     """
     arrays: dict[str, dict[str, Array]] = {}
     names, kinds = [], {}
+    now: Known = {}
     for number, tensor in message.tensors.items():
         path = message.paths.get(number, number)
         group = path.split("/", 1)[0]
         record = arrays.setdefault(group if group in SENT else "upload", {})
         name = path if path not in record else f"{path} {number}"
-        record[name] = _array(tensor, known)
+        record[name] = _array(tensor, known or {})
+        now[id(tensor)] = (tensor, record[name])
         names.append(f"{group if group in SENT else 'upload'}:{name}")
         if tensor.dtype in BIT_PATTERNS:
             kinds[number] = str(tensor.dtype).removeprefix("torch.")
+    if known is not None:
+        known.clear()
+        known.update(now)
     numbers: dict[str, int | float] = {}
     values = dict(message.values)
     result = values.get("result")
@@ -87,14 +96,11 @@ def from_records(records: RecordDict) -> Message:
         raise BadMessage(f"the records are not a message of fullrank ({reason})") from None
 
 
-def _array(tensor: torch.Tensor, known: dict[int, Array] | None) -> Array:
-    if known is not None and id(tensor) in known:
-        return known[id(tensor)]
+def _array(tensor: torch.Tensor, known: Known) -> Array:
+    if (found := known.get(id(tensor))) is not None:
+        return found[1]
     bits = tensor.view(BIT_PATTERNS[tensor.dtype]) if tensor.dtype in BIT_PATTERNS else tensor
-    found = Array(bits.numpy())
-    if known is not None:
-        known[id(tensor)] = found
-    return found
+    return Array(bits.numpy())
 
 
 def _tensor(array: Array, kind: str) -> torch.Tensor:

@@ -14,7 +14,7 @@ from fullrank.data import DataSet, Split, load_dataset, partition
 from fullrank.data.federation import Federation
 from fullrank.deploy.sites.settings import SiteSettings
 from fullrank.errors import InputError
-from fullrank.plugins import GIVEN
+from fullrank.plugins import SITES
 from fullrank.randomness import key
 from fullrank.runs.assemble import federate
 
@@ -50,7 +50,7 @@ class SiteData:
             seed = key(experiment.seed, "holdout", client) % 2**32
             parts, held = partition.hold_out(parts, experiment.data.holdout, seed, data.train.group)
         splits = (*(_taken(data.train, places[0]) for places in (parts, held)), data.test)
-        return cls(replace(data, name=GIVEN), {client: (splits[0], splits[1], splits[2])}, {client: name})
+        return cls(replace(data, name=SITES), {client: (splits[0], splits[1], splits[2])}, {client: name})
 
     @classmethod
     def part(cls, experiment: Experiment, clients: Sequence[int]) -> SiteData:

@@ -16,7 +16,7 @@ from fullrank.deploy.sites.federation import ClientFacts, RemoteFederation
 from fullrank.deploy.sites.roster import Roster
 from fullrank.errors import InputError
 from fullrank.files import Damaged, read_json, write_json
-from fullrank.plugins import GIVEN
+from fullrank.plugins import GIVEN, SITES
 from fullrank.runs.callbacks import Callback
 from fullrank.runs.result import Run
 from fullrank.runs.run import execute
@@ -76,8 +76,8 @@ def serve(
     federation = RemoteFederation.of(experiment, roster.described, roster.known, test)
     roster.joined = federation.add
     recorded = experiment
-    if roster.described["name"] == GIVEN:
-        recorded = experiment.but(**{"data.name": GIVEN, "data.partition": GIVEN, "data.root": ""})
+    if roster.described["name"] == SITES:
+        recorded = experiment.but(**{"data.name": SITES, "data.partition": GIVEN, "data.root": ""})
     facts = federation.for_sites()
     common = {"run": record.run, "experiment": experiment.as_toml(), "facts": facts}
     checkpoints = _Checkpoints(path, record, roster)
