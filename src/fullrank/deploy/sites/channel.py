@@ -83,18 +83,15 @@ class InMemory:
         for ticket in tickets:
             if ticket not in self._sent:
                 continue
-            node, content = self._sent[ticket]
+            node, content = self._sent.pop(ticket)
             if node not in self.connected:
-                del self._sent[ticket]
                 return {ticket: Trouble("it is not connected", gone=True)}
             try:
                 answer = self.connected[node](content)
             except Exception as error:
-                del self._sent[ticket]
                 return {ticket: Trouble(f"it stopped ({type(error).__name__})", gone=True)}
             if answer is None:
                 continue
-            del self._sent[ticket]
             self.bytes_up += len(answer)
             try:
                 return {ticket: Message.from_bytes(answer)}

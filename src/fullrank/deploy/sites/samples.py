@@ -12,6 +12,7 @@ import torch
 from fullrank.config.experiment import Experiment
 from fullrank.data import DataSet, Split, load_dataset, partition
 from fullrank.data.federation import Federation
+from fullrank.data.sources.registry import DATA_SETS
 from fullrank.deploy.sites.settings import SiteSettings
 from fullrank.errors import InputError
 from fullrank.plugins import SITES
@@ -19,6 +20,8 @@ from fullrank.randomness import key
 from fullrank.runs.assemble import federate
 
 KEPT_FEDERATIONS = 2
+FROM_FILES = ("folder", "npz")
+"""The names of data sets that read whatever files an experiment names."""
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,12 @@ def load_site(experiment: Experiment, settings: SiteSettings, clients: Sequence[
         raise InputError("the site has no number; set client = 0, 1, … under [site] in its site.toml")
     path = settings.samples
     if path is None:
+        name = experiment.data.name
+        if settings.from_file and (name in FROM_FILES or name not in DATA_SETS.own):
+            raise InputError(
+                f'data.path in its site.toml is empty, and it does not read "{name[:80]}" for the server; with an empty '
+                "path, a site takes part in trials with the data sets of the library only"
+            )
         return SiteData.part(experiment, clients)
     if len(clients) > 1:
         raise InputError("a site with data of its own is one client; give it one number")

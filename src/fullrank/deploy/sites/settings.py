@@ -22,6 +22,9 @@ from fullrank.trees import flatten
 MODEL_PARTS = ("w", "buffers")
 """The names of the uploads of the model itself."""
 
+SERVER_ONLY = ("train.aggregator", "engine.name", "run.track")
+"""Keys that may name code and that a site does not read."""
+
 
 class Rejected(InputError):
     """Raised if a site does not do what a server asks for; the message says what it does not allow."""
@@ -94,6 +97,7 @@ class SiteSettings(Table):
     data: DataTable = DataTable()
     allow: Allowed = Allowed()
     _base: Path = PrivateAttr(default_factory=Path)
+    _from_file: bool = PrivateAttr(default=False)
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -110,7 +114,7 @@ class SiteSettings(Table):
             InputError: If it cannot be read, or has an unknown key or an invalid value.
         """
         settings = cls(**read_toml(path))
-        settings._base = Path(path).expanduser().absolute().parent
+        settings._base, settings._from_file = Path(path).expanduser().absolute().parent, True
         return settings
 
     def within(self, base: Path) -> SiteSettings:
@@ -125,6 +129,11 @@ class SiteSettings(Table):
         return self._base / Path(self.site.folder).expanduser()
 
     @property
+    def from_file(self) -> bool:
+        """Whether these are the settings of a file, which a site has written, and not those of a simulation."""
+        return self._from_file
+
+    @property
     def samples(self) -> Path | None:
         """The path of the site's own data, if it has any."""
         return self._base / Path(self.data.path).expanduser() if self.data.path else None
@@ -137,7 +146,7 @@ class SiteSettings(Table):
         Raises:
             Rejected: If they name code that the site does not allow, or a method.
         """
-        for key in LIBRARY:
+        for key in (key for key in LIBRARY if key not in SERVER_ONLY):
             table, _, name = key.partition(".")
             found = values.get(table, {})
             value = found.get(name) if isinstance(found, Mapping) else None
