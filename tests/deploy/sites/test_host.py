@@ -263,7 +263,5 @@ def test_sites_whose_classes_differ_are_named(tmp_path):
         np.savez(tmp_path / f"{k}.npz", x=rng.integers(0, 255, (40, 8, 8, 1), dtype=np.uint8), y=y)
         (tmp_path / f"{k}.toml").write_text(f'[site]\nname = "s{k}"\nclient = {k}\n[data]\npath = "{k}.npz"\n')
     hosts = {7 + k: node(Host(SiteSettings.from_toml(tmp_path / f"{k}.toml"))) for k in range(2)}
-    with pytest.raises(
-        InputError, match=r'the site "s1" \(node 8\) has data of another form: classes is malignant, and'
-    ):
+    with pytest.raises(InputError, match=r'the site "s1" \(node 8\) has data of another form: classes is malignant'):
         deploy(tmp_path, experiment(data__clients=2), InMemory(hosts))

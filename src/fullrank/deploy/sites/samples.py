@@ -127,8 +127,8 @@ def load_site(experiment: Experiment, settings: SiteSettings, clients: Sequence[
         name = experiment.data.name
         if settings.from_file and (name in FROM_FILES or name not in DATA_SETS.own):
             raise InputError(
-                f'data.path in its site.toml is empty, and it does not read "{name[:80]}" for the server; with an empty '
-                "path, a site takes part in trials with the data sets of the library only"
+                f'data.path in its site.toml is empty, and it does not read "{name[:80]}" for the server; with an '
+                "empty path, a site takes part in trials with the data sets of the library only"
             )
         return SiteData.part(experiment, clients)
     if len(clients) > 1:
