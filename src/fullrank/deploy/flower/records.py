@@ -115,7 +115,8 @@ def _tensor(array: Array, kind: str) -> torch.Tensor:
     if dtype.hasobject or min(shape, default=0) < 0 or size != len(array.data) - file.tell():
         raise BadMessage("an array has another number of bytes than its header announces")
     values = np.frombuffer(array.data[file.tell() :], dtype) if size else np.empty(0, dtype)
-    tensor = torch.from_numpy(np.array(values.reshape(shape, order="F" if fortran else "C"), order="C"))
+    ordered = values.reshape(shape, order="F" if fortran else "C")
+    tensor = torch.from_numpy(np.array(ordered, order="C").reshape(-1)).reshape(shape)
     if not kind:
         return tensor
     types = {str(own).removeprefix("torch."): (own, bits) for own, bits in BIT_PATTERNS.items()}
