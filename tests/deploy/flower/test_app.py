@@ -52,9 +52,9 @@ def app(tmp_path_factory):
 
 
 def test_scaffold_in_a_deployment_with_tls_is_a_simulation_to_the_bit(tmp_path, app):
-    overrides = overrides_of("scaffold")
+    overrides = [*overrides_of("scaffold"), "data.holdout=0"]  # no evaluation: each message starts a process
     with deployed(tmp_path / "net", 2) as net:
-        assert net.run(app, tmp_path / "out", overrides, seconds=150) == "finished:completed", net.log
+        assert net.run(app, tmp_path / "out", overrides, seconds=200) == "finished:completed", net.log
     run = simulated(app, tmp_path / "ref", overrides)
     assert same_weights(tmp_path / "out", tmp_path / "ref")
     found = fullrank.load_run(tmp_path / "out")
