@@ -39,7 +39,7 @@ check: $(VENV)/installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Flower needs older typer and rich than constraints.txt has, so it has an environment of its own.
+# Flower needs older typer and rich than constraints.txt has, so it has a separate environment.
 $(FLOWER)/installed: pyproject.toml constraints-flower.txt
 	$(PYTHON) -m venv $(FLOWER)
 	$(FLOWER)/bin/python -m pip install --quiet --upgrade pip

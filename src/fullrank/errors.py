@@ -74,7 +74,7 @@ class RunFailed(FullrankError, RuntimeError):
 
 
 class TooFewClients(RunFailed):
-    """Raised if fewer clients than `run.min_clients` took part in a round, or nobody answered a method's question."""
+    """Raised if fewer clients than `run.min_clients` took part in a round, or answered a method's question."""
 
 
 class CallFailed(RunFailed):

@@ -1,4 +1,4 @@
-"""Flower's own FedAvg; for FedMR, with class prototypes beside the weights."""
+"""Flower's own FedAvg; for FedMR, with class prototypes in addition to the weights."""
 
 import torch
 from flwr.app import ArrayRecord, Context, RecordDict

@@ -93,7 +93,7 @@ _FORMS: dict[str, TypeAdapter[Any]] = {"job": TypeAdapter(_Job), "result": TypeA
 
 @dataclass(frozen=True)
 class Packed:
-    """A job or a result as plain values and tensors, for a channel that has a form of its own for each of them."""
+    """A job or a result as plain values and tensors, for a channel that sends them in different forms."""
 
     form: dict[str, Any]
     """Plain values, as JSON preserves them, with the number of a tensor in place of each tensor."""
@@ -120,7 +120,7 @@ def unpack(form: Any, tensors: Mapping[str, Tensor]) -> Job | Result:
     """Convert what `pack` made back to a job or a result, with new tensors on the CPU.
 
     Args:
-        form: The plain values, which may come from anybody.
+        form: The plain values, which may come from a stranger.
         tensors: The tensors by their numbers.
 
     Raises:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,18 @@ VARIABLE = "FULLRANK_SITE"
 _hosts: dict[tuple[str, int, int], Host] = {}
 
 
-def client_app(load: Load = load_site) -> ClientApp:
+SINGLE = "accepts one ArrayRecord in each direction with equal names, and fullrank's messages have several"
+UNFIT = {
+    "fixedclipping_mod": SINGLE,
+    "adaptiveclipping_mod": SINGLE,
+    "LocalDpMod": SINGLE,
+    "secagg_mod": "needs Flower's earlier interface and its own workflow at the server",
+    "secaggplus_mod": "needs Flower's earlier interface and its own workflow at the server",
+}
+"""Flower's mods that do not fit, with the reasons."""
+
+
+def client_app(load: Load = load_site, mods: Sequence[Any] = ()) -> ClientApp:
     """Return the `ClientApp` of an app.
 
     The path of `site.toml` is the value of `site` in the configuration of the SuperNode (`--node-config`) or of the
@@ -37,12 +48,20 @@ def client_app(load: Load = load_site) -> ClientApp:
 
     Args:
         load: Loads the samples of a site, in place of `load_site`.
+        mods: Flower's mods, which see each message before and after the app.
+
+    Raises:
+        InputError: If a mod cannot work with fullrank's messages; the message has the reason.
     """
+    for mod in mods:
+        name = getattr(mod, "__name__", type(mod).__name__)
+        if name in UNFIT:
+            raise InputError(f'the mod "{name}" cannot be used: it {UNFIT[name]}')
 
     def answer(message: flwr.app.Message, context: Context) -> flwr.app.Message:
         return _answer(message, context, load)
 
-    app = ClientApp()
+    app = ClientApp(mods=[*mods])
     app.query()(answer)  # whether the site joins
     app.train()(answer)  # a job
     return app

@@ -18,7 +18,7 @@ from fullrank.trees import Tensors
 
 VALUES, METRICS = "values", "metrics"
 SENT = ("broadcast", "frozen", "personal", "model")
-"""The parts of jobs and results whose tensors have a record of their own; those of uploads are in "upload"."""
+"""The parts of jobs and results whose tensors have a separate record; those of uploads are in "upload"."""
 MARK = "$metric"
 """Takes the place of a metric among the values, with the metric's name in the record of metrics."""
 BIT_PATTERNS = {torch.bfloat16: torch.int16}
@@ -31,7 +31,7 @@ Known: TypeAlias = dict[int, tuple[torch.Tensor, Array]]
 
 
 def to_records(message: Message, known: Known | None = None) -> RecordDict:
-    """Convert a message to records of its own, which no other message shares.
+    """Convert a message to records, which it shares with no other message.
 
     Args:
         message: The message.
@@ -121,12 +121,12 @@ def _tensor(array: Array, kind: str) -> torch.Tensor:
         return tensor
     types = {str(own).removeprefix("torch."): (own, bits) for own, bits in BIT_PATTERNS.items()}
     if kind not in types or tensor.dtype != types[kind][1]:
-        raise BadMessage(f'an array is said to be of the type "{kind[:40]}"')
+        raise BadMessage(f'an array is described as one of the type "{kind[:40]}"')
     return tensor.view(types[kind][0])
 
 
 def _without_numbers(value: Any, path: str, numbers: dict[str, int | float]) -> Any:
-    """Return metrics with marks in place of numbers, which go into a table of their own."""
+    """Return metrics with marks in place of numbers, which go into a separate table."""
     if isinstance(value, bool) or not isinstance(value, (int, float, Mapping, list)):
         return value
     if isinstance(value, (int, float)):

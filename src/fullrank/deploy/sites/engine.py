@@ -22,7 +22,7 @@ from fullrank.local import interrupt
 from fullrank.trees import Tree
 
 POLL = 1.0
-"""Seconds that one look for answers takes at most."""
+"""The largest number of seconds of one request for answers."""
 AHEAD = 8
 """The number of answers, of the clients next in order, that the server takes before their turn."""
 METHOD_AT_FAULT = ("WroteInPlace", "BadGradient")
@@ -164,7 +164,7 @@ class RemoteEngine(Engine):
     def _await_first(self, pending: deque[_Pending]) -> None:
         """Wait for the result of the first of these jobs; answers to the next ones are taken meanwhile."""
         first = pending[0]
-        looked = False
+        asked = False
         while first.result is None:
             interrupt.check()
             if first.gone_since is not None:
@@ -172,13 +172,13 @@ class RemoteEngine(Engine):
                 if first.result is not None or first.gone_since is not None:
                     continue
             left = first.start + self._limits.timeout - time.monotonic()
-            if left <= 0 and looked:
+            if left <= 0 and asked:
                 self._fail(first, f"did not answer within {self._limits.timeout:g} s (run.client_timeout)")
                 return
             near = {entry.ticket: entry for entry in list(pending)[:AHEAD] if entry.ticket and entry.result is None}
             for ticket, answer in self._channel.receive([*near], max(0.0, min(left, POLL))).items():
                 self._take(near[ticket], answer)
-            looked = True
+            asked = True
 
     def _return(self, entry: _Pending) -> None:
         """Send a job again if its site is back; give up after some time."""

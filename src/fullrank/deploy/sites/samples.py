@@ -132,14 +132,14 @@ def load_site(experiment: Experiment, settings: SiteSettings, clients: Sequence[
             )
         return SiteData.part(experiment, clients)
     if len(clients) > 1:
-        raise InputError("a site with data of its own is one client; give it one number")
+        raise InputError("a site whose data.path is set is one client; give it one number")
     source = "npz" if path.is_file() else "folder"
     data = load_dataset(source, path, seed=experiment.seed, size=experiment.data.size)
     return SiteData.own(in_order(data, settings.data.classes), experiment, clients[0], settings.site.name)
 
 
 def in_order(data: DataSet, classes: Sequence[str]) -> DataSet:
-    """Return a data set with the classes of the federation in place of its own, which must be among them.
+    """Return a data set with the classes of the federation, among which its classes must be.
 
     >>> split = Split(torch.zeros(2, 1), torch.tensor([0, 1]))
     >>> in_order(DataSet("d", split, None, ("b", "c")), ["a", "b", "c"]).train.y

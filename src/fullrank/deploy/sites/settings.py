@@ -34,7 +34,7 @@ class SiteTable(Table):
     """Who the site is, and where it computes."""
 
     name: str = ""
-    """Name of the site, in tables, messages and logs of the server. Needed with data of its own."""
+    """Name of the site, in tables, messages and logs of the server. Needed if `data.path` is set."""
     client: Annotated[int, Field(ge=-1)] = -1
     """Number of the site among the clients, from 0 on, which no other site may have. -1 takes the number that the
     node was started with."""

@@ -68,7 +68,7 @@ class Receipt:
 
 
 class StateFolder:
-    """The states of one client in one run, each in a file of its own.
+    """The states of one client in one run, one file each.
 
     Args:
         folder: The folder of all states of the site.
