@@ -24,6 +24,8 @@ from fullrank.errors import CallFailed, ClientFailed, InputError, message_of, ne
 
 GIVEN = "given"
 """The module name in the names of data, partitions and models that a program passed as objects."""
+SITES = "sites"
+"""The name of the data of a deployment whose sites read their samples from their machines."""
 LIBRARY = {
     "data.name": "data",
     "data.partition": "",

@@ -360,3 +360,8 @@ class RunTable(Table):
     `fullrank.Callback` that needs no arguments; or a name that an installed package declares."""
     on_client_error: Literal["stop", "skip"] = "stop"
     """Whether the failure of a client stops the run, or the round continues without that client (skip)."""
+    min_clients: Annotated[int, Field(ge=1)] = 1
+    """Number of clients of a round that must succeed, with on_client_error = "skip"; with fewer, the run stops."""
+    client_timeout: NotNegative = 0.0
+    """Seconds within which a client of a deployment must answer; one that does not has failed. 0 waits for an hour. In
+    a simulation clients have no limit."""
