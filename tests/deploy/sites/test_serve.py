@@ -5,14 +5,18 @@ import json
 import pytest
 
 import fullrank
-from deployments import deploy, experiment, host, network, node, same_weights, shared_metrics
+from deployments import VALUES, deploy, experiment, host, network, node, same_weights, shared_metrics
+from fullrank import methods
+from fullrank.config.experiment import Experiment
 from fullrank.deploy.sites import Message
 from fullrank.deploy.sites.channel import InMemory
 from fullrank.errors import ClientFailed, InputError, RunFailed, TooFewClients
 from fullrank.files import read_json, read_lines
 from fullrank.runs.callbacks import Callback
+from small import on_its_network
 
 METHODS = ["fedavg", "fedprox+feddecorr", "scaffold", "fedmr", "fedbn", "ccvr"]
+SLOWER = [name for name in methods.available() if name not in METHODS]
 
 
 def once(answer, **changes):
@@ -29,9 +33,10 @@ def once(answer, **changes):
     return answered
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOWER)])
 def test_weights_and_metrics_are_those_of_a_simulation_to_the_bit(tmp_path, method):
-    what = experiment(method__name=method, evaluate__personal="every", train__participation=2)
+    values = {**VALUES, "evaluate.personal": "every", "train.participation": 2, "train.rounds": 3}
+    what = Experiment.of(on_its_network(values, method) if method in SLOWER else {**values, "method.name": method})
     simulated = fullrank.run(what, tmp_path / "simulated")
     channel = network(tmp_path)
     deployed = deploy(tmp_path, what, channel)
