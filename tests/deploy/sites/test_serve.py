@@ -1,6 +1,7 @@
 """A deployment gives the weights of a simulation, survives what happens to sites, and says what went wrong."""
 
 import json
+import time
 
 import pytest
 
@@ -189,6 +190,16 @@ def test_too_few_sites_at_the_start_are_named(tmp_path):
     with pytest.raises(RunFailed, match=r"2 of 3 clients have joined within 0.3 s.*client 2 has not"):
         deploy(tmp_path, experiment(), channel, wait=0.3)
     assert not (tmp_path / "deployed").exists()
+
+
+def test_the_server_does_not_wait_for_sites_that_cannot_take_part(tmp_path):
+    what = experiment(run__on_client_error="skip", method__name="scaffold")
+    told = []
+    started = time.monotonic()
+    with pytest.raises(RunFailed, match=r'0 of 3 clients have joined.*does not allow the method "scaffold"'):
+        deploy(tmp_path, what, network(tmp_path, methods=["fedavg"]), wait=60.0, say=told.append)
+    assert time.monotonic() - started < 30
+    assert len(told) == 3
 
 
 def test_no_round_succeeds_with_fewer_clients_than_asked_for(tmp_path):
