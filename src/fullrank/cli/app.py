@@ -51,8 +51,8 @@ from fullrank.errors import InputError, Interrupted
 from fullrank.local import interrupt
 from fullrank.runs import client_tables, display
 from fullrank.runs.assemble import federate
-from fullrank.runs.display import say
 from fullrank.runs.run import run as run_experiment
+from fullrank.runs.terminal import say
 
 app = command_group(
     "Federated learning when clients' data differ: train models, compare methods, and measure whether the "
