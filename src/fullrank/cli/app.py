@@ -19,6 +19,7 @@ from fullrank.cli import data as datacli
 from fullrank.cli import evaluate as evaluatecli
 from fullrank.cli import export as exportcli
 from fullrank.cli import figure as figurecli
+from fullrank.cli import flower as flowercli
 from fullrank.cli import inspect as inspectcli
 from fullrank.cli import keys as keyscli
 from fullrank.cli import methods as methodscli
@@ -65,6 +66,7 @@ app.add_typer(datacli.app, name="data", rich_help_panel="Data")
 app.add_typer(methodscli.app, name="methods", rich_help_panel="Models and methods")
 app.add_typer(theorycli.app, name="theory", rich_help_panel="Reproduce")
 app.add_typer(benchcli.app, name="bench", rich_help_panel="Tools")
+app.add_typer(flowercli.app, name="flower", rich_help_panel="Tools")
 
 
 def _version(asked: bool) -> None:

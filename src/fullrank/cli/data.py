@@ -89,7 +89,7 @@ def _known(name: str) -> Stored:
     if name not in stored_sets():
         if name in DATA_SETS.own:
             raise InputError(
-                f'"{name}" cannot be downloaded by fullrank; "fullrank data check {name}" says where it is searched'
+                f'"{name}" cannot be downloaded by fullrank; "fullrank data check {name}" shows its folders'
             )
         raise InputError(f'unknown data set "{name}": {nearest(name, DATA_SETS.own)}')
     return stored_sets()[name]
@@ -127,7 +127,7 @@ def _form(name: str, of_images: bool) -> str:
 
 
 def _images(data: DataSet) -> dict[str, dict[str, list[int]]]:
-    """Return how many images each class has in training and test, by domain."""
+    """Return the numbers of images in training and test by domain and class."""
     found: dict[str, dict[str, list[int]]] = {}
     for number, domain in enumerate(data.domains or ("",)):
         counts = [

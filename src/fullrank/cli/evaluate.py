@@ -50,10 +50,10 @@ def evaluate_command(
     all samples.
 
     Samples are prepared as in the run, images of another size are resized, and classes are matched by their names.
-    Where the data come in domains or from natural clients, the metrics are printed for each of these sites too.
+    If the data come from domains or natural clients, the metrics are printed for each of these sites as well.
 
-    An interval lies between two percentiles of the values on samples that are drawn with replacement. It says how far
-    the value depends on the samples, and nothing about another training run.
+    An interval lies between two percentiles of the values on samples that are drawn with replacement. It shows how
+    much the value depends on the samples, not how much it would vary between training runs.
 
     Example: fullrank evaluate runs/demo --metrics balanced-accuracy,per-class
     """

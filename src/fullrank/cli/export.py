@@ -38,7 +38,7 @@ def export_command(
         typer.Option(
             "--input",
             metavar="raw|prepared",
-            help="What the models take: samples as the data of the run have them, or normalised ones.",
+            help="Inputs of the models: samples in the form of the run's data, or normalised samples.",
         ),
     ] = "raw",
     root: Root = "",
@@ -50,9 +50,9 @@ def export_command(
     Re-parameterisable networks (repvgg, repghost) are converted to plain convolutions with fused BatchNorm. The file
     model.json describes what a program needs to use the model: network, classes, input shape and normalisation.
 
-    By default, the models take samples as the data of the run have them and normalise them themselves: 8-bit images
-    with values 0 to 255 (uint8) of the size of the run, where it was trained on images. With --input prepared they
-    take float32 values that your program has normalised as model.json describes.
+    By default, the models take samples in the form of the run's data and normalise them: for images, 8-bit images
+    with values 0 to 255 (uint8) of the size of the run. With --input prepared they take float32 values that your
+    program has normalised as model.json describes.
 
     Each file is compared with the model of the run. A file whose scores differ by more than 1e-4 of the largest score
     is removed, and the exit status is not 0. The global model can be exported without the data; it is then compared on

@@ -50,7 +50,7 @@ KEPT: dict[str, Any] = {
     "class": client_tables.by_class,
     "confusion": client_tables.by_confusion,
 }
-"""What --by shows of a run."""
+"""The values of --by."""
 
 
 def inspect_command(
@@ -80,7 +80,7 @@ def inspect_command(
         typer.Option(
             "--by",
             metavar="WHAT",
-            help="Only print what a run kept of its models, without the data: site (accuracy of each client or site), "
+            help="Only print the results that a run recorded for its models: site (accuracy of each client or site), "
             "class (recalls) or confusion (matrices). --client, --stage and --on select.",
         ),
     ] = "",
@@ -97,8 +97,8 @@ def inspect_command(
     --set sets options of the model and the normalisation, as in --set model.norm=batch --set data.normalise=none.
 
     For a run, the accuracy of the clients' own models follows, by client or site and by stage, as it was when the run
-    ended. With --by, nothing is measured: what the run kept of its models is shown, also of a run whose method has no
-    global model.
+    ended. With --by, nothing is measured: the results that the run recorded for its models are shown, also for a run
+    whose method has no global model.
 
     Example: fullrank inspect runs/digits-fedavg-12345678 --png spectrum.png
 
@@ -152,9 +152,9 @@ def _show_sites(run: Run) -> bool:
 
 
 def _show_kept(what: str, by: str, client: int | None, stage: str | None, on: str, as_json: bool) -> None:
-    """Show what a run kept of its models."""
+    """Print the results that a run recorded for its models."""
     if not is_run(what):
-        raise InputError(f'--by and --on show what a run kept, and "{what}" is not a run directory')
+        raise InputError(f'--by and --on show recorded results of a run, and "{what}" is not a run directory')
     run = run_at(what)
     flat = run.clients({"site": "metric"}.get(by, by)) if by in KEPT else None
     if flat is None:
@@ -169,7 +169,7 @@ def _show_kept(what: str, by: str, client: int | None, stage: str | None, on: st
     rows: list[Any] = [row for row in run.kept() or [] if all(row.get(key) == value for key, value in asked.items())]
     if not rows:
         named = ", ".join(f"{key} {value}" for key, value in asked.items())
-        raise InputError(f'the run in "{what}" kept nothing of its models' + (f" ({named})" if named else ""))
+        raise InputError(f'the run in "{what}" has no results of its models' + (f" ({named})" if named else ""))
     if by == "site":
         if line := client_tables.whole_test(rows):
             say(line)

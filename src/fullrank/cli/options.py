@@ -34,7 +34,7 @@ Overrides = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Set a key, as in --set data.alpha=0.05; nothing after = removes it. Can be repeated.",
+        help="Set a key, as in --set data.alpha=0.05; an empty value removes it. Can be repeated.",
     ),
 ]
 Root = Annotated[str, typer.Option("--root", metavar="DIR", help="Folder of the data set, instead of data.root.")]

@@ -33,7 +33,7 @@ def probes_command(
 
     Probes show how far the representation has collapsed. The table has the accuracy on the test set, the number of
     significant singular values (λ > e⁻²) and the effective rank of the representation, each for the global model and,
-    after the slash, as a mean over the probed clients; R is the gap between their spectra. CKA tells how alike the
+    after the slash, as a mean over the probed clients; R is the gap between their spectra. CKA measures how similar the
     probed clients are: the mean over layers, the representation and the classifier and, after the slash, that of the
     classifier. --json adds CKA by layer, NC1 and the variance of eigenvalues within classes. To record probes, run with
     --set probe.every=N.

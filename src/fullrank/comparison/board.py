@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import TaskID
 
 from fullrank.comparison.parallel import ComparisonCallback, Task
-from fullrank.runs.display import PAUSE, Bars, Pace, amiss, clock, counted, scores, setting
+from fullrank.runs.display import PAUSE, Bars, Pace, clock, counted, problems_of, scores, setting
 from fullrank.runs.notebook import Bar, in_notebook
 from fullrank.runs.terminal import print_above
 
@@ -23,7 +23,11 @@ WIDE_ENOUGH = 110
 
 
 class PlainBoard(ComparisonCallback):
-    """Prints a line when a run starts or ends, and its progress from time to time."""
+    """Prints a line when a run starts or ends, and its progress from time to time.
+
+    Args:
+        stream: Where the lines are printed.
+    """
 
     def __init__(self, stream: IO[str]):
         self.stream = stream
@@ -45,7 +49,7 @@ class PlainBoard(ComparisonCallback):
 
     def round_done(self, task: Task, row: Mapping[str, Any]) -> None:
         """Print the progress of a run, unless it was printed a moment ago."""
-        for warning in (*row.get("cautions", []), *amiss(row)):
+        for warning in (*row.get("cautions", []), *problems_of(row)):
             self._say(f"{task.name}: {warning}")
         if row["round"] < task.rounds and time.monotonic() - self.spoken[task.name] > PAUSE:
             self.spoken[task.name] = time.monotonic()
@@ -76,7 +80,11 @@ class PlainBoard(ComparisonCallback):
 
 
 class LiveBoard(ComparisonCallback):
-    """Shows a progress bar for all runs together and one for each active run."""
+    """Shows a progress bar for all runs together and one for each active run.
+
+    Args:
+        console: Where the bars are shown.
+    """
 
     def __init__(self, console: Console):
         self.narrow = console.width < WIDE_ENOUGH
@@ -113,7 +121,7 @@ class LiveBoard(ComparisonCallback):
         self.progress.update(self.bars[task.name], completed=row["round"], state=state)
         self.pace.round_done()
         self.progress.update(self.all, **self._state())
-        for warning in (*row.get("cautions", []), *amiss(row)):
+        for warning in (*row.get("cautions", []), *problems_of(row)):
             self._print(f"{task.name}: {warning}", style="yellow")
 
     def progressed(self, task: Task, phase: str, done: int, clients: int) -> None:
@@ -172,7 +180,7 @@ class CellBoard(ComparisonCallback):
     def round_done(self, task: Task, row: Mapping[str, Any]) -> None:
         """Advance the bar."""
         self._done[task.name] = row["round"]
-        self._problems += [f"{task.name}: {warning}" for warning in (*row.get("cautions", []), *amiss(row))]
+        self._problems += [f"{task.name}: {warning}" for warning in (*row.get("cautions", []), *problems_of(row))]
         self._show()
 
     def ended(self, task: Task, summary: Mapping[str, Any]) -> None:
@@ -232,7 +240,7 @@ def opening(tasks: Sequence[Task], pending: Sequence[Task]) -> list[str]:
 
 
 def number_of(things: Collection[object], noun: str) -> str:
-    """Return how many things there are, with their noun.
+    """Return the number of things with their noun.
 
     >>> number_of(["fedavg"], "method")
     '1 method'

@@ -78,8 +78,8 @@ def compare(
         value: The value of a run: "last5", "last", "best", "validated" or "final".
         vary: Values by dotted key, as in {"data.alpha": [0.05, 0.5]}: each method is run with every combination.
             Differences are only between rows on the same data.
-        reference: The method, or the row of the table, to which differences are. By default the first method. A row is
-            compared with the row of the reference that has the same varied keys.
+        reference: The method, or the row of the table, with which the others are compared. By default the first method.
+            A row is compared with the row of the reference that has the same varied keys.
         callbacks: Objects that are notified of the progress of the runs.
         progress: Whether the progress of the runs is shown. None shows it in a notebook only.
 
@@ -172,7 +172,17 @@ def _reject_equal_rows(planned: Mapping[tuple[str, int], Any], tasks: Mapping[tu
 
 
 def checked_seeds(seeds: Sequence[int]) -> list[int]:
-    """Return the seeds; reject none at all, a seed twice, and what is no seed."""
+    """Check the seeds of a comparison.
+
+    Args:
+        seeds: The seeds.
+
+    Returns:
+        The seeds in a list.
+
+    Raises:
+        InputError: If there are none, one is given twice, or one is not a whole number of at least 0.
+    """
     found = list(seeds)
     if not found:
         raise InputError("give at least one seed")
@@ -250,7 +260,7 @@ def complete_runs(
     folder: Path,
     begun: bool = False,
 ) -> dict[Path, Failure]:
-    """Complete runs, several at a time where the machine has room, and return the failures by directory.
+    """Complete runs, several at a time if the machine has room.
 
     Args:
         tasks: All runs.
@@ -259,6 +269,9 @@ def complete_runs(
         callbacks: What is notified of the progress.
         folder: The folder of the runs, which the message names if they are interrupted.
         begun: Whether a run that fails before any has started is one failure among others, as in `run_all`.
+
+    Returns:
+        The failures by directory.
 
     Raises:
         Interrupted: If the runs are interrupted; the same call continues them.
@@ -277,13 +290,18 @@ def complete_runs(
 
 
 def at_once(pending: Sequence[Task], jobs: int) -> int:
-    """Return how many of the runs are made at the same time, if `jobs` are asked for (0: as the machine has room)."""
+    """Return the number of runs that are made at the same time.
+
+    Args:
+        pending: The runs.
+        jobs: The number that the user wants; 0 for as many as the machine has room for.
+    """
     fitting = min((runs_at_once(task.experiment.engine, cores()) for task in pending), default=1)
     return min(jobs or fitting, len(pending))
 
 
 def sharing_cores(pending: Sequence[Task], number: int) -> list[Task]:
-    """Return the tasks for `number` parallel runs: each of several uses one process."""
+    """Return the tasks for a number of parallel runs; if there are several, each uses one process."""
     return [alongside_others_of(task) for task in pending] if number > 1 else list(pending)
 
 

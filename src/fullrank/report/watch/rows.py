@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fullrank.metrics.measures import label_of
-from fullrank.runs.display import amiss
+from fullrank.runs.display import problems_of
 from fullrank.runs.summary import measures
 
 RECENT = 5
@@ -78,7 +78,7 @@ class Rows:
 
     def _add(self, row: Mapping[str, Any]) -> None:
         values = {key: float(value) for key, value in row.items() if key in KNOWN and _is_number(value)}
-        warnings = [str(text) for text in (*row.get("cautions", []), *amiss(row))]
+        warnings = [str(text) for text in (*row.get("cautions", []), *problems_of(row))]
         seconds = float(row.get("seconds") or 0.0)
         self.rows.append(Row(int(row["round"]), seconds, values, len(row.get("skipped", {})), warnings))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fullrank.config.experiment import Experiment
-from fullrank.runs.display import amiss
+from fullrank.runs.display import problems_of
 
 COUNTED = ("skipped", "idle")
 """Keys of a row whose number of clients is sent."""
@@ -70,7 +70,7 @@ def labels(experiment: Experiment) -> dict[str, str]:
 
 def problems(row: Mapping[str, Any]) -> list[str]:
     """Return the warnings of a round."""
-    return [*row.get("cautions", []), *amiss(row)]
+    return [*row.get("cautions", []), *problems_of(row)]
 
 
 def _numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
