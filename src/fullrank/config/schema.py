@@ -341,6 +341,10 @@ class ProbeTable(Table):
     """Number of rounds between two probes. The last round is always probed. 0 disables probes."""
     clients: Annotated[int, Field(ge=0)] = 2
     """Number of clients whose local models are probed as well."""
+    embed: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Number of test samples whose features each probe keeps as two coordinates and a label, for a map; the same samples
+    in every probe, of each class its share. The coordinates are of single samples, so set it only where the run
+    directory may contain something about each of them. 0 keeps none."""
 
 
 class RunTable(Table):

@@ -1,0 +1,114 @@
+"""The section about clients and sites: the accuracy of the global model and of their own models, with intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fullrank.report.page import blocks
+from fullrank.report.page.blocks import Block
+from fullrank.report.page.subject import Cohort, Group, Member, Subject
+from fullrank.runs.client_tables import SETS, STAGES, name_of
+from fullrank.runs.clients import ClientRow
+
+MOST = 60
+"""The largest number of clients of which each has a row in a chart; of more, quantiles are shown."""
+SHAPES = {"global": 0, "received": 1, "local": 2, "personalised": 3}
+QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
+INTERVAL = {"kind": "interval", "text": "95 % bootstrap interval over samples"}
+
+
+def section(subject: Subject) -> Block:
+    """Return the section."""
+    found = [block for cohort in subject.cohorts for group in cohort.groups for block in _of_group(cohort, group)]
+    if not found:
+        found = [blocks.absent(_reason(subject))]
+    about = (
+        "Received is the model as a client gets it from the server, local the same after training on the client's own "
+        "samples, personalised what the method makes of it. Each is evaluated on samples that the client did not train on."
+    )
+    return blocks.section("clients", "Clients and sites", found, about)
+
+
+def _reason(subject: Subject) -> str:
+    if not any(member.state == "complete" for member in subject.members):
+        return "Clients' own models are evaluated after the last round, and no run has ended yet."
+    reasons = {member.summary["absent"].get("personal", "") for member in subject.members} - {""}
+    because = f" ({next(iter(reasons))})" if reasons else ""
+    return f"No client was evaluated{because}. Set data.holdout, for example to 0.2, to hold out samples of each client."
+
+
+def _of_group(cohort: Cohort, group: Group) -> Iterator[Block]:
+    member = group.first
+    rows = [row for row in member.kept if row["client"] is not None or row["site"] is not None]
+    for name in dict.fromkeys(row["set"] for row in rows):
+        own = [row for row in rows if row["set"] == name]
+        seed = f", seed {member.seed}" if len(group.members) > 1 else ""
+        which = "sites" if own[0]["site"] is not None else "clients"
+        title = cohort.entitled(f"Accuracy by {which[:-1]}: {group.label}{seed}")
+        id = f"{which}-{name}-{group.colour}{cohort.suffix}"
+        chart = _dots(own) if len({name_of(row) for row in own}) <= MOST else _quantiles(own)
+        where = SETS[name]
+        yield blocks.figure(id, title, chart, caption=f"Evaluated on the {where}.", wide=False)
+        yield _table(f"{id}-table", f"{title}, all metrics", own)
+
+
+def _dots(rows: Sequence[ClientRow]) -> dict[str, Any]:
+    """Return a row for each client, with a point and an interval for each stage of its model."""
+    names = list(dict.fromkeys(name_of(row) for row in rows))
+    order = {name: place for place, name in enumerate(names)}
+    found = []
+    for place, stage in enumerate(each for each in STAGES if any(row["stage"] == each for row in rows)):
+        own = [row for row in rows if row["stage"] == stage and row["metrics"].get("accuracy") is not None]
+        ends = [row["intervals"].get("accuracy", (None, None)) for row in own]
+        found.append(
+            blocks.series(
+                STAGES[stage],
+                [100 * (row["metrics"]["accuracy"] or 0.0) for row in own],
+                [order[name_of(row)] for row in own],
+                place,
+                shape=SHAPES[stage],
+                xlow=[None if low is None else 100 * low for low, _ in ends],
+                xhigh=[None if high is None else 100 * high for _, high in ends],
+                labels=[f"{row['samples']} samples" for row in own],
+            )
+        )
+    kind = "Site" if rows[0]["site"] is not None else "Client"
+    short = [name.removeprefix("client ") for name in names]
+    y = blocks.axis(kind, categories=short)
+    x = blocks.per_cent("Accuracy", min=0, max=100, pad=0)
+    return blocks.points(x, y, found, notes=[INTERVAL])
+
+
+def _quantiles(rows: Sequence[ClientRow]) -> dict[str, Any]:
+    """Return quantiles over many clients for each stage."""
+    import numpy as np
+
+    found = []
+    for place, stage in enumerate(each for each in STAGES if any(row["stage"] == each for row in rows)):
+        own = [row["metrics"]["accuracy"] for row in rows if row["stage"] == stage]
+        known = [value for value in own if value is not None]
+        if known:
+            values = [100 * float(np.quantile(known, share)) for share in QUANTILES]
+            found.append(blocks.series(STAGES[stage], [100 * q for q in QUANTILES], values, place, markers=True))
+    x = blocks.axis("Share of clients with at most this accuracy (%)", min=0, max=100, pad=0)
+    return blocks.lines(x, blocks.per_cent("Accuracy", min=0, max=100, pad=0), found)
+
+
+def _table(id: str, title: str, rows: Sequence[ClientRow]) -> Block:
+    metrics = list(dict.fromkeys(metric for row in rows for metric in row["metrics"]))
+    columns = [blocks.column("client or site", "text"), blocks.column("model", "text"), blocks.column("samples")]
+    columns += [blocks.column(metric.replace("_", " "), first="descending") for metric in metrics]
+    columns += [blocks.column("accuracy from"), blocks.column("accuracy to")]
+    found = []
+    for row in rows:
+        low, high = row["intervals"].get("accuracy", (None, None))
+        values = [row["metrics"].get(metric) for metric in metrics]
+        numbers = [None if value is None else blocks.cell(value, f"{value:.3f}") for value in (*values, low, high)]
+        found.append([name_of(row), STAGES[row["stage"]], row["samples"], *numbers])
+    return blocks.details("Show as a table, with all metrics", [blocks.table(id, title, columns, found)])
+
+
+def member_rows(member: Member, stage: str, on: str = "holdout") -> list[ClientRow]:
+    """Return the rows of the clients' models of a stage on a set."""
+    return [row for row in member.kept if (row["stage"], row["set"]) == (stage, on) and row["client"] is not None]
