@@ -9,8 +9,8 @@ from fullrank.report.page import blocks
 from fullrank.report.page.blocks import Block
 from fullrank.report.page.learning import ROUND, bands
 from fullrank.report.page.representation import NO_PROBES
-from fullrank.report.page.subject import Cohort, Group, Subject
-from fullrank.report.probed import Probe
+from fullrank.report.page.subject import Cohort, Group, Subject, of_first_seed
+from fullrank.report.probed import MOST_RUNS, Probe
 
 TOO_FEW = "Probes show too few clients to compare them. Set probe.clients to 2 or more."
 CKA = blocks.axis("Linear CKA", min=0, max=1, digits=2)
@@ -25,7 +25,9 @@ def section(subject: Subject) -> Block:
         "Linear CKA says how alike the probed clients' representations of the test set are, layer by layer: 1 is equal up "
         "to rotation and scale. The rows of a classifier are the vectors by which it recognises each class."
     )
-    return blocks.section("agreement", "Agreement between clients", found or [blocks.absent(reason)], about)
+    return blocks.section(
+        "agreement", "Agreement between clients", found or [blocks.absent(reason)], about, short="Agreement"
+    )
 
 
 def _of_cohort(subject: Subject, cohort: Cohort) -> Iterator[Block]:
@@ -42,8 +44,7 @@ def _of_cohort(subject: Subject, cohort: Cohort) -> Iterator[Block]:
         title = cohort.entitled("Agreement of class prototypes over rounds")
         command = subject.command("consistency")
         yield blocks.figure(f"consistency{cohort.suffix}", title, chart, command=command)
-    for group in cohort.groups:
-        yield from _of_group(cohort, group)
+    yield from _matrices(subject, cohort)
 
 
 def _by_layer(cohort: Cohort) -> list[blocks.Series]:
@@ -83,44 +84,41 @@ def _last(group: Group) -> Probe | None:
     return group.first.run.probes[-1] if group.first.run.probes else None
 
 
-def _of_group(cohort: Cohort, group: Group) -> Iterator[Block]:
-    member = group.first
-    probes = [probe for probe in member.run.probes if len(probe["clients"]) > 1]
-    path = f"fullrank figure {{}} '{member.run.path}' --out {{}}.pdf"
-    seed = f", seed {member.seed}" if len(group.members) > 1 else ""
-    ending = f"{group.colour}{cohort.suffix}"
-    if probes and (chart := _cka(probes[-1])) is not None:
-        title = cohort.entitled(f"CKA between clients by layer: {group.label}{seed}")
-        yield blocks.figure(f"cka-{ending}", title, chart, command=path.format("cka", "cka"))
-    if norms := [(f"round {probe['round']}", chart) for probe in member.run.probes if (chart := _norms(probe, member.classes))]:
-        title = cohort.entitled(f"Norms of the classifier's rows: {group.label}{seed}")
-        command = path.format("classifier", "classifier")
-        yield blocks.figure(f"norms-{ending}", title, blocks.framed(norms), command=command)
-    if cosines := [(f"round {probe['round']}", _cosines(probe)) for probe in probes if "classifier_cosines" in probe]:
-        title = cohort.entitled(f"Cosine between clients' classifiers: {group.label}{seed}")
-        command = path.format("classifier", "classifier")
-        yield blocks.figure(f"cosines-{ending}", title, blocks.framed(cosines), command=command)
+def _matrices(subject: Subject, cohort: Cohort) -> Iterator[Block]:
+    """Yield heat maps, in which a reader chooses the method and moves through layers or rounds."""
+    layers, norms, cosines = [], [], []
+    for group in cohort.groups:
+        for probe in group.first.run.probes:
+            place = (group.label, f"round {probe['round']}")
+            if (chart := _norms(probe, group.first.classes)) is not None:
+                norms.append((place, chart))
+            if "classifier_cosines" in probe:
+                cosines.append((place, _cosines(probe)))
+        layers += [((group.label, name), chart) for name, chart in _cka(_last(group))]
+    first, names = of_first_seed(cohort.groups).removeprefix(", "), ("method", "round")
+    first = f"{first[:1].upper()}{first[1:]}." if first else ""
+    if layers:
+        title = cohort.entitled("CKA between clients by layer, last probe")
+        command = subject.command("cka", most=MOST_RUNS)
+        chart = blocks.framed(layers, ("method", "layer"))
+        yield blocks.figure(f"cka{cohort.suffix}", title, chart, caption=first, command=command)
+    command = subject.command("classifier", most=MOST_RUNS)
+    for id, title, found in (
+        ("norms", "Norms of the classifier's rows", norms),
+        ("cosines", "Cosine between clients' classifiers", cosines),
+    ):
+        if found:
+            chart = blocks.framed(found, names)
+            whole = cohort.entitled(title)
+            yield blocks.figure(f"{id}{cohort.suffix}", whole, chart, caption=first, command=command)
 
 
-def _cka(probe: Probe) -> dict[str, Any] | None:
-    """Return the matrices of a probe with a slider over its layers."""
-    if not probe.get("cka"):
-        return None
-    names = [str(client) for client in probe["clients"]]
-    charts = [
-        (
-            _layer(layer),
-            blocks.heatmap(
-                blocks.axis("Client", categories=names),
-                blocks.axis("Client", categories=names),
-                table.tolist(),
-                CKA,
-                square=True,
-            ),
-        )
-        for layer, table in probe["cka"].items()
-    ]
-    return blocks.framed(charts, "layer")
+def _cka(probe: Probe | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the matrix of each layer."""
+    for layer, table in (probe or {}).get("cka", {}).items():
+        names = [str(client) for client in (probe or {})["clients"]]
+        axes = blocks.axis("Client", categories=names), blocks.axis("Client", categories=names)
+        yield _layer(layer), blocks.heatmap(*axes, table.tolist(), CKA, square=True)
 
 
 def _norms(probe: Probe, classes: list[str]) -> dict[str, Any] | None:

@@ -21,15 +21,25 @@ Block: TypeAlias = dict[str, Any]
 Series: TypeAlias = dict[str, Any]
 Axis: TypeAlias = dict[str, Any]
 
+INNER = ("series", "values")
+"""What of a chart belongs to a frame."""
+SLIDERS = ("round", "layer")
+"""Parts of a frame's place that have an order."""
 LEVELS = ("good", "note", "warn")
 """The levels of a sentence of the reading."""
 DIGITS = 6
 """The number of significant digits with which a page stores a value that it shows."""
 
 
-def section(id: str, title: str, blocks: Iterable[Block], about: str = "") -> Block:
-    """Return a section of a page."""
-    return {"id": id, "title": title, "about": about, "blocks": [block for block in blocks if block]}
+def section(id: str, title: str, blocks: Iterable[Block], about: str = "", *, short: str = "") -> Block:
+    """Return a section of a page; `short` is its title in the menu."""
+    return {
+        "id": id,
+        "title": title,
+        "short": short or title,
+        "about": about,
+        "blocks": [block for block in blocks if block],
+    }
 
 
 def tiles(items: Iterable[tuple[str, str, str]]) -> Block:
@@ -42,8 +52,8 @@ def verdict(level: str, lines: Sequence[str]) -> Block:
     return {"type": "verdict", "level": level, "lines": list(lines)}
 
 
-def reading(items: Iterable[Mapping[str, str]]) -> Block:
-    """Return a list of sentences, each with its `level` and the `rule` that wrote it."""
+def reading(items: Iterable[Mapping[str, Any]]) -> Block:
+    """Return a list of sentences, each with its `level`, the `rule` that wrote it, and `more` sentences of this rule."""
     return {"type": "reading", "items": [dict(item) for item in items]}
 
 
@@ -170,12 +180,25 @@ def heatmap(x: Axis, y: Axis, values: Sequence[Sequence[Any]], scale: Axis, **fu
     return {"kind": "heatmap", "x": x, "y": y, "values": [list(row) for row in values], "scale": scale, **further}
 
 
-def framed(charts: Sequence[tuple[str, Mapping[str, Any]]], label: str = "round") -> dict[str, Any]:
-    """Return one chart with a slider over charts that have the same axes, for example one for each round."""
-    inner = ("series", "values")
-    frames = [{"name": name, **{key: chart[key] for key in inner if key in chart}} for name, chart in charts]
-    outer = {key: value for key, value in charts[-1][1].items() if key not in inner}
-    return {**outer, "frames": frames, "frame_label": label}
+def framed(charts: Sequence[tuple[Sequence[str], Mapping[str, Any]]], names: Sequence[str]) -> dict[str, Any]:
+    """Return one chart that shows one of several charts of a kind at a time.
+
+    Args:
+        charts: The charts, each with its place, for example a method and a round.
+        names: What the parts of a place are, for example "method" and "round". A reader moves through rounds with a
+            slider, and chooses others from a list.
+    """
+    values = [list(dict.fromkeys(place[k] for place, _ in charts)) for k in range(len(names))]
+    first = charts[0][1]
+    frames = []
+    for place, chart in charts:
+        own = {key: chart[key] for key in chart if key in INNER or chart[key] != first.get(key)}
+        frames.append({"at": [values[k].index(part) for k, part in enumerate(place)], **own})
+    outer = {key: value for key, value in first.items() if key not in INNER}
+    dimensions = [
+        {"name": name, "values": found, "slides": name in SLIDERS} for name, found in zip(names, values, strict=True)
+    ]
+    return {**outer, "frames": frames, "dimensions": dimensions}
 
 
 def tidy(value: Any) -> Any:
@@ -237,15 +260,15 @@ def _plain(found: Any) -> Any:
 
 def rows_of(chart: Mapping[str, Any]) -> Iterator[list[Any]]:
     """Yield the rows of a chart's values, the first with the names of the columns."""
-    framed = "frames" in chart
-    frames = [{**chart, **frame} for frame in chart["frames"]] if framed else [dict(chart)]
-    first = [chart.get("frame_label", "round")] if framed else []
+    dimensions = chart.get("dimensions", [])
+    frames = [{**chart, **frame} for frame in chart["frames"]] if dimensions else [{**chart, "at": []}]
+    first = [each["name"] for each in dimensions]
     if chart["kind"] == "heatmap":
         yield [*first, chart["y"]["label"], chart["x"]["label"], chart["scale"]["label"]]
         for frame in frames:
-            own = [frame["name"]] if framed else []
-            for name, row in zip(chart["y"]["categories"], frame["values"], strict=True):
-                for other, value in zip(chart["x"]["categories"], row, strict=True):
+            own = _place(dimensions, frame)
+            for name, row in zip(frame["y"]["categories"], frame["values"], strict=True):
+                for other, value in zip(frame["x"]["categories"], row, strict=True):
                     yield [*own, name, other, _written(value)]
         return
     every = [each for frame in frames for each in frame["series"]]
@@ -254,7 +277,7 @@ def rows_of(chart: Mapping[str, Any]) -> Iterator[list[Any]]:
     x, y = chart["x"], chart["y"]
     yield [*first, "series", x["label"], *ends * across, y["label"], *ends * up, *["label"] * named]
     for frame in frames:
-        own = [frame["name"]] if framed else []
+        own, x, y = _place(dimensions, frame), frame["x"], frame["y"]
         for each in frame["series"]:
             for place, (left, right) in enumerate(zip(each["x"], each["y"], strict=True)):
                 yield [
@@ -266,6 +289,10 @@ def rows_of(chart: Mapping[str, Any]) -> Iterator[list[Any]]:
                     *[_at(each, key, place) for key in ("low", "high")] * up,
                     *[_at(each, "labels", place)] * named,
                 ]
+
+
+def _place(dimensions: Sequence[Mapping[str, Any]], frame: Mapping[str, Any]) -> list[str]:
+    return [each["values"][place] for each, place in zip(dimensions, frame["at"], strict=True)]
 
 
 def _named(of: Mapping[str, Any], value: Any) -> Any:

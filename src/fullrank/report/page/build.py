@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,19 @@ from fullrank.report.page.subject import Subject, subject_of
 from fullrank.runs.result import Run
 
 NAME = "report.html"
-SECTIONS = (learning, training, clients, predictions, costs, representation, agreement, embeddings, setup)
+SECTIONS: tuple[Callable[[Subject], dict[str, Any]], ...] = (
+    setup.section,
+    learning.section,
+    training.section,
+    clients.section,
+    predictions.section,
+    costs.section,
+    representation.section,
+    agreement.section,
+    embeddings.section,
+    setup.provenance,
+)
+"""The sections after the summary, in their order."""
 
 
 def page_of(subject: Subject) -> dict[str, Any]:
@@ -40,7 +52,7 @@ def page_of(subject: Subject) -> dict[str, Any]:
     sections = [
         overview.section(subject, reading),
         *([study] if study is not None else []),
-        *(part.section(subject) for part in SECTIONS),
+        *(section(subject) for section in SECTIONS),
     ]
     page: dict[str, Any] = blocks.tidy(
         {
@@ -101,7 +113,7 @@ def default_target(given: Sequence[Run | str | Path]) -> Path:
     paths = [each.path if isinstance(each, Run) else Path(each) for each in given]
     known = [path for path in paths if path is not None]
     if not known:
-        raise InputError("name the file of the report, as in out=\"report.html\": the run has no directory")
+        raise InputError('name the file of the report, as in out="report.html": the run has no directory')
     if len(known) == 1:
         return known[0] / NAME
     whole = [path.absolute().parts for path in known]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fullrank.report.page import blocks
 from fullrank.report.page.blocks import Block
-from fullrank.report.page.subject import Cohort, Group, Member, Subject
+from fullrank.report.page.subject import Cohort, Member, Subject, of_first_seed
 from fullrank.runs.client_tables import SETS, STAGES, name_of
 from fullrank.runs.clients import ClientRow
 
@@ -20,14 +20,14 @@ INTERVAL = {"kind": "interval", "text": "95 % bootstrap interval over samples"}
 
 def section(subject: Subject) -> Block:
     """Return the section."""
-    found = [block for cohort in subject.cohorts for group in cohort.groups for block in _of_group(cohort, group)]
+    found = [block for cohort in subject.cohorts for block in _of_cohort(cohort)]
     if not found:
         found = [blocks.absent(_reason(subject))]
     about = (
         "Received is the model as a client gets it from the server, local the same after training on the client's own "
         "samples, personalised what the method makes of it. Each is evaluated on samples that the client did not train on."
     )
-    return blocks.section("clients", "Clients and sites", found, about)
+    return blocks.section("clients", "Clients and sites", found, about, short="Clients")
 
 
 def _reason(subject: Subject) -> str:
@@ -35,22 +35,30 @@ def _reason(subject: Subject) -> str:
         return "Clients' own models are evaluated after the last round, and no run has ended yet."
     reasons = {member.summary["absent"].get("personal", "") for member in subject.members} - {""}
     because = f" ({next(iter(reasons))})" if reasons else ""
-    return f"No client was evaluated{because}. Set data.holdout, for example to 0.2, to hold out samples of each client."
+    return (
+        f"No client was evaluated{because}. Set data.holdout, for example to 0.2, to hold out samples of each client."
+    )
 
 
-def _of_group(cohort: Cohort, group: Group) -> Iterator[Block]:
-    member = group.first
-    rows = [row for row in member.kept if row["client"] is not None or row["site"] is not None]
-    for name in dict.fromkeys(row["set"] for row in rows):
-        own = [row for row in rows if row["set"] == name]
-        seed = f", seed {member.seed}" if len(group.members) > 1 else ""
-        which = "sites" if own[0]["site"] is not None else "clients"
-        title = cohort.entitled(f"Accuracy by {which[:-1]}: {group.label}{seed}")
-        id = f"{which}-{name}-{group.colour}{cohort.suffix}"
-        chart = _dots(own) if len({name_of(row) for row in own}) <= MOST else _quantiles(own)
-        where = SETS[name]
-        yield blocks.figure(id, title, chart, caption=f"Evaluated on the {where}.", wide=False)
-        yield _table(f"{id}-table", f"{title}, all metrics", own)
+def _of_cohort(cohort: Cohort) -> Iterator[Block]:
+    """Yield a chart and a table for each set of samples, in which a reader chooses the method."""
+    kept = {
+        group.label: [row for row in group.first.kept if row["client"] is not None or row["site"] is not None]
+        for group in cohort.groups
+    }
+    for name in SETS:
+        found = {label: own for label, rows in kept.items() if (own := [row for row in rows if row["set"] == name])}
+        if not found:
+            continue
+        which = "site" if all(rows[0]["site"] is not None for rows in found.values()) else "client"
+        many = max(len({name_of(row) for row in rows}) for rows in found.values()) > MOST
+        charts = [((label,), (_quantiles if many else _dots)(rows)) for label, rows in found.items()]
+        title = cohort.entitled(f"Accuracy by {which}")
+        caption = f"Evaluated on the {SETS[name]}{of_first_seed(cohort.groups)}."
+        chart = blocks.framed(charts, ["method"])
+        id = f"{which}s-{name}{cohort.suffix}"
+        yield blocks.figure(id, title, chart, caption=caption, wide=True)
+        yield _table(f"{id}-table", title, found)
 
 
 def _dots(rows: Sequence[ClientRow]) -> dict[str, Any]:
@@ -76,7 +84,7 @@ def _dots(rows: Sequence[ClientRow]) -> dict[str, Any]:
     kind = "Site" if rows[0]["site"] is not None else "Client"
     short = [name.removeprefix("client ") for name in names]
     y = blocks.axis(kind, categories=short)
-    x = blocks.per_cent("Accuracy", min=0, max=100, pad=0)
+    x = blocks.per_cent("Accuracy", max=100)
     return blocks.points(x, y, found, notes=[INTERVAL])
 
 
@@ -95,18 +103,20 @@ def _quantiles(rows: Sequence[ClientRow]) -> dict[str, Any]:
     return blocks.lines(x, blocks.per_cent("Accuracy", min=0, max=100, pad=0), found)
 
 
-def _table(id: str, title: str, rows: Sequence[ClientRow]) -> Block:
-    metrics = list(dict.fromkeys(metric for row in rows for metric in row["metrics"]))
-    columns = [blocks.column("client or site", "text"), blocks.column("model", "text"), blocks.column("samples")]
+def _table(id: str, title: str, by_method: Mapping[str, Sequence[ClientRow]]) -> Block:
+    metrics = list(dict.fromkeys(metric for rows in by_method.values() for row in rows for metric in row["metrics"]))
+    columns = [blocks.column(name, "text") for name in ("method", "client or site", "model")]
+    columns += [blocks.column("samples")]
     columns += [blocks.column(metric.replace("_", " "), first="descending") for metric in metrics]
     columns += [blocks.column("accuracy from"), blocks.column("accuracy to")]
     found = []
-    for row in rows:
-        low, high = row["intervals"].get("accuracy", (None, None))
-        values = [row["metrics"].get(metric) for metric in metrics]
-        numbers = [None if value is None else blocks.cell(value, f"{value:.3f}") for value in (*values, low, high)]
-        found.append([name_of(row), STAGES[row["stage"]], row["samples"], *numbers])
-    return blocks.details("Show as a table, with all metrics", [blocks.table(id, title, columns, found)])
+    for label, rows in by_method.items():
+        for row in rows:
+            low, high = row["intervals"].get("accuracy", (None, None))
+            values = [row["metrics"].get(metric) for metric in metrics]
+            numbers = [None if value is None else blocks.cell(value, f"{value:.3f}") for value in (*values, low, high)]
+            found.append([label, name_of(row), STAGES[row["stage"]], row["samples"], *numbers])
+    return blocks.details(f"{title} as a table, with all metrics", [blocks.table(id, title, columns, found)])
 
 
 def member_rows(member: Member, stage: str, on: str = "holdout") -> list[ClientRow]:

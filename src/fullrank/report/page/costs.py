@@ -34,7 +34,7 @@ def section(subject: Subject) -> Block:
             found.append(targets)
     if not found:
         found = [blocks.absent("No round is complete yet, so there are no costs.")]
-    return blocks.section("costs", "Communication, time and memory", found)
+    return blocks.section("costs", "Communication, time and memory", found, short="Costs")
 
 
 def bytes_of(member: Member) -> float | None:

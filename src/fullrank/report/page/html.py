@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -20,6 +21,8 @@ from fullrank._version import __version__
 from fullrank.errors import printable
 from fullrank.report.page.blocks import Block, figures_in
 
+SHORT = 18
+"""The largest number of letters of a text in a table that is never broken into lines."""
 PAGE = Template("""<!doctype html>
 <html lang="en">
 <head>
@@ -38,8 +41,8 @@ PAGE = Template("""<!doctype html>
 <select id="theme"><option value="auto">Auto</option><option value="light">Light</option><option value="dark">Dark</option>
 </select></label></header>
 <main id="main">$main</main>
-<noscript><p class="absent">The charts are drawn by a script in this file, which the browser does not run; the text and
-the tables are complete without it.</p></noscript>
+<noscript><p class="absent">The charts are drawn by a script in this file, which this browser does not run; the
+text and the tables are complete without it.</p></noscript>
 <script type="application/json" id="charts">$charts</script>
 <script>$script</script>
 </body>
@@ -64,7 +67,7 @@ def html_of(page: Mapping[str, Any], *, connect: bool = False) -> str:
         version=__version__,
         title=_text(f"{page['title']} · fullrank"),
         style=style,
-        links="".join(f'<a href="#{each["id"]}">{_text(each["title"])}</a>' for each in page["sections"]),
+        links="".join(f'<a href="#{each["id"]}">{_text(each["short"])}</a>' for each in page["sections"]),
         main=main_of(page),
         charts=charts_of(page),
         script=script,
@@ -115,17 +118,20 @@ def _blocks(found: Iterable[Mapping[str, Any]]) -> str:
 
 def _gathered(found: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the HTML of blocks; figures that follow each other share a grid."""
-    figures: list[str] = []
-    for block in found:
-        if block["type"] == "figure":
-            figures.append(_figure(block))
-            continue
-        if figures:
-            yield f'<div class="grid">{"".join(figures)}</div>'
-            figures = []
-        yield WRITERS[block["type"]](block)
-    if figures:
-        yield f'<div class="grid">{"".join(figures)}</div>'
+    for is_figure, group in itertools.groupby(found, lambda block: block["type"] == "figure"):
+        if is_figure:
+            yield _grid(list(group))
+        else:
+            yield from (WRITERS[block["type"]](block) for block in group)
+
+
+def _grid(figures: Sequence[Mapping[str, Any]]) -> str:
+    """Return figures in two columns, or in three if their number fits; an odd last one is as wide as the page."""
+    narrow = [block for block in figures if not block["wide"]]
+    three = len(narrow) % 3 == 0 and len(narrow) % 2
+    odd = narrow[-1]["id"] if len(narrow) % 2 and not three else ""
+    inner = "".join(_figure({**block, "wide": block["wide"] or block["id"] == odd}) for block in figures)
+    return f'<div class="grid{" three" if three else ""}">{inner}</div>'
 
 
 def _tiles(block: Mapping[str, Any]) -> str:
@@ -146,12 +152,18 @@ BADGES = {"good": "good", "note": "note", "warn": "warning"}
 
 
 def _reading(block: Mapping[str, Any]) -> str:
-    inner = (
+    return f'<div class="card"><h3>What the records say</h3><ul class="reading">{"".join(map(_sentence, block["items"]))}</ul></div>'
+
+
+def _sentence(item: Mapping[str, Any]) -> str:
+    more = "".join(f"<p>{_text(each)}</p>" for each in item["more"])
+    if more:
+        number = len(item["more"])
+        more = f"<details><summary>and {number} more of this kind</summary>{more}</details>"
+    return (
         f'<li data-rule="{escape(item["rule"])}"><span class="badge {item["level"]}">{BADGES[item["level"]]}</span>'
-        f"<span>{_text(item['text'])}</span></li>"
-        for item in block["items"]
+        f"<div>{_text(item['text'])}{more}</div></li>"
     )
-    return f'<div class="card"><ul class="reading">{"".join(inner)}</ul></div>'
 
 
 def _absent(block: Mapping[str, Any]) -> str:
@@ -177,7 +189,7 @@ def _figure(block: Mapping[str, Any]) -> str:
     command = ""
     if block["command"]:
         command = (
-            f'<span>For a paper:</span> <code>{_text(block["command"])}</code>'
+            f"<span>For a paper:</span> <code>{_text(block['command'])}</code>"
             f'<button type="button" data-copy="{_text(block["command"])}" aria-label="Copy the command">Copy</button>'
         )
     return (
@@ -199,7 +211,7 @@ def _table(block: Mapping[str, Any]) -> str:
         for each in columns
     )
     title = f"<h3>{_text(block['title'])}</h3>" if block["title"] else ""
-    caption = f"<caption>{_text(block['caption'])}</caption>" if block["caption"] else ""
+    caption = f'<p class="caption">{_text(block["caption"])}</p>' if block["caption"] else ""
     more = '<th scope="col" class="no-print"><span class="visually-hidden">Curves</span></th>' if any(details) else ""
     bodies = []
     for number, row in enumerate(block["rows"]):
@@ -214,12 +226,12 @@ def _table(block: Mapping[str, Any]) -> str:
                     f'<td class="no-print"><button type="button" data-detail="{place}" aria-expanded="false" '
                     f'aria-label="Curves of {_text(_shown(row[0]))}">Curves</button></td>'
                 )
-                inner = (
-                    f'<tr id="{place}" hidden><td class="detail" colspan="{len(columns) + 1}">{_figure(detail)}</td></tr>'
-                )
+                inner = f'<tr id="{place}" hidden><td class="detail" colspan="{len(columns) + 1}">{_figure(detail)}</td></tr>'
         bodies.append(f"<tbody><tr>{cells}{extra}</tr>{inner}</tbody>")
     return (
-        f'<div class="card">{title}<div class="scroll"><table id="table-{escape(block["id"])}" data-sort>{caption}'
+        f'<div class="card">{title}{caption}<div class="scroll" tabindex="0" role="region" '
+        f'aria-label="{_text(block["title"])}"><table id="table-{escape(block["id"])}" data-sort>'
+        f'<caption class="visually-hidden">{_text(block["title"])}</caption>'
         f"<thead><tr>{head}{more}</tr></thead>{''.join(bodies)}</table></div></div>"
     )
 
@@ -227,12 +239,13 @@ def _table(block: Mapping[str, Any]) -> str:
 def _cell(found: Any, kind: str) -> str:
     if kind == "spark":
         label = "curve over rounds" if found else "no curve"
-        drawn = f'<svg class="spark s0" viewBox="0 0 92 22" role="img" aria-label="{label}" data-spark="{_text(json.dumps(found))}"></svg>'
+        drawn = f'<svg class="curve s0" viewBox="0 0 92 22" role="img" aria-label="{label}" data-spark="{_text(json.dumps(found))}"></svg>'
         return f'<td class="spark">{drawn}</td>' if found else "<td></td>"
     value = found["value"] if isinstance(found, Mapping) else found
     best = " best" if isinstance(found, Mapping) and found["best"] else ""
     sorted_by = "" if value is None else _text(value)
-    return f'<td class="{kind}{best}" data-v="{sorted_by}">{_text(_shown(found))}</td>'
+    short = " short" if kind == "text" and len(_shown(found)) <= SHORT else ""
+    return f'<td class="{kind}{short}{best}" data-v="{sorted_by}">{_text(_shown(found))}</td>'
 
 
 def _shown(found: Any) -> str:

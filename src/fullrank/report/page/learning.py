@@ -35,7 +35,8 @@ def section(subject: Subject) -> Block:
         found += list(_figures(subject, cohort))
     if not found:
         found = [blocks.absent("No round with an evaluation is complete yet, so there is no curve.")]
-    return blocks.section("learning", "Accuracy and loss", found)
+    about = "The accuracy over rounds is in the summary."
+    return blocks.section("learning", "Loss over rounds", found, about, short="Loss")
 
 
 def accuracy_figure(subject: Subject, cohort: Cohort) -> Block | None:
@@ -52,16 +53,16 @@ def accuracy_figure(subject: Subject, cohort: Cohort) -> Block | None:
         cohort.entitled(f"{label} over rounds"),
         chart,
         command=subject.command("accuracy", "--band std" if bands(lines) else ""),
-        wide=True,
+        wide=len(subject.cohorts) == 1,
     )
 
 
 def _figures(subject: Subject, cohort: Cohort) -> Any:
-    if (accuracy := accuracy_figure(subject, cohort)) is not None:
-        yield accuracy
     losses = over_rounds(cohort, "loss")
     if losses:
-        chart = blocks.lines(ROUND, blocks.axis("Test loss (cross-entropy)"), losses, notes=bands(losses), gaps="bridge")
+        chart = blocks.lines(
+            ROUND, blocks.axis("Test loss (cross-entropy)"), losses, notes=bands(losses), gaps="bridge"
+        )
         command = subject.command("course", "--measure loss")
         yield blocks.figure(f"loss{cohort.suffix}", cohort.entitled("Test loss over rounds"), chart, command=command)
     if lines := over_rounds(cohort, VALIDATION, 100.0):

@@ -16,6 +16,8 @@ from fullrank.report.page.subject import COMPLETE, Cohort, Group, Member, Subjec
 from fullrank.runs.client_tables import STAGES
 from fullrank.runs.display import clock, counted, setting, size
 
+SHORT = {"received": "received", "local": "local", "personalised": "personalised"}
+"""The stages of clients' models in the header of a table."""
 MOST_NAMED = 4
 """The largest number of methods in a title."""
 MOST_CURVES = 40
@@ -54,7 +56,7 @@ def lead_of(subject: Subject) -> str:
     return f"{setting(experiment)} · {runs}{complete} · {listed}"
 
 
-def section(subject: Subject, reading: Sequence[Mapping[str, str]]) -> Block:
+def section(subject: Subject, reading: Sequence[Mapping[str, Any]]) -> Block:
     """Return the section, given the sentences of the reading."""
     found: list[Block] = [_verdict(subject, reading)]
     for cohort in subject.cohorts:
@@ -62,20 +64,15 @@ def section(subject: Subject, reading: Sequence[Mapping[str, str]]) -> Block:
             found.append(_tiles(cohort.groups[0]))
         else:
             found.append(_methods(cohort))
-    curves = [figure for cohort in subject.cohorts if (figure := _first_curve(subject, cohort))]
+    curves = [figure for cohort in subject.cohorts if (figure := accuracy_figure(subject, cohort))]
     found += curves
-    found.append({**blocks.reading(reading), "title": "Reading"})
+    found.append(blocks.reading(reading))
     if len(subject.members) > 1:
         found.append(_runs(subject))
     return blocks.section("summary", "Summary", found)
 
 
-def _first_curve(subject: Subject, cohort: Cohort) -> Block | None:
-    found = accuracy_figure(subject, cohort)
-    return {**found, "id": f"summary-{found['id']}"} if found is not None else None
-
-
-def _verdict(subject: Subject, reading: Sequence[Mapping[str, str]]) -> Block:
+def _verdict(subject: Subject, reading: Sequence[Mapping[str, Any]]) -> Block:
     """Return the result in a sentence, and how far to believe it."""
     warnings = [item for item in reading if item["level"] == "warn"]
     broken = [item for item in warnings if item["rule"] in SERIOUS]
@@ -94,13 +91,17 @@ SERIOUS = ("not_complete", "failed", "diverged", "not_learned")
 """The rules whose sentences mean that a result should not be used."""
 
 
-def _first(item: Mapping[str, str]) -> str:
-    text = item["text"]
-    return text if text.startswith(("FedAvg", "HAM")) or not text[:2].istitle() else text[0].lower() + text[1:]
+def _first(item: Mapping[str, Any]) -> str:
+    text = str(item["text"])
+    return (
+        text
+        if text.partition(" ")[0].rstrip(",:") != text.partition(" ")[0].capitalize()
+        else text[0].lower() + text[1:]
+    )
 
 
 def _more(number: int) -> str:
-    return f" (and {counted(number, 'more warning')} below)" if number else ""
+    return f" There {'is' if number == 1 else 'are'} {counted(number, 'further warning')} below." if number else ""
 
 
 def result_of(subject: Subject) -> str:
@@ -112,7 +113,9 @@ def result_of(subject: Subject) -> str:
     if len(known) == 1:
         return f"{label} {_with_spread(known[0][1])} (mean of the last five evaluations)."
     if len(subject.cohorts) > 1:
-        return f"{len(subject.groups)} settings on {len(subject.cohorts)} data sets or partitions; each has a table below."
+        return (
+            f"{len(subject.groups)} settings on {len(subject.cohorts)} data sets or partitions; each has a table below."
+        )
     cohort = subject.cohorts[0]
     mean, best = max(known, key=lambda pair: pair[0])
     ties = sorted(cohort.comparison.best() - {best.label}) if cohort.comparison is not None else []
@@ -144,7 +147,10 @@ def _tiles(group: Group) -> Block:
         items.append(("Best round", f"{100 * statistics.fmean(best):.2f} %", f"round {where}, chosen on the test set"))
     personal = member.summary.get("personal", {})
     stage = next((each for each in reversed(list(STAGES)) if each in personal), None)
-    if stage is not None and (mean := mean_of(group, lambda each: each.summary["personal"][stage].get("mean"))) is not None:
+    if (
+        stage is not None
+        and (mean := mean_of(group, lambda each: each.summary["personal"][stage].get("mean"))) is not None
+    ):
         worst = mean_of(group, lambda each: each.summary["personal"][stage].get("worst_decile"))
         low = f", worst tenth {100 * worst:.1f} %" if worst is not None else ""
         items.append(("Clients' own models", f"{100 * mean:.2f} %", f"{STAGES[stage]}{low}"))
@@ -153,7 +159,9 @@ def _tiles(group: Group) -> Block:
     if (traffic := mean_of(group, bytes_of)) is not None:
         items.append(("Sent", size(traffic), "by and to all clients"))
     if (seconds := mean_of(group, seconds_of)) is not None:
-        items.append(("Time", clock(seconds) if seconds >= 60 else f"{seconds:.1f} s", "h:mm:ss" if seconds >= 60 else ""))
+        items.append(
+            ("Time", clock(seconds) if seconds >= 60 else f"{seconds:.1f} s", "h:mm:ss" if seconds >= 60 else "")
+        )
     return blocks.tiles(items)
 
 
@@ -169,34 +177,51 @@ def _methods(cohort: Cohort) -> Block:
     columns = [blocks.column("method", "text"), blocks.column(f"{label.lower()} (%)", first="descending")]
     columns += [blocks.column("difference (95 % interval)", first="descending")] * bool(rows)
     columns += [blocks.column("p (Holm)")] * tested
-    columns += [blocks.column(f"clients' {STAGES[stage].removeprefix('models ')} (%)", first="descending") for stage in stages]
+    columns += [blocks.column(f"clients: {SHORT[stage]} (%)", first="descending") for stage in stages]
     columns += [blocks.column("sent"), blocks.column("time"), blocks.column("runs", "text"), blocks.column("", "spark")]
     found, details = [], []
     for group in cohort.groups:
         mean, row = mean_of(group, last_accuracy), rows.get(group.label)
-        cells: list[Any] = [group.label, None if mean is None else blocks.cell(100 * mean, _with_spread(group).removesuffix(" %"), best=group.label in best)]
+        cells: list[Any] = [
+            group.label,
+            None
+            if mean is None
+            else blocks.cell(100 * mean, _with_spread(group).removesuffix(" %"), best=group.label in best),
+        ]
         if rows:
             has = row is not None and row.difference is not None and show is not None
-            cells.append(blocks.cell(row.difference.mean, difference_text(row, show)) if has and row and row.difference and show else None)
+            cells.append(
+                blocks.cell(row.difference.mean, difference_text(row, show))
+                if has and row and row.difference and show
+                else None
+            )
         if tested:
             has_p = row is not None and row.difference is not None and row.difference.p_holm is not None
             cells.append(blocks.cell(row.difference.p_holm, p_text(row)) if has_p and row and row.difference else None)
         for stage in stages:
-            value = mean_of(group, lambda member, stage=stage: member.summary.get("personal", {}).get(stage, {}).get("mean"))
+            value = mean_of(
+                group, lambda member, stage=stage: member.summary.get("personal", {}).get(stage, {}).get("mean")
+            )
             cells.append(None if value is None else blocks.cell(100 * value, f"{100 * value:.2f}"))
         traffic, seconds = mean_of(group, bytes_of), mean_of(group, seconds_of)
         cells.append(None if traffic is None else blocks.cell(traffic, size(traffic)))
-        cells.append(None if seconds is None else blocks.cell(seconds, clock(seconds) if seconds >= 60 else f"{seconds:.1f} s"))
+        cells.append(
+            None if seconds is None else blocks.cell(seconds, clock(seconds) if seconds >= 60 else f"{seconds:.1f} s")
+        )
         cells += [_states(group.members), curve_of(group.first)]
         found.append(cells)
-        details.append(_seeds_figure(group, f"curves-{group.colour}{cohort.suffix}") if len(cohort.groups) <= MOST_CURVES else None)
+        details.append(
+            _seeds_figure(group, f"curves-{group.colour}{cohort.suffix}") if len(cohort.groups) <= MOST_CURVES else None
+        )
     caption = "Mean ± standard deviation over seeds of the mean of the last five evaluations; bold: the best, and those that the seeds do not tell from it."
     title = cohort.entitled("Methods")
     return blocks.table(f"methods{cohort.suffix}", title, columns, found, caption=caption, details=details)
 
 
 def _states(members: Sequence[Member]) -> str:
-    number = {state: sum(member.state == state for member in members) for state in dict.fromkeys(m.state for m in members)}
+    number = {
+        state: sum(member.state == state for member in members) for state in dict.fromkeys(m.state for m in members)
+    }
     return ", ".join(f"{count} {state}" for state, count in number.items())
 
 

@@ -8,9 +8,10 @@ from typing import Any
 from fullrank.metrics.details import dense
 from fullrank.report.page import blocks
 from fullrank.report.page.blocks import Block
-from fullrank.report.page.subject import Cohort, Group, Member, Subject
+from fullrank.report.page.subject import Cohort, Group, Member, Subject, of_first_seed
 from fullrank.runs.clients import ClientRow
 
+PERFECT = {"kind": "dash", "text": "perfectly calibrated"}
 MOST_CLASSES = 120
 """The largest number of classes whose confusion matrix is shown."""
 
@@ -22,10 +23,10 @@ def whole_test(member: Member) -> ClientRow | None:
 
 def section(subject: Subject) -> Block:
     """Return the section."""
-    found = [block for cohort in subject.cohorts for group in cohort.groups for block in _of_group(cohort, group)]
+    found = [block for cohort in subject.cohorts for block in _of_cohort(cohort)]
     if not found:
         found = [blocks.absent(_reason(subject))]
-    return blocks.section("predictions", "Predictions of the global model", found)
+    return blocks.section("predictions", "Predictions of the global model", found, short="Predictions")
 
 
 def _reason(subject: Subject) -> str:
@@ -35,26 +36,28 @@ def _reason(subject: Subject) -> str:
     return "Confusion and calibration are computed after the last round, and no run has ended yet."
 
 
-def _of_group(cohort: Cohort, group: Group) -> Iterator[Block]:
-    member = group.first
-    row = whole_test(member)
-    if row is None:
+def _of_cohort(cohort: Cohort) -> Iterator[Block]:
+    found = [(group, row) for group in cohort.groups if (row := whole_test(group.first)) is not None]
+    if not found:
         return
-    seed = f", seed {member.seed}" if len(group.members) > 1 else ""
-    ending = f"{group.colour}{cohort.suffix}"
-    if len(member.classes) <= MOST_CLASSES:
-        chart = _confusion(row, member.classes)
-        title = cohort.entitled(f"Confusion: {group.label}{seed}")
-        caption = f"Rows are labels, columns predictions; of {row['samples']:,} test samples."
-        yield blocks.figure(f"confusion-{ending}", title, chart, caption=caption)
-    title = cohort.entitled(f"Recall by class: {group.label}{seed}")
-    yield blocks.figure(f"recall-{ending}", title, _recalls(row, member.classes))
-    title = cohort.entitled(f"Calibration: {group.label}{seed}")
-    if "calibration" in row:
-        chart, error = _calibration(row), row["metrics"].get("calibration")
-        known = f"Expected calibration error {error:.3f}. " if error is not None else ""
-        caption = f"{known}Below the diagonal the model is too confident."
-        yield blocks.figure(f"calibration-{ending}", title, chart, caption=caption)
+    first = of_first_seed([group for group, _ in found])
+    small = [(group, row) for group, row in found if len(group.first.classes) <= MOST_CLASSES]
+    if small:
+        charts = [((group.label,), _confusion(row, group.first.classes)) for group, row in small]
+        title = cohort.entitled("Confusion of classes")
+        caption = f"Rows are labels, columns predictions; of {small[0][1]['samples']:,} test samples{first}."
+        yield blocks.figure(f"confusion{cohort.suffix}", title, blocks.framed(charts, ["method"]), caption=caption)
+    charts = [((group.label,), _recalls(row, group.first.classes)) for group, row in found]
+    title = cohort.entitled("Recall by class")
+    caption = f"The share of a class's test samples that are recognised{first}."
+    yield blocks.figure(f"recall{cohort.suffix}", title, blocks.framed(charts, ["method"]), caption=caption)
+    lines = [_calibration(group, row) for group, row in found if "calibration" in row]
+    if lines:
+        axes = (blocks.per_cent(name, min=0, max=100, pad=0) for name in ("Mean confidence in a bin", "Accuracy"))
+        chart = blocks.points(*axes, lines, refs=[{"diagonal": True}], notes=[PERFECT])
+        title = cohort.entitled("Calibration")
+        caption = f"Accuracy in bins of the confidence{first}. Below the diagonal a model is too confident."
+        yield blocks.figure(f"calibration{cohort.suffix}", title, chart, caption=caption)
 
 
 def _confusion(row: ClientRow, classes: list[str]) -> dict[str, Any]:
@@ -82,15 +85,15 @@ def _recalls(row: ClientRow, classes: list[str]) -> dict[str, Any]:
     return blocks.points(x, y, [found], notes=[{"kind": "interval", "text": "95 % bootstrap interval over samples"}])
 
 
-def _calibration(row: ClientRow) -> dict[str, Any]:
+def _calibration(group: Group, row: ClientRow) -> blocks.Series:
     bins = row["calibration"]
     counts = bins["counts"]
     kept = [place for place, count in enumerate(counts) if count]
-    found = blocks.series(
-        "accuracy in a bin",
+    return blocks.series(
+        group.label,
         [100 * bins["confidence"][place] for place in kept],
         [100 * bins["accuracy"][place] for place in kept],
+        group.colour,
+        shape=group.colour,
         labels=[f"{counts[place]:,} samples" for place in kept],
     )
-    axes = (blocks.per_cent("Mean confidence", min=0, max=100, pad=0), blocks.per_cent("Accuracy", min=0, max=100, pad=0))
-    return blocks.points(*axes, [found], refs=[{"diagonal": True}], notes=[{"kind": "dash", "text": "perfectly calibrated"}])

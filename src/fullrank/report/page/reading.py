@@ -73,8 +73,10 @@ DIFFERENT = 1.0
 """The mean distance of clients to the distribution of all from which they differ strongly (0 equal, 2 disjoint)."""
 DEARER, SLOWER = 1.2, 1.5
 """How many times the least communication, or the least time, of any method is reported."""
-MOST_SENTENCES = 4
-"""The largest number of sentences of one rule; the rest is counted."""
+EARLY = 0.25
+"""The share of the evaluations at the beginning in which sudden drops are usual."""
+MOST_SENTENCES = 50
+"""The largest number of sentences of one rule."""
 
 
 @dataclass(frozen=True)
@@ -101,23 +103,21 @@ def rule(level: str, of: type) -> Callable[[Callable[[Any], Iterable[str]]], Cal
     return add
 
 
-def read(subject: Subject) -> list[dict[str, str]]:
-    """Return the sentences about runs, warnings first, each with its level and its rule."""
+def read(subject: Subject) -> list[dict[str, Any]]:
+    """Return the sentences about runs, warnings first: one for each rule, with further ones of the same rule."""
     found = [item for each in RULES for item in _written(each, subject)]
     order = ("warn", "good", "note")
     return sorted(found, key=lambda item: order.index(item["level"]))
 
 
-def _written(each: Rule, subject: Subject) -> Iterator[dict[str, str]]:
+def _written(each: Rule, subject: Subject) -> Iterator[dict[str, Any]]:
     said: dict[str, list[str]] = {}
     for name, item in _items(each.of, subject):
         for sentence in each.write(item):
             said.setdefault(sentence, []).append(name)
-    for sentence, names in list(said.items())[:MOST_SENTENCES]:
-        yield {"level": each.level, "rule": each.name, "text": _about(names, sentence)}
-    if len(said) > MOST_SENTENCES:
-        more = len(said) - MOST_SENTENCES
-        yield {"level": each.level, "rule": each.name, "text": f"There are {more} more sentences of this kind."}
+    first, *more = [_about(names, sentence) for sentence, names in list(said.items())[:MOST_SENTENCES]] or [""]
+    if first:
+        yield {"level": each.level, "rule": each.name, "text": first, "more": more}
 
 
 def _about(names: list[str], sentence: str) -> str:
@@ -249,12 +249,19 @@ def not_learned(group: Group) -> Iterator[str]:
 def sudden_drops(member: Member) -> Iterator[str]:
     """Evaluations at which the accuracy is far below that of the one before."""
     course = list(member.course(member.accuracy_key).items())
-    falls = {now: (100 * before, 100 * after) for (_, before), (now, after) in zip(course, course[1:], strict=False) if 100 * (before - after) > DROP}
+    late = course[int(EARLY * len(course)) :]
+    falls = {
+        now: (100 * before, 100 * after)
+        for (_, before), (now, after) in zip(late, late[1:], strict=False)
+        if 100 * (before - after) > DROP
+    }
     if not falls:
         return
     worst = max(falls, key=lambda round: falls[round][0] - falls[round][1])
     far = {row["round"] for row in member.rows if row.get("far_client")}
-    cause = f"; in {len(far & set(falls))} of them one client moved far more than the others" if far & set(falls) else ""
+    cause = (
+        f"; in {len(far & set(falls))} of them one client moved far more than the others" if far & set(falls) else ""
+    )
     yield (
         f"the accuracy fell by more than {DROP:.0f} points {_times(len(falls))} (most in round {worst}, from "
         f"{_per_cent(falls[worst][0])} to {_per_cent(falls[worst][1])}){cause}."
@@ -291,7 +298,7 @@ def tiny_last_batches(member: Member) -> Iterator[str]:
     known = "" if normed else " if the network has BatchNorm"
     yield (
         f'train.last_batch = "keep" leaves {counted(len(few), "client")} with a last batch of few samples '
-        f"({member.client_name(client)}: {few[client]}), which can throw the model off{known}; \"auto\" leaves it out."
+        f'({member.client_name(client)}: {few[client]}), which can throw the model off{known}; "auto" leaves it out.'
     )
 
 
@@ -359,17 +366,16 @@ def recorded_warnings(member: Member) -> Iterator[str]:
             yield f"the run warned: {text.rstrip('.')}."
 
 
-@rule("note", Member)
-def small_test_set(member: Member) -> Iterator[str]:
+@rule("note", Cohort)
+def small_test_set(cohort: Cohort) -> Iterator[str]:
     """A test set so small that its accuracy is uncertain by some points."""
-    row = whole_test(member)
-    ends = row["intervals"].get("accuracy") if row is not None else None
-    if row is None or not ends or ends[0] is None or ends[1] is None:
-        return
-    half = 100 * (ends[1] - ends[0]) / 2
-    if half > WIDE:
-        # The same words for all seeds, whose test sets are equal.
-        yield f"the test set of {row['samples']:,} samples leaves the accuracy of a run uncertain by about ± {half:.0f} points."
+    known = [(row, row["intervals"].get("accuracy")) for member in cohort.members if (row := whole_test(member))]
+    halves = [100 * (ends[1] - ends[0]) / 2 for _, ends in known if ends and None not in ends]
+    if halves and statistics.fmean(halves) > WIDE:
+        yield (
+            f"the test set of {known[0][0]['samples']:,} samples leaves the accuracy of a run uncertain by about "
+            f"± {statistics.fmean(halves):.0f} points."
+        )
 
 
 @rule("note", Cohort)
@@ -389,7 +395,7 @@ def different_software(cohort: Cohort) -> Iterator[str]:
 
 @rule("good", Group)
 def learned(group: Group) -> Iterator[str]:
-    """The accuracy that was reached, compared with guessing."""
+    """An accuracy that is clearly above that of guessing."""
     values = group.values(last_accuracy)
     guess = guessing(group.first)
     if values and 100 * statistics.fmean(values) >= guess + LEARNED:
@@ -405,8 +411,8 @@ def clear_difference(cohort: Cohort) -> Iterator[str]:
         if row.difference.p_holm is not None and row.difference.p_holm <= SIGNIFICANT:
             better = "above" if row.difference.mean > 0 else "below"
             yield (
-                f"{row.method} is {better} {row.difference.to}: {text} points (95 % interval) over "
-                f"{counted(len(row.difference.values), 'seed')}, corrected p {p_text(row)}."
+                f"over {counted(len(row.difference.values), 'seed')}, {row.method} is {better} {row.difference.to}: {text} "
+                f"points (95 % interval), corrected p {p_text(row)}."
             )
 
 
@@ -530,7 +536,9 @@ def confused_classes(group: Group) -> Iterator[str]:
         if k != m and sums[k] >= FEWEST and table[k, m] >= CONFUSED * sums[k]
     ]
     if pairs:
-        named = ", ".join(f"{classes[k]} as {classes[m]} ({100 * share:.0f} %)" for share, k, m in sorted(pairs)[::-1][:3])
+        named = ", ".join(
+            f"{classes[k]} as {classes[m]} ({100 * share:.0f} %)" for share, k, m in sorted(pairs)[::-1][:3]
+        )
         yield f"the global model often takes one class for another: {named}."
 
 
@@ -543,9 +551,11 @@ def miscalibrated(group: Group) -> Iterator[str]:
     bins = row["calibration"]
     counts = bins["counts"]
     total = sum(counts)
-    gap = 100 * sum(
-        n * (c - a) for n, c, a in zip(counts, bins["confidence"], bins["accuracy"], strict=True) if n
-    ) / max(1, total)
+    gap = (
+        100
+        * sum(n * (c - a) for n, c, a in zip(counts, bins["confidence"], bins["accuracy"], strict=True) if n)
+        / max(1, total)
+    )
     if abs(gap) > MISCALIBRATED:
         which = "too confident" if gap > 0 else "not confident enough"
         yield f"the global model is {which}: mean confidence and accuracy differ by {_points(abs(gap))}."
@@ -614,4 +624,4 @@ def costs(cohort: Cohort) -> Iterator[str]:
         if dear:
             label = max(dear, key=dear.__getitem__)
             what = "bytes" if verb == "sends" else "time"
-            yield f"{label} {verb} {dear[label]:.1f} times the {what} of {least}."
+            yield f"compared with {least}, {label} {verb} {dear[label]:.1f} times the {what}."

@@ -115,8 +115,8 @@ def _spectra(cohort: Cohort) -> dict[str, Any] | None:
         lines = [line for group in cohort.groups for line in _of_group(group, round)]
         x = blocks.axis("Index k of the singular value", integer=True)
         notes = [{"kind": "dash", "text": "clients"}] if any(each.get("dash") for each in lines) else []
-        charts.append((f"round {round}", blocks.lines(x, blocks.axis("log λ_k"), lines, notes=notes, height=320)))
-    return blocks.framed(charts) if charts else None
+        charts.append(((f"round {round}",), blocks.lines(x, blocks.axis("log λ_k"), lines, notes=notes, height=320)))
+    return blocks.framed(charts, ["round"]) if charts else None
 
 
 def _of_group(group: Group, round: int) -> Iterator[blocks.Series]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fullrank.config.experiment import Experiment, same
-from fullrank.errors import printable
+from fullrank.errors import InputError, printable
 from fullrank.report.page import blocks
 from fullrank.report.page.blocks import Block
 from fullrank.report.page.subject import Cohort, Member, Subject, counts_of
@@ -24,14 +24,19 @@ def section(subject: Subject) -> Block:
     found: list[Block] = [_differences(subject)]
     for cohort in subject.cohorts:
         found += list(_partition(cohort))
-    found += [_hashes(subject), _environment(subject)]
+    return blocks.section("setup", "What was run", found, short="Setup")
+
+
+def provenance(subject: Subject) -> Block:
+    """Return the section with what is needed to make the runs again: hashes, software, and whole experiments."""
+    found: list[Block] = [_hashes(subject), _environment(subject)]
     found += [
         blocks.details(
             f"The whole experiment of {member.name}, seed {member.seed}", [blocks.code(_toml(member.run.experiment))]
         )
         for member in _one_each(subject)
     ]
-    return blocks.section("setup", "What was run", found)
+    return blocks.section("provenance", "Hashes, software and whole experiments", found, short="Provenance")
 
 
 def _one_each(subject: Subject) -> list[Member]:
@@ -65,7 +70,7 @@ def _differences(subject: Subject) -> Block:
         varied = any(not same(value, values[0]) for value in values)
         own = "; ".join(
             dict.fromkeys(
-                f"{_text(value)} ({member.name})" if varied else _text(value)
+                f"{_text(value)} ({member.name})" if varied and key != "method.name" else _text(value)
                 for value, member in zip(values, members, strict=True)
                 if value is not None
             )
@@ -74,8 +79,10 @@ def _differences(subject: Subject) -> Block:
     seeds = sorted({member.seed for member in subject.members})
     rows.append(["seed", ", ".join(map(str, seeds)), "0"])
     columns = [blocks.column("key", "key"), blocks.column("value", "text"), blocks.column("default", "text")]
-    caption = "Every other key that decides the result has its default; `fullrank keys` explains them."
-    return blocks.table("experiment", "The experiment, as differences from the defaults", columns, rows, caption=caption)
+    caption = "Every other key that decides the result has its default; the command fullrank keys explains them."
+    return blocks.table(
+        "experiment", "The experiment, as differences from the defaults", columns, rows, caption=caption
+    )
 
 
 def _known(experiment: Experiment) -> str:
@@ -147,7 +154,10 @@ def _hashes(subject: Subject) -> Block:
 
 
 def _hash_of(member: Member) -> str:
-    return "" if ":" in member.run.experiment.method.name else member.run.experiment.hash()
+    try:
+        return member.run.experiment.hash()
+    except InputError:  # it names code outside the library, which is not imported for a page
+        return ""
 
 
 def machines(member: Member) -> list[Mapping[str, Any]]:

@@ -37,7 +37,11 @@ def _sweep(subject: Subject, study: Study) -> Block:
     for trial in study.record.get("trials", []):
         members = [runs[place] for run in trial.get("runs", []) if (place := (study.path / run).resolve()) in runs]
         mean = trial.get("mean")
-        value = None if mean is None else blocks.cell(100 * mean if share else mean, f"{100 * mean:.2f}" if share else f"{mean:.4g}")
+        value = (
+            None
+            if mean is None
+            else blocks.cell(100 * mean if share else mean, f"{100 * mean:.2f}" if share else f"{mean:.4g}")
+        )
         reason = f": {trial['reason']}" if trial.get("reason") else ""
         settings = [trial.get("settings", {}).get(key) for key in over]
         curve = curve_of(members[0], measure) if members else []
@@ -46,7 +50,11 @@ def _sweep(subject: Subject, study: Study) -> Block:
     found: list[Block] = [blocks.table("trials", "Trials", columns, rows, details=details)]
     found += _against_settings(over, rows, words, share)
     best = study.record.get("test", {})
-    scores = ", ".join(f"{name} {values.get('mean'):.4g}" for name, values in best.items() if isinstance(values, Mapping) and values.get("mean") is not None)
+    scores = ", ".join(
+        f"{name} {values.get('mean'):.4g}"
+        for name, values in best.items()
+        if isinstance(values, Mapping) and values.get("mean") is not None
+    )
     about = f"Trials are compared by their {words}. Test scores are read for the best trial only{f': {scores}' if scores else ''}."
     return blocks.section("sweep", "Sweep", found, about)
 
@@ -57,7 +65,9 @@ def _against_settings(over: list[str], rows: list[list[Any]], words: str, share:
         known = [
             (row[place], row[len(over) + 1]["value"], row[0])
             for row in rows
-            if isinstance(row[place], (int, float)) and not isinstance(row[place], bool) and row[len(over) + 1] is not None
+            if isinstance(row[place], (int, float))
+            and not isinstance(row[place], bool)
+            and row[len(over) + 1] is not None
         ]
         if len({setting for setting, _, _ in known}) < 2:
             continue
@@ -67,7 +77,9 @@ def _against_settings(over: list[str], rows: list[list[Any]], words: str, share:
         y = blocks.per_cent(words.capitalize()) if share else blocks.axis(words.capitalize())
         trials = [f"trial {number}" for _, _, number in known]
         line = blocks.series("trials", values, [value for _, value, _ in known], labels=trials, legend=False)
-        yield blocks.figure(f"over-{key.replace('.', '-')}", f"{words.capitalize()} over {key}", blocks.points(x, y, [line]))
+        yield blocks.figure(
+            f"over-{key.replace('.', '-')}", f"{words.capitalize()} over {key}", blocks.points(x, y, [line])
+        )
 
 
 def _curves(members: list[Member], id: str, title: str, key: str, words: str) -> Block | None:
@@ -104,7 +116,9 @@ def _reproduction(subject: Subject, study: Study) -> Block:
         title = ", ".join(filter(None, at)) or f"cell {number + 1}"
         details.append(_curves(members, f"cell-{number}", title, key, accuracy_label(members).lower()))
     about = "Each row is a cell of the paper's table; the verdict says whether our value agrees with the printed one."
-    return blocks.section("reproduction", "Reproduction", [blocks.table("cells", "Cells", columns, rows, details=details)], about)
+    return blocks.section(
+        "reproduction", "Reproduction", [blocks.table("cells", "Cells", columns, rows, details=details)], about
+    )
 
 
 def _number(found: Any) -> Any:

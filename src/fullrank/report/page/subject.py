@@ -301,7 +301,11 @@ def _runs_of(path: Path) -> list[Run]:
 
 def _study(path: Path) -> Study | None:
     """Return the record of a comparison, a sweep or a reproduction, if a folder has one."""
-    for kind, file in (("comparison", "comparison.json"), ("sweep", "sweep.json"), ("reproduction", "reproduction.json")):
+    for kind, file in (
+        ("comparison", "comparison.json"),
+        ("sweep", "sweep.json"),
+        ("reproduction", "reproduction.json"),
+    ):
         if (path / file).is_file():
             return Study(kind, path, read_object(path / file))
     return None
@@ -437,6 +441,17 @@ def accuracy_label(members: Iterable[Member]) -> str:
     """Return the words for the accuracy that these runs have in their rounds."""
     keys = {member.accuracy_key for member in members if member.rows}
     return "Clients' accuracy" if keys == {"personal_accuracy"} else "Test accuracy"
+
+
+def of_first_seed(groups: Sequence[Group]) -> str:
+    """Return the words that say which run of each group is shown, where groups have several.
+
+    They are empty if there is one run each.
+    """
+    if all(len(group.members) == 1 for group in groups):
+        return ""
+    seeds = {group.first.seed for group in groups}
+    return f", seed {seeds.pop()}" if len(seeds) == 1 else ", of the first seed of each method"
 
 
 def shown(metric: str, value: float | None) -> str:

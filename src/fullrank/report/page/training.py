@@ -9,7 +9,7 @@ from typing import Any
 from fullrank.report.page import blocks
 from fullrank.report.page.blocks import Block
 from fullrank.report.page.learning import ROUND, bands, over_rounds
-from fullrank.report.page.subject import Cohort, Group, Member, Subject
+from fullrank.report.page.subject import Cohort, Group, Member, Subject, of_first_seed
 
 MOST_CLIENTS = 12
 """The largest number of clients of which each has a line."""
@@ -35,29 +35,29 @@ def section(subject: Subject) -> Block:
         "Each term of the loss is a mean over the local epochs and the clients of a round, weighted by samples. Drift is "
         "the Euclidean distance between the weights that a client received and those at the end of its training."
     )
-    return blocks.section("training", "Local training", found, about)
+    return blocks.section("training", "Local training", found, about, short="Training")
 
 
 def _figures(subject: Subject, cohort: Cohort) -> Iterator[Block]:
     terms = dict.fromkeys(name for member in cohort.members for row in member.rows for name in row.get("terms", {}))
     for name in terms:
         if lines := over_rounds(cohort, f"terms.{name}") if "." not in name else _term(cohort, name):
-            chart = blocks.lines(ROUND, blocks.axis("Loss" if name == "criterion" else "Term"), lines, notes=bands(lines))
+            chart = blocks.lines(
+                ROUND, blocks.axis("Loss" if name == "criterion" else "Term"), lines, notes=bands(lines)
+            )
             title = cohort.entitled(TITLES.get(name, f"The term “{name}” of the loss"))
             command = subject.command("losses", f"--over rounds --term {name}")
             yield blocks.figure(f"term-{_slug(name)}{cohort.suffix}", title, chart, command=command)
     if lines := _mean_drifts(cohort):
         chart = blocks.lines(ROUND, blocks.axis("Drift ‖w_k − w‖, mean of clients"), lines, notes=bands(lines))
         yield blocks.figure(f"drift{cohort.suffix}", cohort.entitled("How far clients drift in a round"), chart)
-    for group in cohort.groups:
-        if (chart := _by_client(group)) is not None:
-            seed = f", seed {group.first.seed}" if len(group.members) > 1 else ""
-            yield blocks.figure(
-                f"drift-clients-{group.colour}{cohort.suffix}",
-                cohort.entitled(f"Drift by client: {group.label}{seed}"),
-                chart,
-                caption=_caption(group.first),
-            )
+    charts = [((group.label,), chart) for group in cohort.groups if (chart := _by_client(group)) is not None]
+    if charts:
+        title = cohort.entitled("Drift by client")
+        caption = (_caption(cohort.groups[0].first) if len(cohort.groups) == 1 else "") or (
+            f"Each client's drift{of_first_seed(cohort.groups)}."
+        )
+        yield blocks.figure(f"drift-clients{cohort.suffix}", title, blocks.framed(charts, ["method"]), caption=caption)
 
 
 def _slug(name: str) -> str:
@@ -68,7 +68,11 @@ def _term(cohort: Cohort, name: str) -> list[blocks.Series]:
     """Return lines of a term with a dot in its name."""
     found = []
     for group in cohort.groups:
-        spread = group.over_rounds(lambda member: {r["round"]: r["terms"][name] for r in member.rows if r.get("terms", {}).get(name) is not None})
+        spread = group.over_rounds(
+            lambda member: {
+                r["round"]: r["terms"][name] for r in member.rows if r.get("terms", {}).get(name) is not None
+            }
+        )
         if spread["x"]:
             found.append(blocks.series(group.name, colour=group.colour, **spread))
     return found

@@ -45,7 +45,7 @@ const fullrank = (() => {
     const found = [];
     for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) found.push(k * step);
     const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
-    return found.map((v) => ({ v, text: v.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }).replace("-", "\u2212") }));
+    return found.map((v) => v || 0).map((v) => ({ v, text: v.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }).replace("-", "\u2212") }));
   }
   function decades(low, high, count) {
     const first = Math.floor(Math.log10(low)), last = Math.ceil(Math.log10(high));
@@ -110,15 +110,26 @@ const fullrank = (() => {
     const letters = Math.max(3, Math.floor(room / CHAR));
     return text.length <= letters ? text : `${text.slice(0, letters - 1)}\u2026`;
   }
+  function firstFrame(spec) {
+    // The last of what a slider moves through, and the first of what is chosen from a list.
+    const rank = (at) => spec.dimensions.map(({ slides }, k) => (slides ? at[k] : -at[k]));
+    let best = 0;
+    spec.frames.forEach((frame, k) => {
+      const one = rank(frame.at), other = rank(spec.frames[best].at), differ = one.findIndex((v, i) => v !== other[i]);
+      if (differ >= 0 && one[differ] > other[differ]) best = k;
+    });
+    return best;
+  }
   function framed(chart, k) { return chart.frames ? { ...chart, ...chart.frames[k] } : chart; }
 
   class Chart {
     constructor(host, spec) {
       this.host = host; this.spec = spec; this.id = host.dataset.chart;
-      this.hidden = new Set(); this.frame = spec.frames ? spec.frames.length - 1 : 0; this.place = -1;
+      this.hidden = new Set(); this.place = -1; this.synchronise = [];
+      this.frame = spec.frames ? firstFrame(spec) : 0;
       this.legend = node("ul", { class: "legend", "aria-label": "Series" });
       this.body = node("div", { class: "chart", tabindex: "0", role: "group", "aria-label": `${host.dataset.title}. Use the arrow keys to read the values.` });
-      host.replaceChildren(...this.slider(), this.legend, this.body);
+      host.replaceChildren(...this.controls(), this.legend, this.body);
       this.drawLegend(); this.draw();
       this.body.addEventListener("pointermove", (event) => this.point(event));
       this.body.addEventListener("pointerdown", (event) => this.point(event));
@@ -127,16 +138,37 @@ const fullrank = (() => {
       this.body.addEventListener("keydown", (event) => this.key(event));
       new ResizeObserver(() => { if (!printing && Math.abs(this.body.clientWidth - this.width) > 1) this.draw(); }).observe(this.body);
     }
-    slider() {
-      const frames = this.spec.frames;
-      if (!frames || frames.length < 2) return frames ? [node("div", { class: "frame" }, frames[0].name)] : [];
-      const shown = node("output", {}, frames[this.frame].name);
-      const input = node("input", { type: "range", min: 0, max: frames.length - 1, step: 1, value: this.frame, "aria-label": `${this.host.dataset.title}: ${this.spec.frame_label || "round"}`, "aria-valuetext": frames[this.frame].name });
-      input.addEventListener("input", () => {
-        this.frame = Number(input.value); shown.textContent = frames[this.frame].name;
-        input.setAttribute("aria-valuetext", frames[this.frame].name); this.draw();
+    controls() {
+      const dimensions = this.spec.dimensions || [];
+      const found = dimensions.flatMap(({ name, values, slides }, place) => {
+        const at = () => this.spec.frames[this.frame].at[place];
+        const label = `${this.host.dataset.title}: ${name}`;
+        if (values.length < 2) return values[0] && slides ? [node("span", {}, values[0])] : [];
+        if (slides) {
+          const shown = node("output", {}, values[at()]);
+          const input = node("input", { type: "range", min: 0, max: values.length - 1, step: 1, value: at(), "aria-label": label, "aria-valuetext": values[at()] });
+          input.addEventListener("input", () => {
+            this.move(place, Number(input.value)); shown.textContent = values[at()]; input.setAttribute("aria-valuetext", values[at()]);
+          });
+          this.synchronise.push(() => { input.value = at(); shown.textContent = values[at()]; });
+          return [input, shown];
+        }
+        const choose = node("select", { "aria-label": label }, ...values.map((value, k) => node("option", { value: k, selected: k === at() }, value)));
+        choose.addEventListener("change", () => this.move(place, Number(choose.value)));
+        this.synchronise.push(() => { choose.value = at(); });
+        return [choose];
       });
-      return [node("div", { class: "frame" }, input, shown)];
+      return found.length ? [node("div", { class: "frame" }, ...found)] : [];
+    }
+    move(place, to) {
+      // The frame with this value that agrees with the present one in as many other respects as possible.
+      const now = this.spec.frames[this.frame].at;
+      const agrees = (frame) => frame.at.filter((v, k) => k !== place && v === now[k]).length;
+      const having = this.spec.frames.map((frame, k) => [frame, k]).filter(([frame]) => frame.at[place] === to);
+      if (!having.length) return;
+      this.frame = having.reduce((best, one) => (agrees(one[0]) >= agrees(best[0]) ? one : best))[1];
+      for (const one of this.synchronise) one();
+      this.drawLegend(); this.draw();
     }
     drawLegend() {
       const chart = framed(this.spec, this.frame), entries = [];
@@ -148,7 +180,7 @@ const fullrank = (() => {
         if (chart.kind === "lines") key.append(shape("path", { class: `line ${series.dash ? "dash" : ""} ${series.thin ? "thin" : ""}`, d: "M1 5H21" }));
         else key.append(chart.kind === "bars" ? shape("rect", { class: "bar-mark", x: 5, y: 0, width: 12, height: 10 }) : mark(SHAPES[(series.shape ?? 0) % 4], 11, 5, 3.6, { class: series.open ? "open" : "mark" }));
         if (!several) { entries.push(node("li", {}, node("span", { class: "plain" }, key, name))); continue; }
-        const button = node("button", { type: "button", "aria-pressed": "true", title: "Show or hide" }, key, name);
+        const button = node("button", { type: "button", "aria-pressed": String(!this.hidden.has(name)), title: "Show or hide" }, key, name);
         button.addEventListener("click", () => {
           this.hidden.has(name) ? this.hidden.delete(name) : this.hidden.add(name);
           button.setAttribute("aria-pressed", String(!this.hidden.has(name))); this.draw();
@@ -229,7 +261,7 @@ const fullrank = (() => {
       const under = upright ? 14 + CHAR * Math.min(14, Math.max(...columns.map((c) => c.length))) : 18;
       const cell = Math.min(chart.square ? 46 : 90, room / columns.length), tall = Math.max(rows.length > 60 ? 5 : 11, Math.min(chart.square ? cell : 26, 460 / rows.length, 40));
       const top = 22, bottom = top + tall * rows.length, height = bottom + under + 58, right = left + cell * columns.length;
-      const flat = values.flat().filter(known), low = chart.scale.min ?? Math.min(...flat, 0), high = chart.scale.max ?? Math.max(...flat, low + 1e-9);
+      const flat = (this.spec.frames || [chart]).flatMap((f) => f.values).flat().filter(known), low = chart.scale.min ?? Math.min(...flat, 0), high = chart.scale.max ?? Math.max(...flat, low + 1e-9);
       const share = (v) => chart.scale.root ? Math.sqrt(Math.max(0, (v - low) / (high - low))) : (v - low) / (high - low);
       const out = shape("svg", { viewBox: `0 0 ${round(width)} ${round(height)}` });
       out.append(shape("text", { class: "title", x: 2, y: 13 }, shortened(chart.y.label, width)));
@@ -253,10 +285,10 @@ const fullrank = (() => {
         out.append(upright ? shape("text", { transform: `translate(${px + 4} ${bottom + 8}) rotate(90)` }, shortened(c, 14 * CHAR), shape("title", {}, c)) : shape("text", { x: px, y: bottom + 15, "text-anchor": "middle" }, c));
       });
       out.append(shape("text", { class: "title", x: round((left + right) / 2), y: bottom + under + 13, "text-anchor": "middle" }, shortened(chart.x.label, width)));
-      const keyY = bottom + under + 24, keyWidth = Math.min(220, width - 24), first = 12;
-      for (let k = 0; k < 40; k++) { const [red, green, blue] = colourAt(chart.scale.root ? k / 39 : k / 39, !dark()); out.append(shape("rect", { x: round(first + k * keyWidth / 40), y: keyY, width: round(keyWidth / 40 + 0.5), height: 8, fill: `rgb(${red},${green},${blue})` })); }
-      out.append(shape("text", { x: first, y: keyY + 22 }, written(low, { ...chart.scale, unit: "" })), shape("text", { x: first + keyWidth, y: keyY + 22, "text-anchor": "end" }, written(high, { ...chart.scale, unit: "" })));
-      out.append(shape("text", { x: first + keyWidth / 2, y: keyY + 22, "text-anchor": "middle" }, shortened(chart.scale.label, keyWidth - 60)));
+      const keyY = bottom + under + 26, keyWidth = Math.min(150, width * 0.4), first = 12;
+      for (let k = 0; k < 40; k++) { const [red, green, blue] = colourAt(k / 39, !dark()); out.append(shape("rect", { x: round(first + k * keyWidth / 40), y: keyY, width: round(keyWidth / 40 + 0.5), height: 9, fill: `rgb(${red},${green},${blue})` })); }
+      out.append(shape("text", { x: first, y: keyY + 23 }, written(low, { ...chart.scale, unit: "" })), shape("text", { x: first + keyWidth, y: keyY + 23, "text-anchor": "end" }, written(high, { ...chart.scale, unit: "" })));
+      out.append(shape("text", { class: "title", x: first + keyWidth + 10, y: keyY + 9 }, shortened(chart.scale.label, width - keyWidth - 26)));
       this.cursor = shape("g", { "aria-hidden": "true" });
       out.append(this.cursor);
       this.box = { chart, columns: columns.length };
@@ -388,10 +420,11 @@ const fullrank = (() => {
   // Data: the same rows as `fullrank report --csv` writes
 
   function rowsOf(chart) {
-    const rows = [], frames = chart.frames || [{}], first = chart.frames ? [chart.frame_label || "round"] : [];
+    const rows = [], frames = chart.frames || [{ at: [] }], dimensions = chart.dimensions || [], first = dimensions.map((d) => d.name);
+    const named_at = (frame) => frame.at.map((v, k) => dimensions[k].values[v]);
     if (chart.kind === "heatmap") {
       rows.push([...first, chart.y.label, chart.x.label, chart.scale.label]);
-      for (const frame of frames) { const c = { ...chart, ...frame }; c.values.forEach((line, r) => line.forEach((v, k) => rows.push([...(chart.frames ? [frame.name] : []), c.y.categories[r], c.x.categories[k], v]))); }
+      for (const frame of frames) { const c = { ...chart, ...frame }; c.values.forEach((line, r) => line.forEach((v, k) => rows.push([...named_at(frame), c.y.categories[r], c.x.categories[k], v]))); }
       return rows;
     }
     const across = (chart.frames || [chart]).some((f) => f.series.some((s) => s.xlow)), up = (chart.frames || [chart]).some((f) => f.series.some((s) => s.low)), named = (chart.frames || [chart]).some((f) => f.series.some((s) => s.labels));
@@ -399,7 +432,7 @@ const fullrank = (() => {
     for (const frame of frames) {
       const c = { ...chart, ...frame };
       for (const s of c.series) s.x.forEach((v, k) => rows.push([
-        ...(chart.frames ? [frame.name] : []), s.name, c.x.categories ? c.x.categories[v] : v, ...(across ? [s.xlow?.[k] ?? null, s.xhigh?.[k] ?? null] : []),
+        ...named_at(frame), s.name, c.x.categories ? c.x.categories[v] : v, ...(across ? [s.xlow?.[k] ?? null, s.xhigh?.[k] ?? null] : []),
         c.y.categories ? c.y.categories[s.y[k]] : s.y[k], ...(up ? [s.low?.[k] ?? null, s.high?.[k] ?? null] : []), ...(named ? [s.labels?.[k] ?? null] : []),
       ]));
     }
