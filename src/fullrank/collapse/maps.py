@@ -10,8 +10,8 @@ from fullrank.collapse.arrays import Array, Numbers, matrix, no_samples, plain, 
 def principal_map(features: Array) -> Numbers:
     """Project features onto the two directions of their largest variance (principal component analysis).
 
-    The sign of a direction is chosen so that its entry of the largest absolute value is positive, so that equal features
-    have the same map. A direction without variance gives zeros.
+    The sign of a direction is chosen so that its entry of the largest absolute value is positive: equal features have
+    the same map. A direction without variance gives zeros.
 
     Args:
         features: Features of shape (N, d).

@@ -342,9 +342,9 @@ class ProbeTable(Table):
     clients: Annotated[int, Field(ge=0)] = 2
     """Number of clients whose local models are probed as well."""
     embed: Annotated[int, Field(ge=0, le=1000)] = 0
-    """Number of test samples whose features each probe keeps as two coordinates and a label, for a map; the same samples
-    in every probe, of each class its share. The coordinates are of single samples, so set it only where the run
-    directory may contain something about each of them. 0 keeps none."""
+    """Number of test samples of which each probe keeps two coordinates and the label, for a map of the features. They
+    are the same samples in every probe, of each class its share. Set it only where the run directory may contain
+    something about single samples. 0 keeps none."""
 
 
 class RunTable(Table):

@@ -22,8 +22,8 @@ def section(subject: Subject) -> Block:
     found = [block for cohort in subject.cohorts for block in _of_cohort(subject, cohort)]
     reason = TOO_FEW if probed else NO_PROBES
     about = (
-        "Linear CKA says how alike the probed clients' representations of the test set are, layer by layer: 1 is equal up "
-        "to rotation and scale. The rows of a classifier are the vectors by which it recognises each class."
+        "Linear CKA says how alike the probed clients' representations of the test set are, layer by layer: 1 is equal "
+        "up to rotation and scale. The rows of a classifier are the vectors by which it recognises each class."
     )
     return blocks.section(
         "agreement", "Agreement between clients", found or [blocks.absent(reason)], about, short="Agreement"

@@ -53,7 +53,7 @@ def verdict(level: str, lines: Sequence[str]) -> Block:
 
 
 def reading(items: Iterable[Mapping[str, Any]]) -> Block:
-    """Return a list of sentences, each with its `level`, the `rule` that wrote it, and `more` sentences of this rule."""
+    """Return a list of sentences, each with its `level`, the `rule` that wrote it, and `more` of this rule."""
     return {"type": "reading", "items": [dict(item) for item in items]}
 
 
@@ -202,7 +202,7 @@ def framed(charts: Sequence[tuple[Sequence[str], Mapping[str, Any]]], names: Seq
 
 
 def tidy(value: Any) -> Any:
-    """Return a value in the types of JSON: numbers of few digits, None for those that are not finite, printable text."""
+    """Return a value in the types of JSON: short numbers, None for those that are not finite, printable text."""
     if isinstance(value, Mapping):
         return {str(key): tidy(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):

@@ -25,7 +25,7 @@ def section(subject: Subject) -> Block:
         found = [blocks.absent(_reason(subject))]
     about = (
         "Received is the model as a client gets it from the server, local the same after training on the client's own "
-        "samples, personalised what the method makes of it. Each is evaluated on samples that the client did not train on."
+        "samples, personalised what the method makes of it. Each is evaluated on samples that no client trained on."
     )
     return blocks.section("clients", "Clients and sites", found, about, short="Clients")
 

@@ -17,8 +17,8 @@ from fullrank.report.probed import MOST_RUNS, Probe
 MOST_COLOURS = 12
 """The number of colours of classes; with more classes colours repeat with another shape."""
 NONE = (
-    "No run keeps an embedding of test features. Set probe.embed to a number of test samples, for example 500, together "
-    "with probe.every; the run then keeps two coordinates and the label of each of these samples."
+    "No run keeps a map of test features. Set probe.embed to a number of test samples, for example 500, together with "
+    "probe.every; the run then keeps two coordinates and the label of each of these samples."
 )
 PLAIN: dict[str, Any] = {"plain": True, "height": 340}
 """The style of maps: the coordinates of a point are not read out."""
@@ -34,9 +34,9 @@ def section(subject: Subject) -> Block:
     for cohort in subject.cohorts:
         found += _classifiers(subject, cohort)
     about = (
-        "Each map is a projection onto the two directions of the largest variance, so that distances between far points "
-        "are true and near points may be separated by directions that are not shown. Maps of different rounds have axes "
-        "of their own."
+        "Each map is a projection onto the two directions of the largest variance: points that are far from each other "
+        "are so in all dimensions too, and near points may be separated by directions that are not shown. Maps of "
+        "different rounds have different axes."
     )
     return blocks.section("embeddings", "Maps of features and classifiers", found, about, short="Maps")
 

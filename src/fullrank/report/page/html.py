@@ -38,8 +38,8 @@ PAGE = Template("""<!doctype html>
 <a class="skip" href="#main">Skip to the content</a>
 <header class="bar"><strong>fullrank</strong><nav aria-label="Sections">$links</nav>
 <label class="no-print"><span class="visually-hidden">Colours</span>
-<select id="theme"><option value="auto">Auto</option><option value="light">Light</option><option value="dark">Dark</option>
-</select></label></header>
+<select id="theme"><option value="auto">Auto</option><option value="light">Light</option>
+<option value="dark">Dark</option></select></label></header>
 <main id="main">$main</main>
 <noscript><p class="absent">The charts are drawn by a script in this file, which this browser does not run; the
 text and the tables are complete without it.</p></noscript>
@@ -152,7 +152,8 @@ BADGES = {"good": "good", "note": "note", "warn": "warning"}
 
 
 def _reading(block: Mapping[str, Any]) -> str:
-    return f'<div class="card"><h3>What the records say</h3><ul class="reading">{"".join(map(_sentence, block["items"]))}</ul></div>'
+    sentences = "".join(map(_sentence, block["items"]))
+    return f'<div class="card"><h3>What the records say</h3><ul class="reading">{sentences}</ul></div>'
 
 
 def _sentence(item: Mapping[str, Any]) -> str:
@@ -226,7 +227,8 @@ def _table(block: Mapping[str, Any]) -> str:
                     f'<td class="no-print"><button type="button" data-detail="{place}" aria-expanded="false" '
                     f'aria-label="Curves of {_text(_shown(row[0]))}">Curves</button></td>'
                 )
-                inner = f'<tr id="{place}" hidden><td class="detail" colspan="{len(columns) + 1}">{_figure(detail)}</td></tr>'
+                wide = f'<td class="detail" colspan="{len(columns) + 1}">{_figure(detail)}</td>'
+                inner = f'<tr id="{place}" hidden>{wide}</tr>'
         bodies.append(f"<tbody><tr>{cells}{extra}</tr>{inner}</tbody>")
     return (
         f'<div class="card">{title}{caption}<div class="scroll" tabindex="0" role="region" '
@@ -238,9 +240,10 @@ def _table(block: Mapping[str, Any]) -> str:
 
 def _cell(found: Any, kind: str) -> str:
     if kind == "spark":
-        label = "curve over rounds" if found else "no curve"
-        drawn = f'<svg class="curve s0" viewBox="0 0 92 22" role="img" aria-label="{label}" data-spark="{_text(json.dumps(found))}"></svg>'
-        return f'<td class="spark">{drawn}</td>' if found else "<td></td>"
+        if not found:
+            return "<td></td>"
+        drawn = 'class="curve s0" viewBox="0 0 92 22" role="img" aria-label="curve over rounds"'
+        return f'<td class="spark"><svg {drawn} data-spark="{_text(json.dumps(found))}"></svg></td>'
     value = found["value"] if isinstance(found, Mapping) else found
     best = " best" if isinstance(found, Mapping) and found["best"] else ""
     sorted_by = "" if value is None else _text(value)

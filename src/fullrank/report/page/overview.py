@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from fullrank.comparison.intervals import std
@@ -199,9 +200,7 @@ def _methods(cohort: Cohort) -> Block:
             has_p = row is not None and row.difference is not None and row.difference.p_holm is not None
             cells.append(blocks.cell(row.difference.p_holm, p_text(row)) if has_p and row and row.difference else None)
         for stage in stages:
-            value = mean_of(
-                group, lambda member, stage=stage: member.summary.get("personal", {}).get(stage, {}).get("mean")
-            )
+            value = mean_of(group, partial(Member.personal, stage=stage))
             cells.append(None if value is None else blocks.cell(100 * value, f"{100 * value:.2f}"))
         traffic, seconds = mean_of(group, bytes_of), mean_of(group, seconds_of)
         cells.append(None if traffic is None else blocks.cell(traffic, size(traffic)))
@@ -213,7 +212,10 @@ def _methods(cohort: Cohort) -> Block:
         details.append(
             _seeds_figure(group, f"curves-{group.colour}{cohort.suffix}") if len(cohort.groups) <= MOST_CURVES else None
         )
-    caption = "Mean ± standard deviation over seeds of the mean of the last five evaluations; bold: the best, and those that the seeds do not tell from it."
+    caption = (
+        "Mean ± standard deviation over seeds of the mean of the last five evaluations; bold: the best, and those that "
+        "the seeds do not tell from it."
+    )
     title = cohort.entitled("Methods")
     return blocks.table(f"methods{cohort.suffix}", title, columns, found, caption=caption, details=details)
 

@@ -53,8 +53,8 @@ def _of_cohort(cohort: Cohort) -> Iterator[Block]:
     yield blocks.figure(f"recall{cohort.suffix}", title, blocks.framed(charts, ["method"]), caption=caption)
     lines = [_calibration(group, row) for group, row in found if "calibration" in row]
     if lines:
-        axes = (blocks.per_cent(name, min=0, max=100, pad=0) for name in ("Mean confidence in a bin", "Accuracy"))
-        chart = blocks.points(*axes, lines, refs=[{"diagonal": True}], notes=[PERFECT])
+        x, y = (blocks.per_cent(name, min=0, max=100, pad=0) for name in ("Mean confidence in a bin", "Accuracy"))
+        chart = blocks.points(x, y, lines, refs=[{"diagonal": True}], notes=[PERFECT])
         title = cohort.entitled("Calibration")
         caption = f"Accuracy in bins of the confidence{first}. Below the diagonal a model is too confident."
         yield blocks.figure(f"calibration{cohort.suffix}", title, chart, caption=caption)

@@ -6,18 +6,20 @@ of which its sentence would not be true.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fullrank.comparison.printed import difference_text, format_of, p_text
 from fullrank.files import tensor_names
 from fullrank.local.plan import last_batch_too_small
 from fullrank.metrics.details import dense
-from fullrank.metrics.evaluate import dying
+from fullrank.metrics.evaluate import DYING, dying
 from fullrank.report.page.clients import member_rows
 from fullrank.report.page.costs import bytes_of, last_accuracy, mean_of, seconds_of
 from fullrank.report.page.predictions import whole_test
@@ -111,11 +113,16 @@ def read(subject: Subject) -> list[dict[str, Any]]:
 
 
 def _written(each: Rule, subject: Subject) -> Iterator[dict[str, Any]]:
+    items = list(_items(each.of, subject))
     said: dict[str, list[str]] = {}
-    for name, item in _items(each.of, subject):
+    for name, item in items:
         for sentence in each.write(item):
             said.setdefault(sentence, []).append(name)
-    first, *more = [_about(names, sentence) for sentence, names in list(said.items())[:MOST_SENTENCES]] or [""]
+    of_all = f"all {len(items)} runs" if each.of is Member else f"all {len(items)} methods"
+    first, *more = [
+        _about([of_all] if len(names) == len(items) > 2 else names, sentence)
+        for sentence, names in list(said.items())[:MOST_SENTENCES]
+    ] or [""]
     if first:
         yield {"level": each.level, "rule": each.name, "text": first, "more": more}
 
@@ -197,7 +204,7 @@ def not_complete(member: Member) -> Iterator[str]:
 def failed(subject: Subject) -> Iterator[str]:
     """A run of a comparison that failed before it had a directory."""
     for name, reason in subject.failed.items():
-        yield f"{name} failed: {reason.rstrip('.')}."
+        yield f"The run of {name} failed: {reason.rstrip('.')}."
 
 
 @rule("warn", Member)
@@ -230,8 +237,8 @@ def different_data(subject: Subject) -> Iterator[str]:
     if len(subject.cohorts) > 1:
         named = "; ".join(cohort.title for cohort in subject.cohorts[:5]) + (" …" if len(subject.cohorts) > 5 else "")
         yield (
-            f"The runs are on {len(subject.cohorts)} different data sets or partitions ({named}); they have charts of their "
-            "own, and are never in one line or one difference."
+            f"The runs are on {len(subject.cohorts)} different data sets or partitions ({named}), so they have "
+            "separate charts and are never in one line or one difference."
         )
 
 
@@ -252,7 +259,7 @@ def sudden_drops(member: Member) -> Iterator[str]:
     late = course[int(EARLY * len(course)) :]
     falls = {
         now: (100 * before, 100 * after)
-        for (_, before), (now, after) in zip(late, late[1:], strict=False)
+        for (_, before), (now, after) in itertools.pairwise(late)
         if 100 * (before - after) > DROP
     }
     if not falls:
@@ -318,9 +325,8 @@ def skipped_clients(member: Member) -> Iterator[str]:
     left = [(client, why) for row in member.rows for client, why in row.get("skipped", {}).items()]
     if left:
         client, why = left[0]
-        yield (
-            f"clients were left out {_times(len(left))}, first {member.client_name(int(client))}: {str(why).rstrip('.')}."
-        )
+        name, reason = member.client_name(int(client)), str(why).rstrip(".")
+        yield f"clients were left out {_times(len(left))}, first {name}: {reason}."
     idle = Counter(client for row in member.rows for client in row.get("idle", []))
     if idle:
         client, times = idle.most_common(1)[0]
@@ -343,14 +349,14 @@ def clipped(member: Member) -> Iterator[str]:
     ]
     share = sum(norm > limit for norm in norms) / len(norms) if norms and limit else 0.0
     if share >= CLIPPED:
-        yield f"the mean norm of the gradient is above train.clip_norm = {limit:g} in {100 * share:.0f} % of local epochs."
+        yield f"the mean norm of gradients is above train.clip_norm = {limit:g} in {100 * share:.0f} % of local epochs."
 
 
 @rule("warn", Member)
 def dead_features(member: Member) -> Iterator[str]:
     """Features of the global model that became the same for every sample."""
     shares = list(member.course("dead_features").values())
-    if shares and dying(shares):
+    if shares and max(shares) >= DYING and any(dying(shares[:last]) for last in range(1, len(shares) + 1)):
         yield (
             f"{100 * shares[-1]:.0f} % of the features are dead, the same for every sample (at best "
             f"{100 * min(shares):.0f} %); lower the weight of the method's added loss, or train.lr."
@@ -369,11 +375,12 @@ def recorded_warnings(member: Member) -> Iterator[str]:
 @rule("note", Cohort)
 def small_test_set(cohort: Cohort) -> Iterator[str]:
     """A test set so small that its accuracy is uncertain by some points."""
-    known = [(row, row["intervals"].get("accuracy")) for member in cohort.members if (row := whole_test(member))]
-    halves = [100 * (ends[1] - ends[0]) / 2 for _, ends in known if ends and None not in ends]
+    rows = [row for member in cohort.members if (row := whole_test(member))]
+    ends = [row["intervals"].get("accuracy", (None, None)) for row in rows]
+    halves = [100 * (high - low) / 2 for low, high in ends if low is not None and high is not None]
     if halves and statistics.fmean(halves) > WIDE:
         yield (
-            f"the test set of {known[0][0]['samples']:,} samples leaves the accuracy of a run uncertain by about "
+            f"the test set of {rows[0]['samples']:,} samples leaves the accuracy of a run uncertain by about "
             f"± {statistics.fmean(halves):.0f} points."
         )
 
@@ -410,9 +417,10 @@ def clear_difference(cohort: Cohort) -> Iterator[str]:
     for row, text in _differences(cohort):
         if row.difference.p_holm is not None and row.difference.p_holm <= SIGNIFICANT:
             better = "above" if row.difference.mean > 0 else "below"
+            seeds = counted(len(row.difference.values), "seed")
             yield (
-                f"over {counted(len(row.difference.values), 'seed')}, {row.method} is {better} {row.difference.to}: {text} "
-                f"points (95 % interval), corrected p {p_text(row)}."
+                f"over {seeds}, {row.method} is {better} {row.difference.to}: {text} points (95 % interval), corrected "
+                f"p {p_text(row)}."
             )
 
 
@@ -455,17 +463,17 @@ def best_not_last(group: Group) -> Iterator[str]:
     best, last = max(course, key=course.__getitem__), max(course)
     if course[best] - course[last] > FALLEN:
         yield (
-            f"the last round has {_per_cent(course[last])}, the best one, round {best}, {_per_cent(course[best])}; the best "
-            "is chosen on the test set and too good to be quoted, so choose rounds by data.validation."
+            f"the last round has {_per_cent(course[last])}, the best one, round {best}, {_per_cent(course[best])}; the "
+            "best is chosen on the test set and too good to be quoted, so choose rounds by data.validation."
         )
 
 
 @rule("note", Group)
 def personal_gain(group: Group) -> Iterator[str]:
     """What training on a client's own samples changes for the client."""
-    before = group.values(lambda member: _personal(member, "received"))
+    before = group.values(lambda member: member.personal("received"))
     for stage, words in (("local", "local training"), ("personalised", "the method's personalisation")):
-        after = group.values(lambda member, stage=stage: _personal(member, stage))
+        after = group.values(partial(Member.personal, stage=stage))
         if not before or not after:
             continue
         change = 100 * (statistics.fmean(after) - statistics.fmean(before))
@@ -475,11 +483,6 @@ def personal_gain(group: Group) -> Iterator[str]:
                 f"{words} {verb} the clients' mean accuracy on their own samples from "
                 f"{_per_cent(100 * statistics.fmean(before))} to {_per_cent(100 * statistics.fmean(after))}."
             )
-
-
-def _personal(member: Member, stage: str) -> float | None:
-    found = member.summary.get("personal", {}).get(stage, {}).get("mean")
-    return float(found) if found is not None else None
 
 
 @rule("note", Group)
@@ -496,8 +499,8 @@ def unequal_clients(group: Group) -> Iterator[str]:
     worst = min(member_rows(group.first, stage), key=lambda row: row["metrics"].get("accuracy") or 0.0, default=None)
     named = f" (lowest: {group.first.client_name(worst['client'])})" if worst and worst["client"] is not None else ""
     yield (
-        f"clients are served unequally: the worst tenth has {_per_cent(100 * low)}, the mean {_per_cent(100 * mean)}, of "
-        f"{STAGES[stage]}{named}."
+        f"clients are served unequally: the worst tenth has {_per_cent(100 * low)}, the mean {_per_cent(100 * mean)}, "
+        f"of {STAGES[stage]}{named}."
     )
 
 
@@ -511,7 +514,8 @@ def ignored_classes(group: Group) -> Iterator[str]:
     lost = [k for k, value in enumerate(row["recall"]) if value == 0 and sizes[k] >= FEWEST]
     if lost:
         names = ", ".join(group.first.classes[k] for k in lost[:6]) + (" …" if len(lost) > 6 else "")
-        yield f"the global model recognises no sample of {counted(len(lost), 'class').replace('classs', 'classes')}: {names}."
+        number = "one class" if len(lost) == 1 else f"{len(lost)} classes"
+        yield f"the global model recognises no sample of {number}: {names}."
 
 
 def _label_counts(row: Mapping[str, Any]) -> Counter[int]:
@@ -568,8 +572,8 @@ def low_rank(group: Group) -> Iterator[str]:
     course = course_of(group.first, "effective_rank", of_global)
     if course and classes > 2 and course[max(course)] < COLLAPSED * (classes - 1):
         yield (
-            f"the representation has collapsed: its effective rank is {course[max(course)]:.1f}, and {classes} separated "
-            f"classes need about {classes - 1}."
+            f"the representation has collapsed: its effective rank is {course[max(course)]:.1f}, and {classes} "
+            f"separated classes need about {classes - 1}."
         )
 
 
@@ -588,8 +592,8 @@ def local_collapse(group: Group) -> Iterator[str]:
     course = course_of(group.first, "gap", of_clients)
     if course and course[max(course)] < GAP:
         yield (
-            f"clients' representations have collapsed further than the global model's: the mean gap R of their spectra is "
-            f"{course[max(course)]:.2f} in the last probe.".replace("-", "−")
+            "clients' representations have collapsed further than the global model's: the mean gap R of their spectra "
+            f"is −{-course[max(course)]:.2f} in the last probe."
         )
 
 
@@ -598,7 +602,8 @@ def unlike_clients(group: Group) -> Iterator[str]:
     """Clients whose classifiers disagree."""
     found = course_of(group.first, "", lambda probe, _: probe.get("cka_by_layer", {}).get("classifier"))
     if found and found[max(found)] < UNLIKE:
-        yield f"the probed clients disagree: the CKA of their classifiers is {found[max(found)]:.2f} on average (1: alike)."
+        alike = f"{found[max(found)]:.2f}"
+        yield f"the probed clients disagree: the CKA of their classifiers is {alike} on average (1: alike)."
 
 
 @rule("note", Cohort)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,8 @@ from fullrank.report.probed import Probe, mean
 MOST_VALUES = 256
 """The largest number of singular values of a spectrum that are shown."""
 NO_PROBES = (
-    "No run has probes, so nothing is known of its representation. Set probe.every, for example to 5, and probe.clients "
-    "to probe clients as well."
+    "No run has probes, so nothing is known of its representation. Set probe.every, for example to 5, and "
+    "probe.clients to probe clients as well."
 )
 TITLES = {
     "effective_rank": ("Effective rank", "Effective rank"),
@@ -93,16 +94,16 @@ def course_of(member: Member, key: str, of: Any) -> dict[int, float]:
 
 def _lines(cohort: Cohort, key: str) -> list[blocks.Series]:
     """Return a full line of the global model and a dashed one of clients for each group."""
-    found = []
+    found: list[blocks.Series] = []
     for group in cohort.groups:
         for of, dashed in ((of_global, False), (of_clients, True)):
-            spread = group.over_rounds(lambda member, of=of: course_of(member, key, of))
+            spread = group.over_rounds(partial(course_of, key=key, of=of))
             if not spread["x"]:
                 continue
             if dashed:
                 spread = {"x": spread["x"], "y": spread["y"]}
             has_global = any(each["name"] == group.name and not each.get("dash") for each in found)
-            style = {"dash": True, "thin": True, "legend": not has_global} if dashed else {}
+            style: dict[str, Any] = {"dash": True, "thin": True, "legend": not has_global} if dashed else {}
             found.append(blocks.series(group.name, colour=group.colour, markers=True, **spread, **style))
     return found
 
@@ -129,7 +130,7 @@ def _of_group(group: Group, round: int) -> Iterator[blocks.Series]:
     for probe in probes[:1]:
         for local in probe["locals"]:
             if curve := _curve(local):
-                style = {"dash": True, "thin": True, "legend": not curves}
+                style: dict[str, Any] = {"dash": True, "thin": True, "legend": not curves}
                 yield blocks.series(group.name, range(1, len(curve) + 1), curve, group.colour, **style)
 
 

@@ -55,7 +55,8 @@ def _sweep(subject: Subject, study: Study) -> Block:
         for name, values in best.items()
         if isinstance(values, Mapping) and values.get("mean") is not None
     )
-    about = f"Trials are compared by their {words}. Test scores are read for the best trial only{f': {scores}' if scores else ''}."
+    read = f": {scores}" if scores else ""
+    about = f"Trials are compared by their {words}. Test scores are read for the best trial only{read}."
     return blocks.section("sweep", "Sweep", found, about)
 
 

@@ -95,6 +95,11 @@ class Member:
                 found[row["round"]] = float(value)
         return found
 
+    def personal(self, stage: str) -> float | None:
+        """Return the mean accuracy of the clients' own models of a stage on the clients' own samples."""
+        found = self.summary.get("personal", {}).get(stage, {}).get("mean")
+        return float(found) if found is not None else None
+
     @property
     def accuracy_key(self) -> str:
         """The key of the accuracy in the rows: that of the clients' own models where there is no global model."""

@@ -32,8 +32,8 @@ def section(subject: Subject) -> Block:
     if not found:
         found = [blocks.absent("No complete round records local training, so there are no loss terms and no drift.")]
     about = (
-        "Each term of the loss is a mean over the local epochs and the clients of a round, weighted by samples. Drift is "
-        "the Euclidean distance between the weights that a client received and those at the end of its training."
+        "Each term of the loss is a mean over the local epochs and the clients of a round, weighted by samples. Drift "
+        "is the Euclidean distance between the weights that a client received and those at the end of its training."
     )
     return blocks.section("training", "Local training", found, about, short="Training")
 
@@ -51,7 +51,7 @@ def _figures(subject: Subject, cohort: Cohort) -> Iterator[Block]:
     if lines := _mean_drifts(cohort):
         chart = blocks.lines(ROUND, blocks.axis("Drift ‖w_k − w‖, mean of clients"), lines, notes=bands(lines))
         yield blocks.figure(f"drift{cohort.suffix}", cohort.entitled("How far clients drift in a round"), chart)
-    charts = [((group.label,), chart) for group in cohort.groups if (chart := _by_client(group)) is not None]
+    charts = [((group.label,), drawn) for group in cohort.groups if (drawn := _by_client(group)) is not None]
     if charts:
         title = cohort.entitled("Drift by client")
         caption = (_caption(cohort.groups[0].first) if len(cohort.groups) == 1 else "") or (
