@@ -145,7 +145,7 @@ const fullrank = (() => {
         const label = `${this.host.dataset.title}: ${name}`;
         if (values.length < 2) return values[0] && slides ? [node("span", {}, values[0])] : [];
         if (slides) {
-          const shown = node("output", {}, values[at()]);
+          const shown = node("span", { class: "shown", "aria-hidden": "true" }, values[at()]);
           const input = node("input", { type: "range", min: 0, max: values.length - 1, step: 1, value: at(), "aria-label": label, "aria-valuetext": values[at()] });
           input.addEventListener("input", () => {
             this.move(place, Number(input.value)); shown.textContent = values[at()]; input.setAttribute("aria-valuetext", values[at()]);
