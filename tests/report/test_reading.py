@@ -66,7 +66,7 @@ CASES = {
     ),
     "not_learned": (
         lambda _: seeds(metrics=rows([0.14] * 16)),
-        "hardly above that of guessing, 10.0 %",
+        "hardly above that of guessing the most frequent class, 10.0 %",
         lambda _: seeds(metrics=rows([0.16] * 16)),
     ),
     "sudden_drops": (

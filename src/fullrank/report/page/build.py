@@ -43,16 +43,18 @@ SECTIONS: tuple[Callable[[Subject], dict[str, Any]], ...] = (
     setup.provenance,
 )
 """The sections after the summary, in their order."""
+OF_TRIALS = (setup.section, training.section, costs.section, setup.provenance)
+"""The sections of a sweep, whose trials are chosen by validation scores: none of them shows test scores."""
 
 
 def page_of(subject: Subject) -> dict[str, Any]:
     """Return the page about runs as plain data, in the types of JSON."""
-    reading = read(subject)
     study = studies.section(subject)
+    trials = subject.study is not None and subject.study.kind == "sweep"
     sections = [
-        overview.section(subject, reading),
+        overview.section(subject, read(subject)),
         *([study] if study is not None else []),
-        *(section(subject) for section in SECTIONS),
+        *(section(subject) for section in (OF_TRIALS if trials else SECTIONS)),
     ]
     page: dict[str, Any] = blocks.tidy(
         {

@@ -81,19 +81,13 @@ def _short(seconds: float) -> str:
     return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s" if seconds < 120 else clock(seconds)
 
 
-def last_accuracy(member: Member) -> float | None:
-    """Return the mean of the last five accuracies over rounds."""
-    values = list(member.course(member.accuracy_key).values())[-5:]
-    return statistics.fmean(values) if values else None
-
-
 def _table(cohort: Cohort) -> Block:
     rows = []
     for group in cohort.groups:
         rows.append(
             [
                 group.label,
-                _written(mean_of(group, last_accuracy), lambda v: f"{100 * v:.2f} %"),
+                _written(mean_of(group, cohort.value_of), lambda v: f"{100 * v:.2f} %"),
                 _written(mean_of(group, lambda m: m.summary.get("bytes_up")), size),
                 _written(mean_of(group, lambda m: m.summary.get("bytes_down")), size),
                 _written(mean_of(group, lambda m: m.summary.get("elements")), lambda v: f"{v:,.0f}"),
@@ -105,7 +99,7 @@ def _table(cohort: Cohort) -> Block:
         )
     columns = [
         blocks.column("method", "text"),
-        blocks.column("accuracy, mean of last 5", first="descending"),
+        blocks.column(f"{cohort.words.lower()}", first="descending"),
         *(blocks.column(name) for name in ("sent by clients", "sent to clients", "elements per client and round")),
         *(blocks.column(name) for name in ("time", "time per round", "peak memory", "state per client")),
     ]
@@ -184,6 +178,8 @@ def _targets_table(cohort: Cohort) -> Block | None:
     rows: list[list[Any]] = []
     for target in targets_of(cohort):
         for group in cohort.groups:
+            if not any(member.course(member.accuracy_key) for member in group.shown):
+                continue
             found = [reached(member, target) for member in group.shown]
             there = [each for each in found if each is not None]
             name = blocks.cell(target, f"{100 * target:.0f} %")

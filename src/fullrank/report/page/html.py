@@ -126,10 +126,11 @@ def _gathered(found: Iterable[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _grid(figures: Sequence[Mapping[str, Any]]) -> str:
-    """Return figures in two columns, or in three if their number fits; an odd last one is as wide as the page."""
+    """Return figures in two columns, or in three if their number fits; an odd one is as wide as the page."""
     narrow = [block for block in figures if not block["wide"]]
     three = len(narrow) % 3 == 0 and len(narrow) % 2
-    odd = narrow[-1]["id"] if len(narrow) % 2 and not three else ""
+    flexible = [block for block in narrow if block["chart"]["kind"] == "lines"] or narrow
+    odd = flexible[-1]["id"] if len(narrow) % 2 and not three else ""
     inner = "".join(_figure({**block, "wide": block["wide"] or block["id"] == odd}) for block in figures)
     return f'<div class="grid{" three" if three else ""}">{inner}</div>'
 

@@ -6,11 +6,10 @@ from typing import Any
 
 from fullrank.report.page import blocks
 from fullrank.report.page.blocks import Block
-from fullrank.report.page.subject import Cohort, Member, Subject, accuracy_label
+from fullrank.report.page.subject import VALIDATION, Cohort, Member, Subject, accuracy_label
 
 ROUND = blocks.axis("Round", integer=True)
 DEVIATION = {"kind": "band", "text": "± 1 standard deviation over seeds"}
-VALIDATION = "validation_accuracy"
 
 
 def over_rounds(cohort: Cohort, key: str, times: float = 1.0, **style: Any) -> list[blocks.Series]:
@@ -43,7 +42,7 @@ def accuracy_figure(subject: Subject, cohort: Cohort) -> Block | None:
     """Return the chart of the accuracy over rounds."""
     keys = {member.accuracy_key for member in cohort.members if member.rows}
     label = accuracy_label(cohort.members)
-    key = "personal_accuracy" if keys == {"personal_accuracy"} else "accuracy"
+    key = next(iter(keys)) if len(keys) == 1 else "accuracy"
     lines = over_rounds(cohort, key, 100.0)
     if not lines:
         return None
@@ -52,7 +51,7 @@ def accuracy_figure(subject: Subject, cohort: Cohort) -> Block | None:
         f"accuracy{cohort.suffix}",
         cohort.entitled(f"{label} over rounds"),
         chart,
-        command=subject.command("accuracy", "--band std" if bands(lines) else ""),
+        command=subject.command("course", f"--measure {key}{' --band std' if bands(lines) else ''}"),
         wide=len(subject.cohorts) == 1,
     )
 

@@ -11,7 +11,7 @@ from fullrank.comparison.intervals import std
 from fullrank.comparison.printed import difference_text, format_of, p_text
 from fullrank.report.page import blocks
 from fullrank.report.page.blocks import Block
-from fullrank.report.page.costs import bytes_of, last_accuracy, mean_of, seconds_of
+from fullrank.report.page.costs import bytes_of, mean_of, seconds_of
 from fullrank.report.page.learning import accuracy_figure, run_figure
 from fullrank.report.page.subject import COMPLETE, Cohort, Group, Member, Subject, accuracy_label
 from fullrank.runs.client_tables import STAGES
@@ -62,7 +62,7 @@ def section(subject: Subject, reading: Sequence[Mapping[str, Any]]) -> Block:
     found: list[Block] = [_verdict(subject, reading)]
     for cohort in subject.cohorts:
         if len(subject.groups) == 1:
-            found.append(_tiles(cohort.groups[0]))
+            found.append(_tiles(cohort, cohort.groups[0]))
         else:
             found.append(_methods(cohort))
     curves = [figure for cohort in subject.cohorts if (figure := accuracy_figure(subject, cohort))]
@@ -88,7 +88,7 @@ def _verdict(subject: Subject, reading: Sequence[Mapping[str, Any]]) -> Block:
     return blocks.verdict(level, lines)
 
 
-SERIOUS = ("not_complete", "failed", "diverged", "not_learned")
+SERIOUS = ("not_complete", "failed", "diverged")
 """The rules whose sentences mean that a result should not be used."""
 
 
@@ -107,47 +107,54 @@ def _more(number: int) -> str:
 
 def result_of(subject: Subject) -> str:
     """Return the result of a page in a sentence."""
-    known = [(mean, group) for group in subject.groups if (mean := mean_of(group, last_accuracy)) is not None]
-    if not known:
-        return "There is no result yet: no round with an evaluation is complete."
-    label = accuracy_label(subject.members)
-    if len(known) == 1:
-        return f"{label} {_with_spread(known[0][1])} (mean of the last five evaluations)."
     if len(subject.cohorts) > 1:
-        return (
-            f"{len(subject.groups)} settings on {len(subject.cohorts)} data sets or partitions; each has a table below."
-        )
+        number = len(subject.cohorts)
+        return f"{len(subject.groups)} settings on {number} different data sets or partitions; each has a table below."
     cohort = subject.cohorts[0]
-    mean, best = max(known, key=lambda pair: pair[0])
+    known = [(mean, group) for group in cohort.groups if (mean := mean_of(group, cohort.value_of)) is not None]
+    if not known:
+        return "There is no result: no round with an evaluation is complete."
+    if len(known) == 1:
+        return f"{cohort.words} {_with_spread(cohort, known[0][1])}{_which(cohort)}."
+    _, best = max(known, key=lambda pair: pair[0])
     ties = sorted(cohort.comparison.best() - {best.label}) if cohort.comparison is not None else []
     shared = f"; the seeds do not tell {_some(ties)} from it" if ties else ""
-    return f"Highest {label.lower()}: {best.label} with {_with_spread(best)}{shared}."
+    return f"Highest {cohort.words.lower()}: {best.label} with {_with_spread(cohort, best)}{shared}."
+
+
+def _which(cohort: Cohort) -> str:
+    stage = cohort.members[0].last_stage
+    if cohort.measure == "personal" and stage is not None:
+        return f", of {STAGES[stage]} on their own samples; there is no complete global model"
+    return " (mean of the last five evaluations)"
 
 
 def _some(names: Sequence[str]) -> str:
     return _listed(names) if len(names) <= MOST_NAMED else f"{len(names)} others"
 
 
-def _with_spread(group: Group) -> str:
-    values = [100 * value for value in group.values(last_accuracy)]
+def _with_spread(cohort: Cohort, group: Group) -> str:
+    values = [100 * value for value in group.values(cohort.value_of)]
     width = std(values)
     spread = f" ± {width:.2f}" if width is not None else ""
     return f"{statistics.fmean(values):.2f}{spread} %"
 
 
-def _tiles(group: Group) -> Block:
+def _tiles(cohort: Cohort, group: Group) -> Block:
     member = group.first
     label = accuracy_label([member])
     courses = [member.course(member.accuracy_key) for member in group.shown]
     items: list[tuple[str, str, str]] = []
     if any(courses):
         seeds = f"mean ± std of {counted(len(courses), 'seed')}" if len(courses) > 1 else f"seed {member.seed}"
-        items.append((label, _with_spread(group), f"mean of the last five evaluations, {seeds}"))
+        items.append((label, _with_spread(cohort, group), f"mean of the last five evaluations, {seeds}"))
         best = [max(course.values()) for course in courses if course]
         where = max(courses[0], key=courses[0].__getitem__)
-        items.append(("Best round", f"{100 * statistics.fmean(best):.2f} %", f"round {where}, chosen on the test set"))
-    personal = member.summary.get("personal", {})
-    stage = next((each for each in reversed(list(STAGES)) if each in personal), None)
+        kind = "validation" if member.chosen_by else "test"
+        items.append(
+            ("Best round", f"{100 * statistics.fmean(best):.2f} %", f"round {where}, chosen on the {kind} set")
+        )
+    stage = member.last_stage if not member.chosen_by else None
     if (
         stage is not None
         and (mean := mean_of(group, lambda each: each.summary["personal"][stage].get("mean"))) is not None
@@ -173,21 +180,25 @@ def _methods(cohort: Cohort) -> Block:
     show = format_of(comparison) if comparison is not None else None
     best = comparison.best() if comparison is not None else set()
     tested = any(p_text(row) for row in rows.values())
-    label = accuracy_label(cohort.members)
-    stages = [stage for stage in STAGES if any(stage in m.summary.get("personal", {}) for m in cohort.members)]
-    columns = [blocks.column("method", "text"), blocks.column(f"{label.lower()} (%)", first="descending")]
+    trials = bool(cohort.members[0].chosen_by)
+    stages = (
+        []
+        if trials
+        else [stage for stage in STAGES if any(stage in m.summary.get("personal", {}) for m in cohort.members)]
+    )
+    columns = [blocks.column("method", "text"), blocks.column(f"{cohort.words.lower()} (%)", first="descending")]
     columns += [blocks.column("difference (95 % interval)", first="descending")] * bool(rows)
     columns += [blocks.column("p (Holm)")] * tested
     columns += [blocks.column(f"clients: {SHORT[stage]} (%)", first="descending") for stage in stages]
     columns += [blocks.column("sent"), blocks.column("time"), blocks.column("runs", "text"), blocks.column("", "spark")]
     found, details = [], []
     for group in cohort.groups:
-        mean, row = mean_of(group, last_accuracy), rows.get(group.label)
+        mean, row = mean_of(group, cohort.value_of), rows.get(group.label)
         cells: list[Any] = [
             group.label,
             None
             if mean is None
-            else blocks.cell(100 * mean, _with_spread(group).removesuffix(" %"), best=group.label in best),
+            else blocks.cell(100 * mean, _with_spread(cohort, group).removesuffix(" %"), best=group.label in best),
         ]
         if rows:
             has = row is not None and row.difference is not None and show is not None

@@ -63,7 +63,7 @@ def _of_cohort(cohort: Cohort) -> Iterator[Block]:
 def _confusion(row: ClientRow, classes: list[str]) -> dict[str, Any]:
     table = dense(row["confusion"], len(classes))
     sums = table.sum(axis=1, keepdims=True).clip(min=1)
-    scale = blocks.axis("Share of the label's samples (%)", unit="%", digits=0, min=0, max=100, blank_zero=True)
+    scale = blocks.axis("Share of the label (%)", unit="%", digits=0, min=0, max=100, blank_zero=True)
     x, y = blocks.axis("Prediction", categories=classes), blocks.axis("Label", categories=classes)
     return blocks.heatmap(x, y, (100 * table / sums).tolist(), scale, square=True)
 

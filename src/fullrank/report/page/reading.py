@@ -21,7 +21,7 @@ from fullrank.local.plan import last_batch_too_small
 from fullrank.metrics.details import dense
 from fullrank.metrics.evaluate import DYING, dying
 from fullrank.report.page.clients import member_rows
-from fullrank.report.page.costs import bytes_of, last_accuracy, mean_of, seconds_of
+from fullrank.report.page.costs import bytes_of, mean_of, seconds_of
 from fullrank.report.page.predictions import whole_test
 from fullrank.report.page.representation import course_of, of_clients, of_global
 from fullrank.report.page.setup import machines
@@ -245,11 +245,11 @@ def different_data(subject: Subject) -> Iterator[str]:
 @rule("warn", Group)
 def not_learned(group: Group) -> Iterator[str]:
     """An accuracy that is not clearly above that of guessing."""
-    values = group.values(last_accuracy)
+    values = group.values(lambda member: member.result)
     guess = guessing(group.first)
     if values and 100 * statistics.fmean(values) < guess + LEARNED:
         reached = _per_cent(100 * statistics.fmean(values))
-        yield f"the accuracy of {reached} is hardly above that of guessing, {_per_cent(guess)}: nothing was learned."
+        yield f"the accuracy of {reached} is hardly above that of guessing the most frequent class, {_per_cent(guess)}."
 
 
 @rule("warn", Member)
@@ -403,12 +403,13 @@ def different_software(cohort: Cohort) -> Iterator[str]:
 @rule("good", Group)
 def learned(group: Group) -> Iterator[str]:
     """An accuracy that is clearly above that of guessing."""
-    values = group.values(last_accuracy)
+    values = group.values(lambda member: member.result)
     guess = guessing(group.first)
     if values and 100 * statistics.fmean(values) >= guess + LEARNED:
-        label = accuracy_label([group.first]).lower()
+        has_rounds = any(member.course(member.accuracy_key) for member in group.shown)
+        label = accuracy_label([group.first]) if has_rounds else "Clients' accuracy"
         reached = _per_cent(100 * statistics.fmean(values))
-        yield f"{label} of {reached} at the end (mean of the last five evaluations); guessing has {_per_cent(guess)}."
+        yield f"{label.lower()} of {reached} at the end; guessing the most frequent class has {_per_cent(guess)}."
 
 
 @rule("good", Cohort)

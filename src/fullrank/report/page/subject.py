@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from fullrank.comparison.variants import data_of, row_labels
 from fullrank.data.heterogeneity import CountArray
 from fullrank.errors import InputError
 from fullrank.files import read_json as read_object
-from fullrank.metrics.measures import METRICS
+from fullrank.runs.client_tables import STAGES
 from fullrank.runs.clients import ClientRow
 from fullrank.runs.directory import RunDirectory, read_json
 from fullrank.runs.pruning import MARK
@@ -28,6 +28,9 @@ RESUMED = "writing to "
 """The beginning of the line of a log that says that a run has started or resumed."""
 COMPLETE, RUNNING, STOPPED_EARLY, UNFINISHED = "complete", "running", "stopped", "unfinished"
 """The states of a run."""
+AVERAGED = 5
+"""The number of evaluations in the mean of the last ones."""
+VALIDATION = "validation_accuracy"
 HASH = 12
 """The number of digits of a hash that are shown."""
 Course = Mapping[int, float]
@@ -47,6 +50,8 @@ class Member:
     """The content of partition.json."""
     environment: Mapping[str, Any] = field(default_factory=dict)
     """The content of environment.json."""
+    chosen_by: str = ""
+    """The key of the validation accuracy, if the run is a trial of a sweep: then nothing of the test set is shown."""
 
     @property
     def seed(self) -> int:
@@ -66,7 +71,7 @@ class Member:
     @cached_property
     def kept(self) -> list[ClientRow]:
         """The table of the run's models, empty if there is none yet."""
-        if self.state != COMPLETE:
+        if self.state != COMPLETE or self.chosen_by:
             return []
         return self.run.kept() or []
 
@@ -95,6 +100,19 @@ class Member:
                 found[row["round"]] = float(value)
         return found
 
+    @property
+    def last_stage(self) -> str | None:
+        """The last stage of the clients' own models that was evaluated."""
+        return next((each for each in reversed(list(STAGES)) if each in self.summary.get("personal", {})), None)
+
+    @property
+    def result(self) -> float | None:
+        """The mean of the last five accuracies over rounds; without any, that of the clients' own models."""
+        values = list(self.course(self.accuracy_key).values())[-AVERAGED:]
+        if values:
+            return sum(values) / len(values)
+        return self.personal(self.last_stage) if self.last_stage is not None and not self.chosen_by else None
+
     def personal(self, stage: str) -> float | None:
         """Return the mean accuracy of the clients' own models of a stage on the clients' own samples."""
         found = self.summary.get("personal", {}).get(stage, {}).get("mean")
@@ -103,6 +121,8 @@ class Member:
     @property
     def accuracy_key(self) -> str:
         """The key of the accuracy in the rows: that of the clients' own models where there is no global model."""
+        if self.chosen_by:
+            return self.chosen_by
         return next((key for key in ("accuracy", "personal_accuracy") if self.course(key)), "accuracy")
 
 
@@ -200,10 +220,34 @@ class Cohort:
         if len(labels) < 2:
             return None
         order = tuple(group.label for group in self.groups if group.label in labels)
-        measure = "accuracy" if any("accuracy" in run.summary() for run in complete.values()) else "personal"
         with contextlib.suppress(InputError):
-            return Comparison(complete, measure, "last5", names=order)
+            return Comparison(complete, self.measure, "last5", names=order)
         return None
+
+    @cached_property
+    def measure(self) -> str:
+        """The measure by which the groups are compared: one that all of them have, if possible the accuracy."""
+        if self.members[0].chosen_by:
+            return self.members[0].chosen_by
+        complete = [member.summary for member in self.members if member.state == COMPLETE]
+        return next(
+            (key for key in ("accuracy", "personal") if complete and all(summary.get(key) for summary in complete)),
+            "accuracy",
+        )
+
+    @property
+    def words(self) -> str:
+        """The words for `measure`."""
+        if self.measure == "personal":
+            return "Clients' accuracy"
+        return "Validation accuracy" if self.measure == VALIDATION else "Test accuracy"
+
+    def value_of(self, member: Member) -> float | None:
+        """Return what `measure` is of a run, also before its end."""
+        if self.measure == "personal":
+            return member.personal(member.last_stage) if member.last_stage is not None else None
+        values = list(member.course(self.measure).values())[-AVERAGED:]
+        return sum(values) / len(values) if values else None
 
 
 @dataclass(frozen=True)
@@ -284,7 +328,8 @@ def subject_of(inputs: Iterable[str | Path | Run]) -> Subject:
     paths = tuple(str(each.path) if isinstance(each, Run) and each.path else str(each) for each in given)
     first = given[0].path if isinstance(given[0], Run) else Path(given[0])
     study = _study(first) if len(given) == 1 and first is not None else None
-    members = [_member(run) for run in runs.values()]
+    by = VALIDATION if study is not None and study.kind == "sweep" else ""
+    members = [replace(_member(run), chosen_by=by) for run in runs.values()]
     return Subject(cohorts_of(members), study, _failures(study, members), paths)
 
 
@@ -397,13 +442,9 @@ def _groups(members: Sequence[Member], labels: Sequence[str]) -> Iterator[Group]
         known = by_label.get(label, [])
         if any(other.seed == member.seed for other in known):  # the same experiment twice is no second seed
             label = f"{label} · {_place(member)}"
-        by_label.setdefault(label, []).append(_named(member, label))
+        by_label.setdefault(label, []).append(replace(member, name=label))
     for colour, (label, own) in enumerate(by_label.items()):
         yield Group(label, colour, tuple(sorted(own, key=lambda member: member.seed)))
-
-
-def _named(member: Member, label: str) -> Member:
-    return Member(member.run, label, member.state, member.reason, member.partition, member.environment)
 
 
 def _place(member: Member) -> str:
@@ -445,7 +486,8 @@ def _titles(cohorts: Sequence[Sequence[Member]]) -> list[str]:
 def accuracy_label(members: Iterable[Member]) -> str:
     """Return the words for the accuracy that these runs have in their rounds."""
     keys = {member.accuracy_key for member in members if member.rows}
-    return "Clients' accuracy" if keys == {"personal_accuracy"} else "Test accuracy"
+    words = {"personal_accuracy": "Clients' accuracy", VALIDATION: "Validation accuracy"}
+    return words.get(next(iter(keys)), "Test accuracy") if len(keys) == 1 else "Test accuracy"
 
 
 def of_first_seed(groups: Sequence[Group]) -> str:
@@ -457,11 +499,6 @@ def of_first_seed(groups: Sequence[Group]) -> str:
         return ""
     seeds = {group.first.seed for group in groups}
     return f", seed {seeds.pop()}" if len(seeds) == 1 else ", of the first seed of each method"
-
-
-def shown(metric: str, value: float | None) -> str:
-    """Return a value of one of the library's metrics as text."""
-    return "–" if value is None else METRICS.own[metric].shown(value)
 
 
 def counts_of(member: Member) -> CountArray | None:

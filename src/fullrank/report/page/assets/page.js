@@ -208,7 +208,7 @@ const fullrank = (() => {
     plane(chart) {
       const width = this.width, all = this.spec.frames ? this.spec.frames.flatMap((f) => f.series) : chart.series;
       const series = chart.series.filter((s) => !this.hidden.has(s.name));
-      const rows = chart.y.categories, height = rows ? 58 + Math.max(2, rows.length) * (rows.length > 40 ? 12 : rows.length > 15 ? 17 : 23) : chart.height || (width < 420 ? 235 : 275);
+      const rows = chart.y.categories, height = rows ? 58 + Math.max(2, rows.length) * (rows.length > 40 ? 12 : rows.length > 15 ? 17 : rows.length > 6 ? 23 : 34) : chart.height || (width < 420 ? 235 : 275);
       const shownY = all.filter((s) => !this.hidden.has(s.name)), top = 24, bottom = height - 38;
       const valuesOf = (name) => shownY.flatMap((s) => [...(s[name] || []), ...(name === "y" ? [...(s.low || []), ...(s.high || [])] : [...(s.xlow || []), ...(s.xhigh || [])])]);
       const refs = chart.refs || [];
