@@ -222,8 +222,8 @@ def test_a_rule_is_silent_otherwise(rule, tmp_path):
 
 def test_guessing_is_the_share_of_the_most_frequent_class():
     table = [whole([[0, 0, 60], [1, 0, 30], [2, 2, 10]])]
-    assert guessing(member(table=table)) == pytest.approx(60.0)
-    assert guessing(member(table=[])) == pytest.approx(10.0)
+    assert guessing(member(table=table)) == (pytest.approx(60.0), "guessing the most frequent class")
+    assert guessing(member(table=[])) == (pytest.approx(10.0), "guessing one of 10 classes")
 
 
 def test_a_run_whose_loss_grows_beyond_guessing_has_diverged():

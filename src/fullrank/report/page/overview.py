@@ -223,10 +223,10 @@ def _methods(cohort: Cohort) -> Block:
         details.append(
             _seeds_figure(group, f"curves-{group.colour}{cohort.suffix}") if len(cohort.groups) <= MOST_CURVES else None
         )
-    caption = (
-        "Mean ± standard deviation over seeds of the mean of the last five evaluations; bold: the best, and those that "
-        "the seeds do not tell from it."
-    )
+    personal = cohort.measure == "personal"
+    what = "clients' models at their last stage" if personal else "mean of the last five evaluations"
+    bold = "bold: the best, and those that the seeds do not tell from it."
+    caption = f"Mean ± standard deviation over seeds of the {what}; {bold}"
     title = cohort.entitled("Methods")
     return blocks.table(f"methods{cohort.suffix}", title, columns, found, caption=caption, details=details)
 

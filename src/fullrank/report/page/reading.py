@@ -167,18 +167,22 @@ def _accuracies(group: Group) -> dict[int, float]:
     return {round: 100 * value for round, value in zip(spread["x"], spread["y"], strict=True)}
 
 
-def guessing(member: Member) -> float:
+def guessing(member: Member) -> tuple[float, str]:
     """Return the accuracy in per cent of a model that always predicts the most frequent class of the test set.
 
     Where the labels of the test set are not known, it is that of guessing one of the classes at random.
+
+    Returns:
+        The accuracy, and the words for it.
     """
     row = whole_test(member)
     if row is None:
-        return 100 / len(member.classes) if member.classes else 0.0
+        number = max(1, len(member.classes))
+        return 100 / number, f"guessing one of {number} classes"
     counts: Counter[int] = Counter()
     for label, _, count in row["confusion"]:
         counts[label] += count
-    return 100 * max(counts.values()) / counts.total() if counts else 0.0
+    return 100 * max(counts.values()) / max(1, counts.total()), "guessing the most frequent class"
 
 
 def _share(rounds: int, of: int) -> str:
@@ -246,10 +250,10 @@ def different_data(subject: Subject) -> Iterator[str]:
 def not_learned(group: Group) -> Iterator[str]:
     """An accuracy that is not clearly above that of guessing."""
     values = group.values(lambda member: member.result)
-    guess = guessing(group.first)
+    guess, words = guessing(group.first)
     if values and 100 * statistics.fmean(values) < guess + LEARNED:
         reached = _per_cent(100 * statistics.fmean(values))
-        yield f"the accuracy of {reached} is hardly above that of guessing the most frequent class, {_per_cent(guess)}."
+        yield f"the accuracy of {reached} is hardly above that of {words}, {_per_cent(guess)}."
 
 
 @rule("warn", Member)
@@ -404,12 +408,12 @@ def different_software(cohort: Cohort) -> Iterator[str]:
 def learned(group: Group) -> Iterator[str]:
     """An accuracy that is clearly above that of guessing."""
     values = group.values(lambda member: member.result)
-    guess = guessing(group.first)
+    guess, words = guessing(group.first)
     if values and 100 * statistics.fmean(values) >= guess + LEARNED:
         has_rounds = any(member.course(member.accuracy_key) for member in group.shown)
         label = accuracy_label([group.first]) if has_rounds else "Clients' accuracy"
         reached = _per_cent(100 * statistics.fmean(values))
-        yield f"{label.lower()} of {reached} at the end; guessing the most frequent class has {_per_cent(guess)}."
+        yield f"{label.lower()} of {reached} at the end; {words} has {_per_cent(guess)}."
 
 
 @rule("good", Cohort)
@@ -459,7 +463,7 @@ def still_rising(group: Group) -> Iterator[str]:
 def best_not_last(group: Group) -> Iterator[str]:
     """A last round that is clearly below the best one."""
     course = _accuracies(group)
-    if not course:
+    if not course or group.first.chosen_by:
         return
     best, last = max(course, key=course.__getitem__), max(course)
     if course[best] - course[last] > FALLEN:
