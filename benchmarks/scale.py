@@ -19,7 +19,7 @@ from torch import nn
 from fullrank import Method
 from fullrank.config.experiment import Experiment
 from fullrank.data import DataSet, Pipeline, Split
-from fullrank.data.federation import given
+from fullrank.data.federation import divide_by_sizes
 from fullrank.engine import open_engine
 from fullrank.runs.assemble import assemble
 from fullrank.runs.callbacks import Callbacks
@@ -64,7 +64,7 @@ class Session:
         }
         self.assembly = assemble(
             Experiment(**table).resolved(),
-            federation=given(data, Pipeline(), [SAMPLES] * clients),
+            federation=divide_by_sizes(data, Pipeline(), [SAMPLES] * clients),
             module=nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 10)),
             method=method,
         )

@@ -13,14 +13,31 @@ from fullrank.trees import Tree, elements, nbytes, pointwise
 
 @dataclass(frozen=True)
 class Sum:
-    """An upload that the server sums over clients."""
+    """An upload that the server sums over clients.
+
+    Args:
+        tree: The tensors that this client contributes.
+
+    >>> import torch
+    >>> Sum({"change": torch.ones(2)})
+    Sum(tree={'change': tensor([1., 1.])})
+    """
 
     tree: Tree
 
 
 @dataclass(frozen=True)
 class Mean:
-    """An upload that the server averages over clients with weights. Counters (integers) take the maximum."""
+    """An upload that the server averages over clients with weights. Of counters (integers) it takes the maximum.
+
+    Args:
+        tree: The tensors that this client contributes.
+        weight: The weight of this client in the mean.
+
+    >>> import torch
+    >>> Mean({"w": torch.ones(2)}, weight=3.0)
+    Mean(tree={'w': tensor([1., 1.])}, weight=3.0)
+    """
 
     tree: Tree
     weight: float = 1.0
@@ -45,7 +62,7 @@ def part_name(space: str, name: str) -> str:
 
 
 def form_of(upload: Upload) -> Upload:
-    """Return an upload without its values: names, kinds, shapes and dtypes."""
+    """Return an upload without its values: tensors on the "meta" device that keep names, shapes and dtypes."""
     return {
         space: {name: type(part)(pointwise(part.tree, _without_values)) for name, part in parts.items()}
         for space, parts in upload.items()

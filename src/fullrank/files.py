@@ -126,7 +126,12 @@ def read_lines(path: Path, shape: Any = dict[str, Any]) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Convert an error of the operating system in the block, which reads a file, into an `InputError`."""
+    """Convert errors of the operating system in a block that reads a file.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        InputError: If the block raises another `OSError`.
+    """
     try:
         yield
     except FileNotFoundError:
@@ -145,12 +150,16 @@ def writable(value: Any) -> Any:
 
 
 def sealed_text(text: str) -> str:
-    """Return a text with its checksum appended as a TOML comment."""
+    """Return a text with its checksum appended as a TOML comment, which `check_text` verifies."""
     return f"{text}# {CHECKSUM}: {_checksum(text)}\n"
 
 
 def check_text(text: str) -> None:
-    """Raise `Damaged` if a text ends with a checksum that does not match."""
+    """Check that a text matches the checksum in its last line, if it has one.
+
+    Raises:
+        Damaged: If it does not.
+    """
     content, comment, given = text.rpartition(f"# {CHECKSUM}: ")
     if comment and given.strip() != _checksum(content):
         raise Damaged("its content does not match its checksum; delete the last line if the change was intended")
@@ -240,7 +249,12 @@ def tensor_names(path: Path) -> list[str]:
 
 
 def verify_tensors(path: Path) -> None:
-    """Raise `Damaged` if a safetensors file does not match its checksum; the file is memory-mapped, not copied."""
+    """Check that a safetensors file matches its checksum. The file is memory-mapped, not copied.
+
+    Raises:
+        Damaged: If the file is not a safetensors file, or does not match its checksum.
+        FileNotFoundError: If there is no such file.
+    """
     with reading(path), path.open("rb") as file:
         if os.fstat(file.fileno()).st_size < 8:
             raise Damaged("it is too short")

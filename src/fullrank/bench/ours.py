@@ -12,7 +12,7 @@ from fullrank._version import __version__
 from fullrank.bench.standalone.task import RaceTask, mark
 from fullrank.config.experiment import Experiment
 from fullrank.data import DataSet, Pipeline, Split
-from fullrank.data.federation import Federation, given
+from fullrank.data.federation import Federation, divide_by_sizes
 from fullrank.plugins import GIVEN
 from fullrank.runs.assemble import assemble
 from fullrank.runs.display import Display
@@ -60,7 +60,7 @@ def experiment(task: RaceTask, engine: str, workers: int = 0, rounds: int = 0) -
 def federation(task: RaceTask) -> Federation:
     """Return the task's data, divided among its clients."""
     data = DataSet("synthetic", Split(task.x, task.y), None, tuple("0123456789"))
-    return given(data, Pipeline(), [task.samples] * task.clients)
+    return divide_by_sizes(data, Pipeline(), [task.samples] * task.clients)
 
 
 def main(path: str, engine: str, workers: int = 0) -> None:

@@ -16,7 +16,7 @@ from fullrank import methods
 from fullrank.cli.options import AsJson, Command, command_group
 from fullrank.config.experiment import Experiment
 from fullrank.data import DataSet, Pipeline, Split
-from fullrank.data.federation import given
+from fullrank.data.federation import divide_by_sizes
 from fullrank.engine.recording import RecordingEngine
 from fullrank.errors import kind_of, message_of
 from fullrank.methods import Method
@@ -165,7 +165,7 @@ def small_federation(method: Method) -> Assembly:
     model = next((dict(part.tried_on) for part in method.parts if part.tried_on), NETWORK)
     table = {"rounds": 1, "steps": 1, "batch_size": SAMPLES}
     experiment = Experiment(model=model, train=table, data={"clients": 2}, method=method_table(method))
-    return assemble(experiment, federation=given(data, Pipeline(), [SAMPLES, SAMPLES]), method=method)
+    return assemble(experiment, federation=divide_by_sizes(data, Pipeline(), [SAMPLES, SAMPLES]), method=method)
 
 
 def _worded(seen: dict[str, dict[str, Any]], parts: Assembly) -> dict[str, str]:

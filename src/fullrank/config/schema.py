@@ -10,8 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator,
 from pydantic_core import PydanticCustomError
 
 from fullrank.data.augment.pipeline import AUGMENTATIONS
-from fullrank.data.partition import COLUMNS, PARTITIONS, SITE_PARTITIONS, VARIANTS, check_options
+from fullrank.data.partition import VARIANTS
 from fullrank.data.partition_files import is_file
+from fullrank.data.partition_registry import COLUMNS, PARTITIONS, SITE_PARTITIONS, check_options
 from fullrank.data.sources.load import READING
 from fullrank.data.sources.registry import DATA_SETS
 from fullrank.engine import ENGINES
@@ -81,7 +82,7 @@ class Data(Table):
     classes: Annotated[int, Field(ge=1)] = 2
     """Classes per client in the pathological and class-disjoint partitions."""
     passes: Literal[1, 2] = 1
-    """How often the class-disjoint partition deals out each sample. 2 reproduces the code released with FedMR."""
+    """How often the class-disjoint partition divides the data. 2 reproduces the code released with FedMR."""
     equal: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Samples per client in the domain partition, as a fraction of the size of the smallest domain. 0 gives each
     client all samples of its domain."""
@@ -174,7 +175,7 @@ class Model(Table):
     what they do not fill keeps its initial values. Otherwise they are an error."""
     freeze: list[str] = []
     """Patterns of the names of parameters and buffers that are not trained. A normalisation layer whose parameters are
-    all frozen keeps its statistics too."""
+    all frozen keeps its statistics as well."""
 
     @property
     def options(self) -> dict[str, Any]:

@@ -70,6 +70,14 @@ def open_engine(name: str, site: Site, options: EngineOptions | None = None) -> 
     Raises:
         InputError: If there is no such engine, or it cannot run at this site.
         CallFailed: If an engine outside the library raises; also from its `run`, `notes` and `close`.
+
+    >>> from fullrank import Experiment
+    >>> from fullrank.runs.assemble import assemble
+    >>> parts = assemble(Experiment.of({"model.name": "mlp", "data.clients": 4, "train.epochs": 1}))
+    >>> engine = open_engine("serial", parts.site)
+    >>> len(parts.server.run_round(engine).results)
+    4
+    >>> engine.close()
     """
     options = options or EngineOptions()
     if name in ENGINES.own:
@@ -87,7 +95,7 @@ class _Foreign:
         for member in ("run", "notes", "close"):
             if not callable(getattr(self._engine, member, None)):
                 raise InputError(
-                    f'{ENGINES.key} = "{name}": it makes a {type(self._engine).__name__} without {member}; '
+                    f'{ENGINES.key} = "{name}": it created a {type(self._engine).__name__} without {member}; '
                     "derive its class from fullrank.engine.Engine"
                 )
 

@@ -113,7 +113,8 @@ class UploadCheck:
         self._expected, self._outlines = form, {}
 
     def suspicious(self, round: int) -> list[str]:
-        """Return a warning that names clients whose weights are far larger than the model sent and the others'."""
+        """Return a warning that names clients whose weights are far larger than the received model and those of other
+        clients."""
         if not self.sizes:
             return []
         sent, median = self._received_size or 0.0, float(np.median(list(self.sizes.values())))

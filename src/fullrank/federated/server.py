@@ -151,7 +151,12 @@ class Server:
         )
 
     def seen_by(self, part: Method, questions: Questions | None = None) -> ServerView:
-        """Return the view of the server for the hooks of a method. With `questions`, they may query the clients."""
+        """Return the view of the server for the hooks of a method.
+
+        Args:
+            part: The method.
+            questions: The engine on which clients can be queried; None if the hook cannot query them.
+        """
         return ServerView(self, part, questions)
 
     # The state
@@ -323,6 +328,13 @@ class Server:
             watch: Called with the result of each client.
             evaluate: Whether clients evaluate the received and the trained model on their hold-outs.
             show: Clients whose results contain the models that they trained, which is not counted as traffic.
+
+        Returns:
+            What happened in the round.
+
+        Raises:
+            ClientFailed: If a client fails and `train.on_client_error` is "stop".
+            InputError: If no client sent anything, or the method or the aggregator returns something unusable.
         """
         outcome = RoundResult(self.round)
         if not self.round:
@@ -485,6 +497,10 @@ class Server:
 
         Returns:
             The aggregated answers by name.
+
+        Raises:
+            InputError: If the query is not a function of a method.
+            ClientFailed: If a client fails and `train.on_client_error` is "stop".
         """
         part = getattr(query, "__self__", None)
         if not (isinstance(part, Method) and part in self._composition.parts):
@@ -503,6 +519,10 @@ class Server:
 
     def finished(self, engine: Engine, progress: Progress | None = None) -> tuple[Server, Traffic, dict[int, str]]:
         """Run the `finish` hooks of the methods. This server does not change.
+
+        Args:
+            engine: Where clients answer queries.
+            progress: Called as clients answer.
 
         Returns:
             The server with the finished model, the traffic, and the clients that were left out, with the reasons.
@@ -545,7 +565,7 @@ class Server:
 
         Returns:
             The scores on the hold-outs by client and stage, the traffic, and the clients that failed, with the
-            reasons. `note` is told of everything that was found.
+            reasons. Further results are passed to `note` only.
         """
         traffic = Traffic()
         skipped: dict[int, str] = {}
@@ -576,7 +596,13 @@ class Server:
         return self._state.tensors()
 
     def restore(self, saved: Tree, round: int, device: torch.device) -> None:
-        """Restore what `state` returned after `round` rounds."""
+        """Restore the state that a checkpoint contains.
+
+        Args:
+            saved: What `state` returned.
+            round: The number of rounds that were complete.
+            device: The device of the tensors.
+        """
         taking_part = self.sample(round - 1) if round else ()
         state = dataclasses.replace(self._state, round=round, taking_part=taking_part)
         self._state = state.restored(saved, device)

@@ -120,7 +120,11 @@ def multiplier(weights: Tensors, scales: Tensors) -> Tensors:
 
 @lru_cache(maxsize=64)
 def mapped_kernels(names: tuple[str, ...]) -> tuple[MappedKernel, ...]:
-    """Return the kernels with scales of a network with entries of these names."""
+    """Return the kernels with scales among the entries of a network.
+
+    Args:
+        names: The names of the entries.
+    """
     return tuple(_found(names))
 
 

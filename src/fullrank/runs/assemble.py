@@ -17,7 +17,7 @@ from fullrank.config.experiment import Experiment
 from fullrank.config.schema import Statistics
 from fullrank.data import DataSet, Pipeline, Split, load_dataset
 from fullrank.data.columns import Column
-from fullrank.data.federation import Federation, divide, keep_unseen, standardised
+from fullrank.data.federation import Federation, divide, keep_unseen, table_statistics
 from fullrank.data.hosted import HostedData
 from fullrank.engine.facts import facts_about
 from fullrank.engine.machine import find_device
@@ -26,7 +26,7 @@ from fullrank.errors import InputError
 from fullrank.federated.sampling import ClientSampler, participants
 from fullrank.federated.server import Server
 from fullrank.federated.site import Site
-from fullrank.federated.uploads import ExpectedUploads, Rehearsal
+from fullrank.federated.uploads import ExpectedUploads, SyntheticClient
 from fullrank.local.client import decayed
 from fullrank.local.settings import Schedule, Settings
 from fullrank.methods import Composition, Method
@@ -115,7 +115,7 @@ def assemble(
             participation=experiment.train.participation,
             seed=experiment.seed,
         ),
-        expected=ExpectedUploads(site.composition, Rehearsal(site)),
+        expected=ExpectedUploads(site.composition, SyntheticClient(site)),
         aggregator=experiment.train.aggregator,
         on_client_error=experiment.run.on_client_error,
         personal_travels=module is not None or bool(experiment.model.start),
@@ -259,7 +259,7 @@ def federate(experiment: Experiment, data: DataSet | None = None) -> Federation:
     federation = keep_unseen(divided, table.unseen, seed)
     if not data.columns or table.normalise != "auto":
         return federation
-    return dataclasses.replace(federation, pipeline=Pipeline(standardised(federation)))
+    return dataclasses.replace(federation, pipeline=Pipeline(table_statistics(federation)))
 
 
 def without_data(facts: Mapping[str, Any]) -> Federation:

@@ -18,7 +18,7 @@ from fullrank import methods
 from fullrank.config.experiment import Experiment, merged, nested
 from fullrank.data import DataSet, Pipeline, Split, as_split
 from fullrank.data.dataset import MOST_CLASSES
-from fullrank.data.federation import given, keep_unseen
+from fullrank.data.federation import divide_by_sizes, keep_unseen
 from fullrank.errors import InputError
 from fullrank.methods import Method
 from fullrank.models.findhead import output_width
@@ -127,7 +127,7 @@ def fit(
     }
     experiment = Experiment(**_plain(merged(values, changes)))
     data = _joined(splits, tested, _width(model, splits[0], head))
-    divided = given(
+    divided = divide_by_sizes(
         data,
         pipeline(experiment, data),
         [len(split) for split in splits],

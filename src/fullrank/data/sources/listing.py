@@ -44,7 +44,13 @@ class Listing:
 
 
 def visible(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the names of the folders and of the files in a folder, sorted, without those that are hidden.
+    """Return the names of what is in a folder, sorted and without what is hidden.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        The names of the folders in it, and those of the files.
 
     Raises:
         InputError: If the folder does not exist or cannot be read.
