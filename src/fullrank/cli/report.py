@@ -34,7 +34,7 @@ def report_command(
     The page is one HTML file that needs no network. It shows what was run, what came out and whether to believe it:
     accuracy and loss over rounds, local training, clients and sites, predictions, costs, and, if the runs have probes,
     spectra, neural collapse and how far clients agree. Runs that differ only in the seed are one line with a band, and
-    runs on different data have charts of their own. Runs may still be running or have failed.
+    runs on different data have separate charts. Runs may still be running or have failed.
 
     Example: fullrank report runs/demo
 

@@ -1,4 +1,4 @@
-"""The section about clients and sites: the accuracy of the global model and of their own models, with intervals."""
+"""The section about clients and sites: the accuracy of the global model and of the clients' models, with intervals."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ UNEQUAL = 15.0
 CONFUSED = 0.2
 """The share of a class that is predicted as one other class from which the pair is reported."""
 FEWEST = 10
-"""The fewest test samples of a class of which anything is said."""
+"""The fewest test samples of a class about which a sentence is written."""
 MISCALIBRATED = 5.0
 """The distance between mean confidence and accuracy from which a model is too confident, or not enough."""
 COLLAPSED = 0.5
@@ -194,7 +194,7 @@ def _share(rounds: int, of: int) -> str:
 
 @rule("warn", Member)
 def not_complete(member: Member) -> Iterator[str]:
-    """A run that is running, was stopped, or ended early."""
+    """Report a run that is running, was stopped, or ended early."""
     rounds = _share(len(member.rows), member.run.experiment.train.rounds)
     if member.state == RUNNING:
         yield f"the run is still running ({rounds}), so everything here is preliminary."
@@ -206,14 +206,14 @@ def not_complete(member: Member) -> Iterator[str]:
 
 @rule("warn", Subject)
 def failed(subject: Subject) -> Iterator[str]:
-    """A run of a comparison that failed before it had a directory."""
+    """Report a run of a comparison that failed before it had a directory."""
     for name, reason in subject.failed.items():
         yield f"The run of {name} failed: {reason.rstrip('.')}."
 
 
 @rule("warn", Member)
 def diverged(member: Member) -> Iterator[str]:
-    """A loss that is not finite, or that has grown far beyond its least value and that of guessing."""
+    """Report a loss that is not finite, or that has grown far beyond its least value and that of guessing."""
     broken = [row["round"] for row in member.rows if "loss" in row and row["loss"] is None]
     losses = list(member.course("loss").values())
     chance = math.log(len(member.classes)) if len(member.classes) > 1 else math.inf
@@ -227,7 +227,7 @@ def diverged(member: Member) -> Iterator[str]:
 
 @rule("warn", Subject)
 def too_few_seeds(subject: Subject) -> Iterator[str]:
-    """Methods that are compared over fewer than three seeds each, or a single run."""
+    """Report methods that are compared over fewer than three seeds each, or a single run."""
     fewest = min((len({member.seed for member in group.shown}) for group in subject.groups), default=0)
     if not 0 < fewest < ENOUGH_SEEDS:
         return
@@ -237,7 +237,7 @@ def too_few_seeds(subject: Subject) -> Iterator[str]:
 
 @rule("warn", Subject)
 def different_data(subject: Subject) -> Iterator[str]:
-    """Runs on different data or partitions."""
+    """Report runs on different data or partitions."""
     if len(subject.cohorts) > 1:
         named = "; ".join(cohort.title for cohort in subject.cohorts[:5]) + (" …" if len(subject.cohorts) > 5 else "")
         yield (
@@ -248,7 +248,7 @@ def different_data(subject: Subject) -> Iterator[str]:
 
 @rule("warn", Group)
 def not_learned(group: Group) -> Iterator[str]:
-    """An accuracy that is not clearly above that of guessing."""
+    """Report an accuracy that is not clearly above that of guessing."""
     values = group.values(lambda member: member.result)
     guess, words = guessing(group.first)
     if values and 100 * statistics.fmean(values) < guess + LEARNED:
@@ -258,7 +258,7 @@ def not_learned(group: Group) -> Iterator[str]:
 
 @rule("warn", Member)
 def sudden_drops(member: Member) -> Iterator[str]:
-    """Evaluations at which the accuracy is far below that of the one before."""
+    """Report evaluations at which the accuracy is far below that of the one before."""
     course = list(member.course(member.accuracy_key).items())
     late = course[int(EARLY * len(course)) :]
     falls = {
@@ -285,7 +285,7 @@ def _times(number: int) -> str:
 
 @rule("warn", Member)
 def far_clients(member: Member) -> Iterator[str]:
-    """One client whose weights moved more than twice as far as any other's, in a share of the rounds."""
+    """Report one client whose weights moved more than twice as far as any other's, in a share of the rounds."""
     found = [row["far_client"] for row in member.rows if row.get("far_client")]
     if len(found) <= FAR_ROUNDS * len(member.rows):
         return
@@ -299,7 +299,7 @@ def far_clients(member: Member) -> Iterator[str]:
 
 @rule("warn", Member)
 def tiny_last_batches(member: Member) -> Iterator[str]:
-    """Clients whose last batch is kept although it has too few samples for BatchNorm."""
+    """Report clients whose last batch is kept although it has too few samples for BatchNorm."""
     train, sizes = member.run.experiment.train, member.partition.get("sizes", [])
     few = {k: n % train.batch_size for k, n in enumerate(sizes) if last_batch_too_small(n, train.batch_size)}
     normed = _has_batch_norm(member)
@@ -325,7 +325,7 @@ def _has_batch_norm(member: Member) -> bool | None:
 
 @rule("warn", Member)
 def skipped_clients(member: Member) -> Iterator[str]:
-    """Clients that were left out of rounds, or had no batch to train on."""
+    """Report clients that were left out of rounds, or had no batch to train on."""
     left = [(client, why) for row in member.rows for client, why in row.get("skipped", {}).items()]
     if left:
         client, why = left[0]
@@ -342,7 +342,7 @@ def skipped_clients(member: Member) -> Iterator[str]:
 
 @rule("note", Member)
 def clipped(member: Member) -> Iterator[str]:
-    """Gradients whose mean norm is above the limit in most local epochs."""
+    """Report gradients whose mean norm is above the limit in most local epochs."""
     limit = member.run.experiment.train.clip_norm
     norms = [
         epoch["grad_norm"]
@@ -358,7 +358,7 @@ def clipped(member: Member) -> Iterator[str]:
 
 @rule("warn", Member)
 def dead_features(member: Member) -> Iterator[str]:
-    """Features of the global model that became the same for every sample."""
+    """Report features of the global model that became the same for every sample."""
     shares = list(member.course("dead_features").values())
     if shares and max(shares) >= DYING and any(dying(shares[:last]) for last in range(1, len(shares) + 1)):
         yield (
@@ -369,7 +369,7 @@ def dead_features(member: Member) -> Iterator[str]:
 
 @rule("warn", Member)
 def recorded_warnings(member: Member) -> Iterator[str]:
-    """Warnings that the run itself has recorded and that no other rule reports."""
+    """Report warnings that the run itself has recorded and that no other rule reports."""
     known = ("not finite", "features are dead", "last batch")
     for text in dict.fromkeys(text for row in member.rows for text in row.get("cautions", [])):
         if not any(part in text for part in known):
@@ -378,7 +378,7 @@ def recorded_warnings(member: Member) -> Iterator[str]:
 
 @rule("note", Cohort)
 def small_test_set(cohort: Cohort) -> Iterator[str]:
-    """A test set so small that its accuracy is uncertain by some points."""
+    """Report a test set so small that its accuracy is uncertain by some points."""
     rows = [row for member in cohort.members if (row := whole_test(member))]
     ends = [row["intervals"].get("accuracy", (None, None)) for row in rows]
     halves = [100 * (high - low) / 2 for low, high in ends if low is not None and high is not None]
@@ -391,7 +391,7 @@ def small_test_set(cohort: Cohort) -> Iterator[str]:
 
 @rule("note", Cohort)
 def different_software(cohort: Cohort) -> Iterator[str]:
-    """Runs that are compared although different versions or machines made them."""
+    """Report runs that are compared although different versions or machines made them."""
     everything = [each for member in cohort.members for each in machines(member)]
     versions = {(each.get("fullrank"), each.get("git_commit"), each.get("torch")) for each in everything}
     places = {(each.get("cpu"), each.get("gpu"), each.get("threads")) for each in everything}
@@ -406,7 +406,7 @@ def different_software(cohort: Cohort) -> Iterator[str]:
 
 @rule("good", Group)
 def learned(group: Group) -> Iterator[str]:
-    """An accuracy that is clearly above that of guessing."""
+    """Report an accuracy that is clearly above that of guessing."""
     values = group.values(lambda member: member.result)
     guess, words = guessing(group.first)
     if values and 100 * statistics.fmean(values) >= guess + LEARNED:
@@ -418,7 +418,7 @@ def learned(group: Group) -> Iterator[str]:
 
 @rule("good", Cohort)
 def clear_difference(cohort: Cohort) -> Iterator[str]:
-    """Methods that the seeds tell from the reference."""
+    """Report methods that the seeds tell from the reference."""
     for row, text in _differences(cohort):
         if row.difference.p_holm is not None and row.difference.p_holm <= SIGNIFICANT:
             better = "above" if row.difference.mean > 0 else "below"
@@ -431,7 +431,7 @@ def clear_difference(cohort: Cohort) -> Iterator[str]:
 
 @rule("note", Cohort)
 def no_difference(cohort: Cohort) -> Iterator[str]:
-    """Methods that the seeds do not tell from the reference."""
+    """Report methods that the seeds do not tell from the reference."""
     for row, text in _differences(cohort):
         enough = len(row.difference.values) >= ENOUGH_SEEDS
         if enough and (row.difference.p_holm is None or row.difference.p_holm > SIGNIFICANT):
@@ -450,7 +450,7 @@ def _differences(cohort: Cohort) -> Iterator[tuple[Any, str]]:
 
 @rule("note", Group)
 def still_rising(group: Group) -> Iterator[str]:
-    """An accuracy that rose between the last two windows."""
+    """Report an accuracy that rose between the last two windows."""
     values = list(_accuracies(group).values())
     if len(values) < 2 * WINDOW:
         return
@@ -461,7 +461,7 @@ def still_rising(group: Group) -> Iterator[str]:
 
 @rule("note", Group)
 def best_not_last(group: Group) -> Iterator[str]:
-    """A last round that is clearly below the best one."""
+    """Report a last round that is clearly below the best one."""
     course = _accuracies(group)
     if not course or group.first.chosen_by:
         return
@@ -475,7 +475,7 @@ def best_not_last(group: Group) -> Iterator[str]:
 
 @rule("note", Group)
 def personal_gain(group: Group) -> Iterator[str]:
-    """What training on a client's own samples changes for the client."""
+    """Report what training on a client's own samples changes for the client."""
     before = group.values(lambda member: member.personal("received"))
     for stage, words in (("local", "local training"), ("personalised", "the method's personalisation")):
         after = group.values(partial(Member.personal, stage=stage))
@@ -492,7 +492,7 @@ def personal_gain(group: Group) -> Iterator[str]:
 
 @rule("note", Group)
 def unequal_clients(group: Group) -> Iterator[str]:
-    """Clients that are served far worse than the mean."""
+    """Report clients that are served far worse than the mean."""
     stages = group.first.summary.get("personal", {})
     stage = next((each for each in reversed(list(STAGES)) if each in stages), None)
     if stage is None:
@@ -511,7 +511,7 @@ def unequal_clients(group: Group) -> Iterator[str]:
 
 @rule("warn", Group)
 def ignored_classes(group: Group) -> Iterator[str]:
-    """Classes of which no test sample is recognised."""
+    """Report classes of which no test sample is recognised."""
     row = whole_test(group.first)
     if row is None:
         return
@@ -532,7 +532,7 @@ def _label_counts(row: Mapping[str, Any]) -> Counter[int]:
 
 @rule("note", Group)
 def confused_classes(group: Group) -> Iterator[str]:
-    """Pairs of classes of which one is often taken for the other."""
+    """Report pairs of classes of which one is often taken for the other."""
     row, classes = whole_test(group.first), group.first.classes
     if row is None:
         return
@@ -553,7 +553,7 @@ def confused_classes(group: Group) -> Iterator[str]:
 
 @rule("note", Group)
 def miscalibrated(group: Group) -> Iterator[str]:
-    """A mean confidence that differs from the accuracy."""
+    """Report a mean confidence that differs from the accuracy."""
     row = whole_test(group.first)
     if row is None or "calibration" not in row:
         return
@@ -572,7 +572,7 @@ def miscalibrated(group: Group) -> Iterator[str]:
 
 @rule("warn", Group)
 def low_rank(group: Group) -> Iterator[str]:
-    """A representation with far fewer effective dimensions than separated classes need."""
+    """Report a representation with far fewer effective dimensions than separated classes need."""
     classes = len(group.first.classes)
     course = course_of(group.first, "effective_rank", of_global)
     if course and classes > 2 and course[max(course)] < COLLAPSED * (classes - 1):
@@ -584,7 +584,7 @@ def low_rank(group: Group) -> Iterator[str]:
 
 @rule("note", Group)
 def rank_falls(group: Group) -> Iterator[str]:
-    """An effective rank that fell during the run."""
+    """Report an effective rank that fell during the run."""
     course = course_of(group.first, "effective_rank", of_global)
     if len(course) > 2 and course[max(course)] < RANK_LOST * max(course.values()):
         top = max(course, key=course.__getitem__)
@@ -593,7 +593,7 @@ def rank_falls(group: Group) -> Iterator[str]:
 
 @rule("note", Group)
 def local_collapse(group: Group) -> Iterator[str]:
-    """Clients' spectra far below that of the global model."""
+    """Report clients' spectra far below that of the global model."""
     course = course_of(group.first, "gap", of_clients)
     if course and course[max(course)] < GAP:
         yield (
@@ -604,7 +604,7 @@ def local_collapse(group: Group) -> Iterator[str]:
 
 @rule("note", Group)
 def unlike_clients(group: Group) -> Iterator[str]:
-    """Clients whose classifiers disagree."""
+    """Report clients whose classifiers disagree."""
     found = course_of(group.first, "", lambda probe, _: probe.get("cka_by_layer", {}).get("classifier"))
     if found and found[max(found)] < UNLIKE:
         alike = f"{found[max(found)]:.2f}"
@@ -613,7 +613,7 @@ def unlike_clients(group: Group) -> Iterator[str]:
 
 @rule("note", Cohort)
 def different_clients(cohort: Cohort) -> Iterator[str]:
-    """Clients whose labels are distributed very differently."""
+    """Report clients whose labels are distributed very differently."""
     found = [member.partition["emd"]["mean"] for member in cohort.members if member.partition.get("emd")]
     if found and statistics.fmean(found) > DIFFERENT:
         yield (
@@ -624,7 +624,7 @@ def different_clients(cohort: Cohort) -> Iterator[str]:
 
 @rule("note", Cohort)
 def costs(cohort: Cohort) -> Iterator[str]:
-    """Methods that send or take much more than the cheapest one."""
+    """Report methods that send or take much more than the cheapest one."""
     for of, most, verb in ((bytes_of, DEARER, "sends"), (seconds_of, SLOWER, "takes")):
         known = {group.label: value for group in cohort.groups if (value := mean_of(group, of))}
         if len(known) < 2:

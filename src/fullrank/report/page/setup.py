@@ -113,7 +113,7 @@ def _partition(cohort: Cohort) -> Iterator[Block]:
     sizes, seeds = facts["sizes"], {each.seed for each in cohort.members}
     shown = min(len(sizes), MOST_CLIENTS)
     few = f" The first {shown} of {len(sizes):,} clients." if shown < len(sizes) else ""
-    one = f" Of seed {member.seed}; every seed has a partition of its own." if len(seeds) > 1 else ""
+    one = f" Of seed {member.seed}; every seed has another partition." if len(seeds) > 1 else ""
     heterogeneity = (
         f"{len(sizes):,} clients with {facts['samples']:,} training samples, {facts['size']['min']:,} to "
         f"{facts['size']['max']:,} each; {facts['classes_per_client']:.1f} classes per client on average; distance to "

@@ -464,7 +464,7 @@ def _same_data(known: Sequence[Member], member: Member) -> bool:
 
 
 def _titles(cohorts: Sequence[Sequence[Member]]) -> list[str]:
-    """Return what tells cohorts apart: the keys of [data] that differ, and fingerprints where no key does."""
+    """Return what distinguishes cohorts: the keys of [data] that differ, and fingerprints where no key does."""
     if len(cohorts) < 2:
         return [""] * len(cohorts)
     tables = [dict(data_of(own[0].run.experiment)) for own in cohorts]
