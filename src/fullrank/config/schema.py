@@ -312,7 +312,7 @@ class EngineTable(Table):
     @field_validator("name")
     @classmethod
     def _known_engine(cls, name: str) -> str:
-        if name != AUTO and ":" not in name and name not in ENGINES.names():
+        if name not in (AUTO, *ENGINES.own) and ":" not in name and name not in ENGINES.names():
             ENGINES.find(name)  # raises
         return name
 

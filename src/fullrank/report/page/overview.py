@@ -117,7 +117,7 @@ def result_of(subject: Subject) -> str:
     if len(known) == 1:
         return f"{cohort.words} {_with_spread(cohort, known[0][1])}{_which(cohort)}."
     _, best = max(known, key=lambda pair: pair[0])
-    ties = sorted(cohort.comparison.best() - {best.label}) if cohort.comparison is not None else []
+    ties = sorted(cohort.best - {best.label})
     shared = f"; the seeds do not tell {_some(ties)} from it" if ties else ""
     return f"Highest {cohort.words.lower()}: {best.label} with {_with_spread(cohort, best)}{shared}."
 
@@ -176,9 +176,8 @@ def _tiles(cohort: Cohort, group: Group) -> Block:
 def _methods(cohort: Cohort) -> Block:
     """Return the table of methods, with differences as `fullrank compare` prints them."""
     comparison = cohort.comparison
-    rows = {row.method: row for row in comparison.rows()} if comparison is not None else {}
+    rows = {row.method: row for row in cohort.compared}
     show = format_of(comparison) if comparison is not None else None
-    best = comparison.best() if comparison is not None else set()
     tested = any(p_text(row) for row in rows.values())
     trials = bool(cohort.members[0].chosen_by)
     stages = (
@@ -198,7 +197,9 @@ def _methods(cohort: Cohort) -> Block:
             group.label,
             None
             if mean is None
-            else blocks.cell(100 * mean, _with_spread(cohort, group).removesuffix(" %"), best=group.label in best),
+            else blocks.cell(
+                100 * mean, _with_spread(cohort, group).removesuffix(" %"), best=group.label in cohort.best
+            ),
         ]
         if rows:
             has = row is not None and row.difference is not None and show is not None

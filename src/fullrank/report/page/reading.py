@@ -443,7 +443,7 @@ def _differences(cohort: Cohort) -> Iterator[tuple[Any, str]]:
     if cohort.comparison is None:
         return
     show = format_of(cohort.comparison)
-    for row in cohort.comparison.rows():
+    for row in cohort.compared:
         if row.difference is not None:
             yield row, difference_text(row, show)
 

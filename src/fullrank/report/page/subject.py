@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fullrank.comparison.intervals import std
-from fullrank.comparison.table import Comparison, check_comparable, runs_in
+from fullrank.comparison.table import Comparison, Row, check_comparable, runs_in
 from fullrank.comparison.variants import data_of, row_labels
 from fullrank.data.heterogeneity import CountArray
 from fullrank.errors import InputError
@@ -225,6 +225,16 @@ class Cohort:
         return None
 
     @cached_property
+    def compared(self) -> list[Row]:
+        """The rows of the comparison; empty if there is none."""
+        return self.comparison.rows() if self.comparison is not None else []
+
+    @cached_property
+    def best(self) -> set[str]:
+        """The groups that are the best, and those that their seeds do not tell from the best."""
+        return self.comparison.best() if self.comparison is not None else set()
+
+    @cached_property
     def measure(self) -> str:
         """The measure by which the groups are compared: one that all of them have, if possible the accuracy."""
         if self.members[0].chosen_by:
@@ -383,7 +393,8 @@ def _member(run: Run) -> Member:
 
 def _state(run: Run, path: Path) -> tuple[str, str]:
     """Return the state of a run directory, and why the run stopped."""
-    if RunDirectory(path).status(run.experiment.train.rounds).finished:
+    rounds = run.experiment.train.rounds
+    if [row["round"] for row in run.metrics] == [*range(1, rounds + 1)] and RunDirectory(path).result_round() == rounds:
         return COMPLETE, ""
     if _is_locked(path / ".lock"):
         return RUNNING, ""
@@ -456,8 +467,9 @@ def _same_data(known: Sequence[Member], member: Member) -> bool:
         return False
     if any(each.run.path is None for each in (*known, member)):
         return True
+    like = [known[0], *(each for each in known[1:] if each.seed == member.seed)]
     try:
-        check_comparable([*(each.run for each in known), member.run])
+        check_comparable([*(each.run for each in like), member.run])
     except InputError:
         return False
     return True
