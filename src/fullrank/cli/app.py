@@ -26,6 +26,7 @@ from fullrank.cli import methods as methodscli
 from fullrank.cli import models as modelscli
 from fullrank.cli import predict as predictcli
 from fullrank.cli import probes as probescli
+from fullrank.cli import report as reportcli
 from fullrank.cli import reproduce as reproducecli
 from fullrank.cli import search_scales as searchcli
 from fullrank.cli import sweep as sweepcli
@@ -137,6 +138,7 @@ for name, panel, command in (
     ("keys", "Run", keyscli.list_keys),
     ("compare", "Compare", comparecli.compare_command),
     ("sweep", "Compare", sweepcli.sweep_command),
+    ("report", "Inspect", reportcli.report_command),
     ("inspect", "Inspect", inspectcli.inspect_command),
     ("probes", "Inspect", probescli.probes_command),
     ("predict", "Inspect", predictcli.predict_command),
