@@ -1,6 +1,6 @@
 """Time and memory of a round in each mode of a re-parameterisable network, as in FedRepOpt's Table 1.
 
-The modes alternate round by round, and a mode is compared with another in the same turn, so that a machine that slows
+The modes alternate round by round, and a mode is compared with another in the same repeat, so that a machine that slows
 down meanwhile slows all of them. On a CPU the CPU time of the process counts, which other processes distort less than
 wall-clock time. `repopt_round.py` is the command.
 """

@@ -1,4 +1,4 @@
-"""What clients and the server exchange: uploads, and the traffic in each direction."""
+"""The content of messages between clients and the server: uploads, and the traffic in each direction."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Mean:
 
 
 Upload: TypeAlias = dict[str, dict[str, "Sum | Mean"]]
-"""What one client sends, by space (the name of a method, or "" for the model itself) and by name."""
+"""The upload of one client, by space (the name of a method, or "" for the model itself) and by name."""
 
 
 def upload_names(upload: Mapping[str, Mapping[str, Any]]) -> set[str]:
@@ -57,7 +57,15 @@ def upload_names(upload: Mapping[str, Mapping[str, Any]]) -> set[str]:
 
 
 def part_name(space: str, name: str) -> str:
-    """Return the name of one part of an upload as it appears in messages."""
+    """Return the name of one part of an upload as it appears in messages.
+
+    Args:
+        space: The name of the method, or "" for the model.
+        name: The name of the part.
+
+    >>> part_name("scaffold", "change"), part_name("", "w")
+    ('scaffold/change', 'w')
+    """
     return f"{space}/{name}" if space else name
 
 

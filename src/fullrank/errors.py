@@ -19,7 +19,15 @@ from pydantic_core import ErrorDetails
 
 
 class FullrankError(Exception):
-    """The base class of every error that fullrank raises on purpose; its message is one sentence."""
+    """The base class of every error that fullrank raises on purpose; its message is one sentence.
+
+    >>> from fullrank import Experiment
+    >>> try:
+    ...     Experiment.of({"train.rounds": 0})
+    ... except FullrankError as error:
+    ...     print(error)
+    train.rounds = 0: must be at least 1
+    """
 
 
 class InputError(FullrankError, ValueError):
@@ -27,7 +35,15 @@ class InputError(FullrankError, ValueError):
 
 
 class Conflict(InputError):
-    """Raised if methods cannot be composed, or a method and a criterion cannot be combined."""
+    """Raised if methods cannot be composed, or a method and a criterion cannot be combined.
+
+    >>> from fullrank import methods
+    >>> try:
+    ...     methods.build("fedprox+fedprox")
+    ... except Conflict as error:
+    ...     print(error)
+    the method "fedprox" occurs twice in "fedprox+fedprox"
+    """
 
 
 class ClientFailed(FullrankError, RuntimeError):
@@ -51,6 +67,10 @@ class ClientFailed(FullrankError, RuntimeError):
         if isinstance(cause, RemoteError):
             return cause.traceback
         return "".join(traceback.format_exception(cause)) if cause is not None else ""
+
+
+class SiteFailed(FullrankError, RuntimeError):
+    """Raised if a site of a deployment does not do a job, is lost or does not answer. The message names the site."""
 
 
 class WroteInPlace(InputError):
@@ -78,6 +98,10 @@ class RunFailed(FullrankError, RuntimeError):
     def __init__(self, message: str, traceback: str = ""):
         super().__init__(message)
         self.traceback = traceback
+
+
+class TooFewClients(RunFailed):
+    """Raised if fewer clients than `run.min_clients` took part in a round, or answered a method's question."""
 
 
 class CallFailed(RunFailed):

@@ -40,7 +40,15 @@ class Damaged(InputError):
 
 
 def write_atomically(path: Path, *content: bytes | memoryview) -> None:
-    """Write a file so that it is either complete or unchanged, even after a power failure."""
+    """Write a file so that it is either complete or unchanged, even after a power failure.
+
+    Args:
+        path: The file.
+        *content: The pieces of its content.
+
+    Raises:
+        WriteFailed: If the file cannot be written.
+    """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     with naming_file(path):
         try:
@@ -64,7 +72,15 @@ def write_atomically(path: Path, *content: bytes | memoryview) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON object with its checksum, atomically."""
+    """Write a JSON object with its checksum, atomically.
+
+    Args:
+        path: The file.
+        value: The object.
+
+    Raises:
+        WriteFailed: If the file cannot be written.
+    """
     sealed = {**value, CHECKSUM: _checksum(json.dumps(value))}
     write_atomically(path, (json.dumps(sealed, indent=1) + "\n").encode())
 
@@ -87,7 +103,15 @@ def read_json(path: Path, shape: Any = dict[str, Any]) -> Any:
 
 
 def append_line(path: Path, value: Mapping[str, Any]) -> None:
-    """Append a JSON object with its checksum as a line, which a kill may truncate."""
+    """Append a JSON object with its checksum as a line, which a kill may truncate.
+
+    Args:
+        path: The file.
+        value: The object.
+
+    Raises:
+        WriteFailed: If the file cannot be written.
+    """
     with naming_file(path), path.open("a", encoding="utf-8") as file:
         file.write(_line(value))
         file.flush()
@@ -204,7 +228,15 @@ def _checksum(text: str) -> str:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write a safetensors file with its checksum, atomically; tensors may share memory or be non-contiguous."""
+    """Write a safetensors file with its checksum, atomically.
+
+    Args:
+        path: The file.
+        tensors: The tensors by name, which may share memory or be non-contiguous.
+
+    Raises:
+        WriteFailed: If the file cannot be written.
+    """
     seen: set[int] = set()
     ready: Tensors = {}
     for name, tensor in tensors.items():

@@ -24,6 +24,8 @@ from fullrank.errors import CallFailed, ClientFailed, InputError, message_of, ne
 
 GIVEN = "given"
 """The module name in the names of data, partitions and models that a program passed as objects."""
+SITES = "sites"
+"""The name of the data of a deployment whose sites read their samples from their machines."""
 LIBRARY = {
     "data.name": "data",
     "data.partition": "",
@@ -50,6 +52,26 @@ HUB = "hub"
 """The word before the colon in the name of a data set that the library `datasets` reads."""
 
 T = TypeVar("T")
+
+
+class WhenNamed(Mapping[str, T]):
+    """Objects of the library by name. The module of an object is imported when the object is first used."""
+
+    def __init__(self, paths: Mapping[str, str]):
+        self._paths = paths
+
+    def __getitem__(self, name: str) -> T:
+        module, _, attribute = self._paths[name].partition(":")
+        return cast(T, getattr(importlib.import_module(module), attribute))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._paths
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
 
 
 class Registry(Generic[T]):
@@ -112,6 +134,10 @@ class Registry(Generic[T]):
 def is_foreign(key: str, name: str) -> bool:
     """Return whether the name under a key, or one of names joined by "+", is an import path of code outside fullrank.
 
+    Args:
+        key: The key of an experiment.
+        name: The value of the key.
+
     >>> is_foreign("model.name", "mine:network"), is_foreign("model.name", "fullrank.models.reparam.repvgg:repvgg")
     (True, False)
     >>> is_foreign("method.name", "fedprox+mine:Method"), is_foreign("method.name", "fedprox")
@@ -166,7 +192,9 @@ def import_object(name: str, where: str, kind: str) -> Any:
     if not module_name or module_name.startswith(".") or not attribute:
         raise InputError(f'{where} = "{name}" is not of the form "package.module:{kind}"')
     if module_name == GIVEN:
-        raise InputError(f'{where} = "{name}" is what a program passed to fullrank.fit, which cannot be imported')
+        raise InputError(
+            f'{where} = "{name}" names an object that a program passed to fullrank.fit, which cannot be imported'
+        )
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:

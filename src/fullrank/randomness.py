@@ -16,6 +16,10 @@ import torch
 def key(seed: int, *purpose: str | int) -> int:
     """Return a 63-bit number that depends on every argument and on nothing else.
 
+    Args:
+        seed: The seed of the experiment.
+        *purpose: The purpose of the random numbers, and what else they depend on, such as the round and the client.
+
     >>> key(0, "batches", 3, 7) == key(0, "batches", 3, 7), key(0, "batches", 3, 7) == key(0, "batches", 4, 7)
     (True, False)
     """
@@ -24,7 +28,15 @@ def key(seed: int, *purpose: str | int) -> int:
 
 
 def generator(seed: int, *purpose: str | int) -> np.random.Generator:
-    """Return a new NumPy generator for one purpose."""
+    """Return a new NumPy generator.
+
+    Args:
+        seed: The seed of the experiment.
+        *purpose: The purpose of the random numbers, and what else they depend on, as for `key`.
+
+    >>> bool(generator(0, "batches", 3).random() == generator(0, "batches", 3).random())
+    True
+    """
     return np.random.Generator(np.random.PCG64(key(seed, *purpose)))
 
 

@@ -56,12 +56,30 @@ IN_GROUPS: dict[str, Any] = {
 
 
 class CheckFailed(AssertionError):
-    """A method does not have a property that it must have."""
+    """Raised if a method does not have a property that it must have.
+
+    >>> from fullrank import Method
+    >>> class InPlace(Method):
+    ...     def after(self, client):
+    ...         client.w0["head.bias"].add_(1)
+    ...         return {}
+    >>> try:
+    ...     check(InPlace(), only=["writes"])
+    ... except CheckFailed as error:
+    ...     print(str(error).partition(";")[0])
+    the method "inplace" wrote into a tensor that it received (w0, sent, own …) in place
+    """
 
 
 @dataclasses.dataclass
 class Checked:
-    """The results of the checks of a method."""
+    """The results of the checks of a method, which `print` lists.
+
+    >>> from fullrank.testing import check
+    >>> print(check("fedprox", only=["degenerate"]))
+    fedprox:
+    degenerate   holds
+    """
 
     method: str
     results: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -70,7 +88,8 @@ class Checked:
 
     def __str__(self) -> str:
         lines = [f"{name:<12} {result}" for name, result in self.results.items()]
-        return "\n".join([f"{self.method}:", *lines, f"{'travels':<12} {self.exchange}"])
+        exchanged = [f"{'exchanged':<12} {self.exchange}"] if self.exchange else []
+        return "\n".join([f"{self.method}:", *lines, *exchanged])
 
 
 def check(
@@ -154,7 +173,7 @@ def check(
 
 
 IN_WORDS = {"cuda": "a recorded step", "vectorised": "a group of clients"}
-"""The ways in which engines train clients, in words."""
+"""Descriptions of the ways in which engines train clients."""
 
 
 class _Trial:

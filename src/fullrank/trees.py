@@ -274,6 +274,10 @@ def _vector(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
 def outline(tree: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[tuple[int, ...], torch.dtype | None]]:
     """Return shape and dtype of a tree's tensors by path: trees with equal outlines can be combined and stacked.
 
+    Args:
+        tree: The tree.
+        prefix: The path of the tree itself, with which all paths begin.
+
     >>> outline({"a": {"b": torch.zeros(2)}, "c": {}})
     {'a/b': ((2,), torch.float32), 'c/': ((), None)}
     """
@@ -318,14 +322,33 @@ def pointwise(tree: Mapping[str, Any], function: Callable[..., Tensor], *others:
 
 
 def part_of(tree: Tensors, names: Collection[str]) -> Tensors:
-    """Return the entries of a tree with these names, as a `Flat` if the tree is one and they are contiguous."""
+    """Return some entries of a tree.
+
+    Args:
+        tree: A tree without nesting.
+        names: The names of the entries.
+
+    Returns:
+        The entries, as a `Flat` if the tree is one and they are contiguous.
+    """
     if isinstance(tree, Flat):
         return tree.part(name for name in tree if name in names)
     return {name: tensor for name, tensor in tree.items() if name in names}
 
 
 def merged(tree: Tensors, changed: Mapping[str, Tensor]) -> Tensors:
-    """Return a tree with some entries replaced, as a `Flat` if both arguments are."""
+    """Replace some entries of a tree.
+
+    Args:
+        tree: A tree without nesting, which is not changed.
+        changed: The new entries by name.
+
+    Returns:
+        A new tree, as a `Flat` if both arguments are.
+
+    >>> merged({"a": torch.tensor(1.0), "b": torch.tensor(2.0)}, {"b": torch.tensor(3.0)})
+    {'a': tensor(1.), 'b': tensor(3.)}
+    """
     if changed.keys() >= tree.keys():
         return changed if isinstance(changed, Flat) else dict(changed)
     if isinstance(tree, Flat) and isinstance(changed, Flat):
@@ -349,7 +372,12 @@ def copy_(into: Mapping[str, Any], values: Mapping[str, Any]) -> None:
 
 
 def matching(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the pairs of tensors with the same name in two trees, or the two vectors if both are flat in one layout."""
+    """Yield the pairs of tensors with the same name in two trees, or the two vectors if both are flat in one layout.
+
+    Args:
+        tree: The tree whose names are used.
+        other: A tree that holds at least these names.
+    """
     if alike := flats(tree, other):
         yield alike[0].base, alike[1].base
         return
@@ -361,7 +389,11 @@ def matching(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tupl
 
 
 def zeros(tree: Mapping[str, Any]) -> Tree:
-    """Return a tree of zeros with the same names and shapes."""
+    """Return a tree of zeros with the same names and shapes.
+
+    >>> zeros({"w": torch.ones(2)})
+    {'w': tensor([0., 0.])}
+    """
     return pointwise(tree, torch.zeros_like)
 
 

@@ -37,7 +37,14 @@ class _Marks(Display):
 
 
 def experiment(task: RaceTask, engine: str, workers: int = 0, rounds: int = 0) -> Experiment:
-    """Return the experiment that runs the task with an engine."""
+    """Return the experiment that runs the task with an engine.
+
+    Args:
+        task: The task.
+        engine: The name of the engine.
+        workers: The number of worker processes.
+        rounds: The number of rounds; 0 for that of the task.
+    """
     train = {
         "rounds": rounds or task.rounds,
         "participation": len(task.cohorts[0]),
@@ -64,7 +71,13 @@ def federation(task: RaceTask) -> Federation:
 
 
 def main(path: str, engine: str, workers: int = 0) -> None:
-    """Run the task, and mark the end of each round."""
+    """Run the task, and mark the end of each round.
+
+    Args:
+        path: The directory of the task.
+        engine: The name of the engine.
+        workers: The number of worker processes.
+    """
     torch.set_num_threads(1)
     task = RaceTask(path)
     parts: dict[str, Any] = {"federation": federation(task), "module": task.network()}

@@ -35,14 +35,14 @@ MEASUREMENTS = (
     "The server process receives the upload of each client; methods see sums and means. Hiding single uploads from "
     "the server is secure aggregation, which fullrank does not implement.",
 )
-"""What a result contains in addition to uploads, and who sees it."""
+"""Sentences about what a result contains in addition to uploads, and who sees it."""
 SIMULATION = "fullrank simulates clients on one machine: checkpoints contain what a client keeps between rounds."
 
 app = command_group(
     """List the federated methods, or explain one of them.
 
-    For each method, the list has what it does, what leaves a site, what a client keeps, its hyper-parameters and its
-    paper. Methods are combined with +, as in fedprox+feddecorr.
+    For each method, the list has a description, the data that leave a site, the state that a client keeps, the
+    hyper-parameters and the paper. Methods are combined with +, as in fedprox+feddecorr.
     """,
     invoke_without_command=True,
 )

@@ -18,6 +18,7 @@ from fullrank.comparison.board import boards
 from fullrank.comparison.compare import checked_seeds, sharing_cores
 from fullrank.comparison.intervals import std
 from fullrank.comparison.parallel import ComparisonCallback, ComparisonCallbacks, Failure, Task, run_all
+from fullrank.comparison.planned import FILE, PlanRecord
 from fullrank.comparison.space import Space, experiment_at, grid_of, make_space
 from fullrank.comparison.study import Study
 from fullrank.comparison.table import Comparison, check_measure, check_value
@@ -72,6 +73,12 @@ class Sweep:
 
     `trials` are in the order in which they were chosen. `test` has, for the best trial only, the measures of the test
     set by name, each with its values by seed, mean and standard deviation.
+
+    >>> import fullrank, tempfile
+    >>> few = {"train.rounds": 1, "data.clients": 2, "model.name": "mlp", "data.validation": 0.2}
+    >>> found = fullrank.sweep(few, {"train.lr": [0.01, 0.1]}, sampler="grid", out=tempfile.mkdtemp(), jobs=1)
+    >>> [trial.state for trial in found.trials], found.best is found.trials[found.best.number]
+    (['complete', 'complete'], True)
     """
 
     path: Path
@@ -96,7 +103,7 @@ class Sweep:
         return Experiment.from_toml(self.path / "best.toml")
 
     def __repr__(self) -> str:
-        """Return in one line what was found."""
+        """Describe the result in one line."""
         found = ", ".join(f"{key}={value}" for key, value in self.best.settings.items())
         return f"Sweep({len(self.trials)} trials, best {found}, {self.measure} {self.best.mean:.4f}, {self.path})"
 
@@ -174,7 +181,7 @@ def sweep(
     number = _number_of_trials(trials, points)
     folder = Path(out)
     plan = _Plan(base, space, folder, found_seeds, measure, value, lower, is_share, sampler, pruner, points, jobs)
-    watching = ComparisonCallbacks([*boards(progress), *callbacks])
+    watching = ComparisonCallbacks([PlanRecord(folder), *boards(progress), *callbacks])
     existed = folder.exists()
     plan.open()
     try:
@@ -218,7 +225,7 @@ def _number_of_trials(trials: int | None, points: Sequence[Any] | None) -> int:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Everything that a sweep was asked for."""
+    """The arguments of a sweep, after their checks."""
 
     base: Experiment
     space: Space
@@ -284,8 +291,8 @@ class _Plan:
             raise InputError(f'"{self.folder}" holds another sweep: {shown}; choose another --out')
 
     def remove_traces(self, existed: bool) -> None:
-        """Remove what a sweep has written of which no run has started."""
-        for file in ("sweep.json", "optuna.db"):
+        """Remove the files of a sweep of which no run has started."""
+        for file in ("sweep.json", "optuna.db", FILE):
             (self.folder / file).unlink(missing_ok=True)
         shutil.rmtree(self.folder / "trials", ignore_errors=True)
         if not existed:
@@ -379,7 +386,7 @@ def _known(plan: _Plan, study: Study) -> list[Trial]:
 
 
 def _announce(plan: _Plan, trials: Sequence[Trial], number: int, callbacks: ComparisonCallback) -> None:
-    """Tell callbacks of all runs; the settings of trials that are yet to be chosen are those of the experiment."""
+    """Notify callbacks of all runs; the settings of trials that are yet to be chosen are those of the experiment."""
     known = {trial.number: trial for trial in trials}
     tasks, pending = [], []
     for n in range(max(number, len(trials))):
@@ -420,7 +427,7 @@ def _has_ended(task: Task) -> bool:
 
 
 def _with_results(plan: _Plan, trial: Trial, failures: Mapping[Path, Failure]) -> Trial:
-    """Return a trial whose runs have ended, with its state and values."""
+    """Return a trial with its state and values, after its runs have ended."""
     paths = {seed: trial.path(plan.folder, seed) for seed in plan.seeds}
     pruned = [path for path in paths.values() if (path / MARK).exists()]
     failed = [failures[path].reason for path in paths.values() if path in failures and path not in pruned]

@@ -441,7 +441,15 @@ def _text(value: Any) -> Any:
 
 
 def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Convert nested dicts to dotted keys."""
+    """Convert nested dicts to dotted keys, the inverse of `nested`.
+
+    Args:
+        values: The nested dicts.
+        prefix: A prefix of all keys, including its dot.
+
+    >>> dotted({"data": {"alpha": 0.1, "clients": 5}})
+    {'data.alpha': 0.1, 'data.clients': 5}
+    """
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -464,6 +472,9 @@ def same(a: Any, b: Any) -> bool:
     """Return whether two values of a key are equal and of the same type.
 
     The type matters: `train.participation = 1` means one client, and 1.0 means all of them.
+
+    >>> same(1, 1), same(1, 1.0)
+    (True, False)
     """
     return type(a) is type(b) and a == b
 

@@ -94,7 +94,7 @@ class DataSet:
     unreadable: tuple[str, ...] = ()
     """The files that could not be read and were left out, each with the reason."""
     remarks: tuple[str, ...] = ()
-    """What a user should know about how the files were read, one sentence each."""
+    """Remarks for the user about how the files were read, one sentence each."""
     file: Path | None = None
     """The safetensors file that the tensors are memory-mapped from (as `train.x` and so on), if there is one."""
 

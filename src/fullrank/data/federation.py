@@ -16,8 +16,8 @@ from fullrank.data.augment.pipeline import Pipeline, Statistics
 from fullrank.data.dataset import DataSet
 from fullrank.data.heterogeneity import counts, describe, partition_hash
 from fullrank.data.hosted import HostedData, positions
+from fullrank.data.named_partitions import SITE_PARTITIONS, call_partition, takes
 from fullrank.data.partition_files import StoredPartition, as_bytes, divided, is_file, read_partition
-from fullrank.data.partition_registry import SITE_PARTITIONS, call_partition, takes
 from fullrank.data.split import keep_share, split_by_class
 from fullrank.data.standardise import standardisation
 from fullrank.errors import InputError
@@ -104,8 +104,8 @@ class Federation:
     def validation_of(self, client: int) -> np.ndarray:
         """Return the validation samples on which a client's own model is evaluated.
 
-        They are the samples of its site. Where clients are not sites, the samples are dealt out in turn, so that each
-        serves one client and the evaluation of all clients takes no longer than that of one global model.
+        They are the samples of its site. Where clients are not sites, the samples are divided in turn, so that each
+        belongs to one client and the evaluation of all clients takes no longer than that of one global model.
         """
         return self.validations[client] if self.validations else self.validation[client :: self.clients]
 
@@ -135,6 +135,16 @@ class Federation:
         """The classes of the training set that no client has."""
         there = np.bincount(self.data.train.y.numpy(), minlength=self.data.num_classes)
         return [self.data.classes[c] for c in np.flatnonzero((there > 0) & (self.class_counts.sum(0) == 0))]
+
+    @cached_property
+    def untrained(self) -> list[str]:
+        """The classes that have test samples and no training samples."""
+        if self.data.test is None:
+            return []
+        trained, tested = (
+            torch.bincount(of.y, minlength=self.data.num_classes) > 0 for of in (self.data.train, self.data.test)
+        )
+        return [self.data.classes[c] for c in (tested & ~trained).nonzero().flatten().tolist()]
 
     @cached_property
     def groups(self) -> np.ndarray | None:

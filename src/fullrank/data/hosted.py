@@ -24,7 +24,7 @@ class HostedData:
     """Samples of some clients of a federation, and the plain facts of the federation that local training needs.
 
     In a simulation one site hosts all clients and shares the tensors of the data set. In a deployment each site hosts
-    its own client, and nothing of any other is there.
+    its own client, and has no data of any other.
 
     >>> split = Split(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
     >>> data = HostedData.of({7: (split, None)}, Pipeline(), num_classes=2, peers=np.arange(10))
@@ -96,7 +96,7 @@ class HostedData:
 
     @property
     def largest(self) -> int:
-        """The number of training samples of the client that has most."""
+        """The number of training samples of the largest client."""
         return max(map(len, self.training.values()), default=0)
 
     def size(self, client: int) -> int:

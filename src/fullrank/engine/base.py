@@ -64,7 +64,7 @@ class Engine(Protocol):
         raise NotImplementedError
 
     def notes(self) -> dict[str, Any]:
-        """Return what the metrics of a round should contain about how the round was run, by name."""
+        """Return entries for the metrics of a round about how the round was run, by name."""
         return {}
 
     def close(self) -> None:

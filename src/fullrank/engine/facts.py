@@ -38,7 +38,7 @@ def facts_about(
     """Return the facts about a run.
 
     Args:
-        network: The network, as the method wants it.
+        network: The network, shaped by the method.
         composition: The method.
         federation: The data, divided among clients.
         schedule: The schedule of the learning rate.

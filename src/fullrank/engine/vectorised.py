@@ -191,7 +191,7 @@ class ClientGroup:
         self.step = fits[0].step
         self._eager_step = replace(self.step, backend=Bound(self.step.backend.network, {}))
         self._names: list[str] = []
-        """The names of what a step measures."""
+        """The names of a step's measurements."""
         self._known: dict[tuple[int, ...], Members] = {}
 
     def run(self) -> list[tuple[State, Report]]:
@@ -397,7 +397,7 @@ class _Measures:
         self._ends = [set(itertools.accumulate(map(len, epochs))) for epochs in self._epochs]
         self._done = np.zeros(len(plans), np.int64)
         self._values: list[tuple[np.ndarray, np.ndarray, Tensor]] = []
-        """Clients, the step of each, and what was measured."""
+        """Clients, the step of each, and the measurements."""
         self._drifts: list[tuple[np.ndarray, np.ndarray, Tensor]] = []
 
     def is_due(self, who: tuple[int, ...]) -> bool:

@@ -103,7 +103,7 @@ class RunningMean(Aggregator):
         super().__init__(received)
         self._totals: Upload = {}
         self._form: Upload = {}
-        """What the first client sent, without values: results are given in its dtypes."""
+        """The first client's upload without values; results have its dtypes."""
 
     def add(self, client: int, upload: Upload) -> None:
         """Add one client's upload to the sums."""

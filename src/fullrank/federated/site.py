@@ -27,7 +27,7 @@ from fullrank.models.network import Network
 from fullrank.trees import Tensors, Tree, clone, moved, versions
 
 Kind: TypeAlias = Literal["train", "query", "data", "personal"]
-"""What a client does: it trains, answers a query, answers one about its data without having received a model, or
+"""The kind of a job: a client trains, answers a query, answers one about its data without having received a model, or
 returns its own model."""
 Stage: TypeAlias = Literal["received", "local", "personalised"]
 """A client's own model: as received from the server, after local training, or as the method personalises it."""
@@ -266,8 +266,8 @@ class Site:
     def _personal(self, job: Job) -> Result:
         """Return the client's model at the job's stage; with `evaluate`, every stage on the sets of the client.
 
-        The metrics have the scores by set and stage, as those of a training job have, and as `rows` what is kept of
-        each stage on each set.
+        The metrics have the scores by set and stage, as those of a training job have, and as `rows` the description of
+        each stage on each set (`metrics.details`).
         """
         known = stages(self.composition)
         wanted = job.stage or known[-1]
@@ -330,7 +330,7 @@ class Site:
         return {**self.evaluated(client, x, y, self.metrics), "samples": len(y)}
 
     def _detailed(self, client: Client, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the scores of the client's current model on one of its sets, and what is kept of it there."""
+        """Return the scores of the client's current model on one of its sets, and its description there."""
         x, y = self._samples_of(client.id, name)
         given: list[torch.Tensor] = []
         found = self.evaluated(client, x, y, with_balanced(self.metrics), given)

@@ -61,7 +61,7 @@ class SyntheticClient:
 class ExpectedUploads:
     """The form of what clients send after training and as the answer to each query.
 
-    A method that declares `uploads`, or changes what is sent of the weights (`upload`), runs once on the synthetic
+    A method that declares `uploads`, or sends the weights in another form (`upload`), runs once on the synthetic
     client. The others send the weights and the BatchNorm statistics only, unless a client sends something else and the
     synthetic client sends it as well (`renew`).
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fullrank.federated.server import Questions, Server
 
 Query: TypeAlias = Callable[[ClientView], Mapping[str, Sum | Mean]]
-"""A function of a method that a client answers with what it would upload."""
+"""A function of a method, which a client calls to compute its answer, in the form of an upload."""
 
 
 class ServerView:

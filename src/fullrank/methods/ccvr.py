@@ -90,7 +90,11 @@ class CCVR(Method):
         return single_samples(self.name, counts, clients, self.min_count)
 
     def server_state(self, server: "ServerView") -> Tree:
-        """Return no state, but reject a model without a common classifier before the first round."""
+        """Return no state, but reject a model without a common classifier before the first round.
+
+        Raises:
+            Conflict: If an entry of the classifier is personal or frozen.
+        """
         if apart := sorted(select(server.net, "head") - server.w.keys()):
             raise Conflict(f"ccvr retrains the common classifier, but {apart[0]} is personal or frozen")
         return {}
@@ -104,7 +108,11 @@ class CCVR(Method):
         return {"moments": Sum({"n": n, "z": first, "zz": torch.stack([some.mT @ some for some in of_class])})}
 
     def finish(self, server: "ServerView") -> None:
-        """Ask clients for their statistics, draw features, and train the head on them."""
+        """Ask clients for their statistics, draw features, and train the head on them.
+
+        Raises:
+            InputError: If no client has enough samples of any class.
+        """
         moments = {name: value.cpu().numpy() for name, value in server.ask(self.moments)["moments"].items()}
         rng = server.generator("features")
         known = np.flatnonzero(moments["n"])

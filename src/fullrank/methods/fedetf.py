@@ -88,7 +88,11 @@ class FedETF(Method):
     projection_lr: Positive = 0.05
 
     def head(self, net: "Network") -> nn.Module:
-        """Return a head with projection, temperature and frame."""
+        """Return a head with projection, temperature and frame.
+
+        Raises:
+            InputError: If `dim` is too small for the number of classes.
+        """
         if self.dim and self.dim < net.num_classes - 1:
             raise InputError(
                 f"method.fedetf.dim = {self.dim}: vectors of {net.num_classes} classes at equal angles need at least "

@@ -44,7 +44,11 @@ class FedRepOpt(Method):
     }
 
     def model(self, net: Network) -> Network:
-        """Return the network, and reject one without scales."""
+        """Check the network, which does not change.
+
+        Raises:
+            InputError: If it has no scales.
+        """
         if not mapped_kernels(tuple(net.names)):
             raise InputError("fedrepopt needs a network with scales: a repvgg or repghost with model.mode = repopt")
         return net

@@ -64,7 +64,11 @@ class FedRoD(Method):
     personal = client_only = ("*.personal_head.*",)
 
     def head(self, net: "Network") -> nn.Module:
-        """Return a head with both classifiers."""
+        """Return a head with both classifiers.
+
+        Raises:
+            InputError: If the network's classifier is not linear.
+        """
         generic = net.bare_head()
         if not isinstance(generic, nn.Linear):
             raise InputError(f"fedrod needs a linear classifier; this model's is a {type(generic).__name__}")

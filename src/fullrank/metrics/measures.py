@@ -22,7 +22,7 @@ from fullrank.errors import InputError
 from fullrank.plugins import Registry, called
 
 Value: TypeAlias = float | list[float | None] | None
-"""What a metric returns: a number, a list with one number per class, or None where it is not defined."""
+"""The value of a metric: a number, a list with one number per class, or None where it is not defined."""
 
 BINS = 15
 """Number of bins of the expected calibration error, as in Guo et al. 2017."""
@@ -38,7 +38,11 @@ def accuracy(scores: Tensor, labels: Tensor) -> float:
 
 
 def loss(scores: Tensor, labels: Tensor) -> float:
-    """Return the mean cross-entropy."""
+    """Return the mean cross-entropy.
+
+    >>> round(loss(torch.zeros(2, 4), torch.tensor([0, 3])), 4)
+    1.3863
+    """
     return float(F.cross_entropy(scores, labels, reduction="sum").double()) / len(labels)
 
 
@@ -66,7 +70,11 @@ def counted_pairs(rows: Tensor, columns: Tensor, classes: int) -> Tensor:
 
 
 def recalls(scores: Tensor, labels: Tensor) -> list[float | None]:
-    """Return the recall of each class; None for a class without samples."""
+    """Return the recall of each class; None for a class without samples.
+
+    >>> recalls(torch.eye(3)[[0, 1]], torch.tensor([0, 0]))
+    [0.5, None, None]
+    """
     table = confusion(scores, labels)
     counts, right = table.sum(1).tolist(), table.diagonal().tolist()
     return [hit / count if count else None for hit, count in zip(right, counts, strict=True)]
@@ -297,7 +305,7 @@ _OPEN_ENDED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def _value(found: Any, name: str) -> Value:
-    """Return what a user's metric gave as a value of a row."""
+    """Convert the result of a user's metric to a value of a row."""
     shape = tuple(getattr(found, "shape", ()))
     if isinstance(found, (Tensor, np.ndarray, np.generic)):
         found = found.tolist()
@@ -443,7 +451,7 @@ def _is_derived(key: str, metrics: Collection[str]) -> bool:
 
 
 def label_of(key: str) -> str:
-    """Return the key of a metric as tables and lines show it.
+    """Return the name of a metric in tables and lines.
 
     >>> label_of("validation_macro_f1"), label_of("mean_accuracy")
     ('validation macro f1', "accuracy of the clients' mean")

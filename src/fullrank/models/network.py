@@ -149,7 +149,8 @@ class Network:
         return {name: table[local] for name, table, local in (*found.parameters, *found.buffers)}
 
     def some(self, names: Iterable[str]) -> Tensors:
-        """Return the module's own tensors of some names, not copies; as a `Flat` if they are adjacent in one vector."""
+        """Return some of the module's own tensors by name, not copies, as a `Flat` if they are adjacent in one
+        vector."""
         wanted = tuple(names)
         flat = self.flat
         if flat is not None:

@@ -19,7 +19,7 @@ class Structure:
     parameters: tuple[tuple[str, dict[str, Any], str], ...]
     """Each parameter's name, the table of the layer that holds it, and its name there."""
     buffers: tuple[tuple[str, dict[str, Any], str], ...]
-    """The same facts about each buffer that belongs to the model's state."""
+    """These facts about each buffer that belongs to the model's state."""
     modules: tuple[nn.Module, ...]
     facts: dict[Hashable, Any] = field(default_factory=dict)
     """Values that depend on the structure only and have been computed before."""

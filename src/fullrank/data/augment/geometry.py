@@ -64,7 +64,12 @@ def _of_pixel_numbers(
 
 
 def sample(x: Tensor, fixed: Tensor) -> Tensor:
-    """Return the images under the maps (N, 6) of `fixed_point`; pixels from outside are zero."""
+    """Move the pixels of images by affine maps, without interpolation; pixels from outside are zero.
+
+    Args:
+        x: Images of shape (N, C, H, W).
+        fixed: The map of each image as `fixed_point` returns it, of shape (N, 6).
+    """
     height, width = x.shape[-2:]
     a, b, c, d, e, f = fixed[:, :, None, None].unbind(1)
     across = torch.arange(width, device=x.device)

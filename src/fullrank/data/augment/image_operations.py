@@ -101,7 +101,12 @@ class Catalogue:
 
 
 def both_ways(changes: Iterable[Change], signed: Container[str]) -> tuple[Change, ...]:
-    """Return two rows for every change, the first in the other direction if the operation has one."""
+    """Return two rows for every change, the first in the opposite direction if the operation has one.
+
+    Args:
+        changes: The changes.
+        signed: The names of operations with two directions.
+    """
     return tuple(row for name, size in changes for row in ((name, -size if name in signed else size), (name, size)))
 
 

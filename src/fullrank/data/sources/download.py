@@ -42,7 +42,7 @@ def get(stored: Stored, root: str | Path = "", watch: Watch | None = None) -> st
     Args:
         stored: The data set.
         root: The folder for the files; by default $FULLRANK_DATA, or a folder in the user's cache.
-        watch: A function that is told how far the transfer is.
+        watch: A function that is called with the progress of the transfer.
 
     Returns:
         A sentence that says where the data set is.
@@ -58,7 +58,7 @@ def get(stored: Stored, root: str | Path = "", watch: Watch | None = None) -> st
     if not stored.downloads:
         raise InputError(f"{stored.title} cannot be downloaded by a program; {stored.how_to_get()}")
     with writing(folder, instead="; give another --root"):
-        for download in _way(stored, folder):
+        for download in _files_to_download(stored, folder):
             fetched_here = not (folder / download.folder / download.file).is_file()
             file = fetch(download, folder, watch)
             if download.members:
@@ -74,7 +74,7 @@ def fetch(download: Download, root: Path, watch: Watch | None = None) -> Path:
     Args:
         download: The file.
         root: The folder of the data set.
-        watch: A function that is told how far the transfer is.
+        watch: A function that is called with the progress of the transfer.
 
     Returns:
         The path of the file.
@@ -127,7 +127,7 @@ class _Unreachable(Exception):
     """Raised if the server does not send the requested file."""
 
 
-def _way(stored: Stored, folder: Path) -> tuple[Download, ...]:
+def _files_to_download(stored: Stored, folder: Path) -> tuple[Download, ...]:
     """Return the files to download: those of which one is there already, otherwise the preferred ones."""
     for way in stored.downloads:
         if any((folder / download.folder / download.file).is_file() for download in way):
@@ -158,7 +158,7 @@ def _transfer(url: str, part: Path, watch: Watch) -> None:
 
 
 def _download(url: str, part: Path, start: int, watch: Watch) -> int | None:
-    """Download as much as one connection brings, and return the size of the whole file if the server tells it."""
+    """Download as much as one connection brings, and return the size of the whole file if the server reports it."""
     try:
         with _open(url, start) as response:
             resumed = response.status == 206

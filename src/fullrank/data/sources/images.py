@@ -288,7 +288,12 @@ class Canvas:
 
 
 def middle(images: Pixels, side: int) -> Pixels:
-    """Crop images to the square in the middle."""
+    """Crop images to the square in the middle.
+
+    Args:
+        images: Images of shape (..., height, width).
+        side: The side of the square.
+    """
     top, left = ((length - side) // 2 for length in images.shape[-2:])
     return np.ascontiguousarray(images[..., top : top + side, left : left + side])
 

@@ -38,7 +38,7 @@ class Listing:
     described_by: tuple[Path, ...] = field(default=())
     """The files that were read to make the list, such as a table of labels."""
     remarks: tuple[str, ...] = field(default=())
-    """What a user should know about how the list was made, one sentence each."""
+    """Remarks for the user about how the list was made, one sentence each."""
     variant: str = ""
     """A text that distinguishes the list from others of the same files, such as the seed of its test part."""
 

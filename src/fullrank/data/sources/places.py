@@ -52,7 +52,12 @@ def user_cache() -> Path:
 
 
 def roots(root: str | Path = "", elsewhere: Sequence[Path] = ()) -> list[Path]:
-    """Return the folders to search: only `root` if it is given, otherwise $FULLRANK_DATA and the usual places."""
+    """Return the folders in which data sets are searched.
+
+    Args:
+        root: The only folder to search; if empty, $FULLRANK_DATA and the usual places are searched.
+        elsewhere: Further folders that are searched last.
+    """
     if str(root):
         return [Path(root).expanduser().absolute()]
     named = os.environ.get("FULLRANK_DATA")
@@ -66,7 +71,12 @@ def download_root(root: str | Path = "") -> Path:
 
 
 def search(layouts: Sequence[Layout], where: Sequence[Path]) -> Place | None:
-    """Return the first folder that has all files of one of the layouts, or None."""
+    """Return the first folder that has all files of one of the layouts, or None.
+
+    Args:
+        layouts: The forms in which the data set is distributed.
+        where: The folders to search.
+    """
     for layout, folder in _candidates(layouts, where):
         files = [_present(folder, names) for names in layout.files]
         if all(files):

@@ -206,7 +206,7 @@ def _load(
 
 
 def _by_id(path: Path, columns: Sequence[str], hint: str = "") -> dict[str, tuple[str, ...]]:
-    """Return the values of columns by that of the first of them, the id, which each row must have and no other row."""
+    """Read columns of a table by the id in the first of them; each row must have an id that no other row has."""
     found: dict[str, tuple[str, ...]] = {}
     for row in read_columns(path, columns, hint):
         name, *rest = row.values
@@ -287,7 +287,7 @@ def _centres(root: Path, lesions: Path, lesion_of: Mapping[str, str]) -> dict[st
 
 
 def _flamby_split(path: Path, site_of: Mapping[str, str]) -> dict[str, bool]:
-    """Return whether FLamby has each image in its test part; its centres must be those of the tables."""
+    """Return whether each image is in FLamby's test part; FLamby's centres must be those of the tables."""
     rows = _by_id(path, ("image", "center", "fold"))
     found = {}
     for name, site in site_of.items():

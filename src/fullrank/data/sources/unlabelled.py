@@ -46,7 +46,7 @@ class ImageFiles:
     unreadable: dict[str, str] = field(default_factory=dict)
     """Why files could not be read, by their names; complete after all files have been read."""
     changed: dict[str, int] = field(default_factory=dict)
-    """How many images were changed, by what was done to them."""
+    """The number of images by the change that was made to them."""
 
     def read(self) -> Iterator[tuple[list[str], Tensor]]:
         """Yield names and images (N, C, H, W) of the files that can be read, some at a time."""

@@ -22,6 +22,10 @@ def order_of(network: Network, names: Sequence[str]) -> list[str]:
 
     Matrices come before vectors, because weight decay may apply to matrices only. Weights whose sizes would break the
     alignment of others come last.
+
+    Args:
+        network: The network.
+        names: The names of its parameters.
     """
     shortened, parameters = shortened_names(network), network.parameters()
 

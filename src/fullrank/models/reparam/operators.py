@@ -214,7 +214,12 @@ class RepConv(nn.Module):
         return {name: branch.tail.weight for name, branch in self.branches.items() if isinstance(branch.tail, Scale)}
 
     def become_plain_(self, kernel: Tensor, bias: Tensor | None = None) -> None:
-        """Replace all branches by one convolution with this kernel; without BatchNorm if it has a bias."""
+        """Replace all branches by one convolution.
+
+        Args:
+            kernel: The kernel of the convolution.
+            bias: Its bias; with a bias the block has no BatchNorm.
+        """
         conv = self.plain
         with torch.no_grad():
             conv.weight.copy_(kernel)

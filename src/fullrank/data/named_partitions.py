@@ -1,4 +1,4 @@
-"""The registry of the partitions that `data.partition` can name, and the checks of what they return."""
+"""Partitions by name: their registry, calls with the arguments that they take, and checks of what they return."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ COLUMNS = ("labels", "domains", "groups", "natural")
 SITE_PARTITIONS = {"domain": "domain", "natural": "client"}
 """The partitions whose clients are the values of a column of the data, and the column."""
 BY_LABEL = ("iid", "dirichlet", "pathological", "class-disjoint")
-"""The library's partitions that see nothing of the samples but labels, and so divide groups as they divide samples."""
+"""The library's partitions that only use the labels of samples, and so can divide groups in the same way."""
 
 
 def call_partition(
