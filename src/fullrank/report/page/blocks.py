@@ -22,7 +22,7 @@ Series: TypeAlias = dict[str, Any]
 Axis: TypeAlias = dict[str, Any]
 
 INNER = ("series", "values")
-"""What of a chart belongs to a frame."""
+"""The parts of a chart that differ between its frames."""
 SLIDERS = ("round", "layer")
 """Parts of a frame's place that have an order."""
 LEVELS = ("good", "note", "warn")
