@@ -12,7 +12,9 @@ import time
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import fullrank
 from commands import fullrank as command
@@ -286,6 +288,21 @@ def test_runs_that_failed_before_they_had_a_directory_are_named(compared):
         assert subject_of([compared]).failed == {"moon, seed 3": "it broke"}
     finally:
         write_json(compared / "comparison.json", record)
+
+
+def test_a_run_in_memory_has_a_page_without_commands(tmp_path):
+    digits = fullrank.data.load_dataset("digits").train
+    clients = [(digits.x[k:90:3].float() / 255, digits.y[k:90:3]) for k in range(3)]
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    run = fullrank.fit(net, clients, rounds=2)
+    found = page(run)
+    assert not [each for each in blocks.figures_in(found) if each.get("command")]
+    assert np.array(block(found, "partition")["chart"]["values"]).sum() == 90
+    (verdict,) = [each for each in section(found, "summary")["blocks"] if each["type"] == "verdict"]
+    assert verdict["lines"][0] == "There is no result: no test set was given."
+    assert fullrank.write_report(run, tmp_path / "page.html").is_file()
+    with pytest.raises(InputError, match="the run has no directory"):
+        fullrank.write_report(run)
 
 
 # Files

@@ -171,6 +171,8 @@ def _environment(subject: Subject) -> Block:
         for each in machines(member):
             facts = tuple("" if each.get(key) is None else str(each[key]) for key in SOFTWARE)
             found.setdefault(facts, []).append(f"{member.name}, seed {member.seed}")
+    if not found:
+        return blocks.absent("The software and the machine are recorded in the directory of a run, and there is none.")
     rows = []
     several = len(found) > 1
     for place, name in enumerate(SOFTWARE):
@@ -181,4 +183,4 @@ def _environment(subject: Subject) -> Block:
         for runs in found.values()
     ]
     columns = [blocks.column("software and machine", "text"), *(blocks.column(title, "text") for title in titles)]
-    return blocks.table("environment", "Software and machine", columns, rows if found else [])
+    return blocks.table("environment", "Software and machine", columns, rows)
