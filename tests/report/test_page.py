@@ -87,6 +87,16 @@ def test_a_run_without_recorded_counts_shows_sizes(compared, tmp_path):
     assert (chart["kind"], chart["series"][0]["y"]) == ("bars", [64] * 4)
 
 
+def test_a_deployment_whose_server_knows_only_sizes_has_a_page(tmp_path):
+    one = member(0, partition={"at_sites": True, "names": ["north", "south", "east", "west"]})
+    for name in ("classes_per_client", "emd"):
+        del one.partition[name]
+    found = page_of(subject(one))
+    figure = block(found, "partition")
+    assert figure["caption"].endswith("64 to 64 each. The server does not know the sites' counts by class.")
+    assert figure["chart"]["x"]["categories"] == ["north", "south", "east", "west"]
+
+
 def test_the_experiment_is_shown_as_differences_from_the_defaults(compared):
     found = {row[0]: row[1:] for row in block(page(compared), "experiment")["rows"]}
     assert found["model.name"] == ["mlp", "cnn"]

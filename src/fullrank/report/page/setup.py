@@ -112,28 +112,38 @@ def _partition(cohort: Cohort) -> Iterator[Block]:
         return
     sizes, seeds = facts["sizes"], {each.seed for each in cohort.members}
     shown = min(len(sizes), MOST_CLIENTS)
-    few = f" The first {shown} of {len(sizes):,} clients." if shown < len(sizes) else ""
-    one = f" Of seed {member.seed}; every seed has another partition." if len(seeds) > 1 else ""
-    heterogeneity = (
+    parts = [
         f"{len(sizes):,} clients with {facts['samples']:,} training samples, {facts['size']['min']:,} to "
-        f"{facts['size']['max']:,} each; {facts['classes_per_client']:.1f} classes per client on average; distance to "
-        f"the distribution of all clients {facts['emd']['mean']:.2f} on average (0 equal, 2 disjoint).{one}{few}"
-    )
+        f"{facts['size']['max']:,} each"
+    ]
+    if "classes_per_client" in facts:
+        parts.append(f"{facts['classes_per_client']:.1f} classes per client on average")
+    if "emd" in facts:
+        distance = f"{facts['emd']['mean']:.2f}"
+        parts.append(f"distance to the distribution of all clients {distance} on average (0 equal, 2 disjoint)")
+    sentences = [f"{'; '.join(parts)}."]
+    if len(seeds) > 1:
+        sentences.append(f"Of seed {member.seed}; every seed has another partition.")
+    if shown < len(sizes):
+        sentences.append(f"The first {shown} of {len(sizes):,} clients.")
     names = [member.sites[k] if member.sites else str(k) for k in range(shown)]
     clients = blocks.axis("Client" if not member.sites else "Site", categories=names)
     title = cohort.entitled("Training samples by client and class")
     if counts is None:
         bars = blocks.series("training samples", range(shown), sizes[:shown], legend=False)
-        x = {**clients, "label": clients["label"]}
-        chart = blocks.bars(x, blocks.axis("Training samples", integer=True), [bars])
-        missing = " The run does not record counts by class, because an earlier version of fullrank made it."
+        chart = blocks.bars(clients, blocks.axis("Training samples", integer=True), [bars])
+        sentences.append(
+            "The server does not know the sites' counts by class."
+            if facts.get("at_sites")
+            else "The run does not record counts by class: they are too many, or an earlier version of fullrank made it."
+        )
         title = cohort.entitled("Training samples by client")
-        yield blocks.figure(f"partition{cohort.suffix}", title, chart, caption=heterogeneity + missing, wide=True)
+        yield blocks.figure(f"partition{cohort.suffix}", title, chart, caption=" ".join(sentences), wide=True)
         return
     classes = member.classes if len(member.classes) == counts.shape[1] else [str(c) for c in range(counts.shape[1])]
     scale = blocks.axis("Samples (empty: none)", digits=0, blank_zero=True, root=True, min=0)
     chart = blocks.heatmap(blocks.axis("Class", categories=classes), clients, counts[:shown].tolist(), scale)
-    yield blocks.figure(f"partition{cohort.suffix}", title, chart, caption=heterogeneity, wide=True)
+    yield blocks.figure(f"partition{cohort.suffix}", title, chart, caption=" ".join(sentences), wide=True)
 
 
 def _hashes(subject: Subject) -> Block:
