@@ -32,7 +32,8 @@ def provenance(subject: Subject) -> Block:
     found: list[Block] = [_hashes(subject), _environment(subject)]
     found += [
         blocks.details(
-            f"The whole experiment of {member.name}, seed {member.seed}", [blocks.code(_toml(member.run.experiment))]
+            f"The whole experiment of {member.name}, seed {member.seed}",
+            [blocks.code(member.run.experiment.resolved().as_toml())],
         )
         for member in _one_each(subject)
     ]
@@ -94,23 +95,13 @@ def _text(value: Any) -> str:
     return printable(value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False))
 
 
-def _toml(experiment: Experiment) -> str:
-    tables: dict[str, list[str]] = {}
-    for key, value in experiment.resolved().flat().items():
-        if value is not None:
-            table, _, name = key.rpartition(".")
-            tables.setdefault(table, []).append(f"{name} = {json.dumps(value, ensure_ascii=False)}")
-    parts = [("" if not table else f"[{table}]\n") + "\n".join(lines) for table, lines in tables.items()]
-    return "\n\n".join(parts)
-
-
 def _partition(cohort: Cohort) -> Iterator[Block]:
     member = cohort.members[0]
     counts = counts_of(member)
     facts = member.partition
     if not facts.get("sizes"):
         return
-    sizes, seeds = facts["sizes"], {each.seed for each in cohort.members}
+    sizes = facts["sizes"]
     shown = min(len(sizes), MOST_CLIENTS)
     parts = [
         f"{len(sizes):,} clients with {facts['samples']:,} training samples, {facts['size']['min']:,} to "
@@ -122,8 +113,8 @@ def _partition(cohort: Cohort) -> Iterator[Block]:
         distance = f"{facts['emd']['mean']:.2f}"
         parts.append(f"distance to the distribution of all clients {distance} on average (0 equal, 2 disjoint)")
     sentences = [f"{'; '.join(parts)}."]
-    if len(seeds) > 1:
-        sentences.append(f"Of seed {member.seed}; every seed has another partition.")
+    if len({each.partition.get("hash") for each in cohort.members}) > 1:
+        sentences.append(f"Of seed {member.seed}; other seeds have other partitions.")
     if shown < len(sizes):
         sentences.append(f"The first {shown} of {len(sizes):,} clients.")
     names = [member.sites[k] if member.sites else str(k) for k in range(shown)]
@@ -135,7 +126,7 @@ def _partition(cohort: Cohort) -> Iterator[Block]:
         sentences.append(
             "The server does not know the sites' counts by class."
             if facts.get("at_sites")
-            else "The run does not record counts by class: they are too many, or an earlier version of fullrank made it."
+            else "The run does not record counts by class: there are too many, or it is of an earlier version."
         )
         title = cohort.entitled("Training samples by client")
         yield blocks.figure(f"partition{cohort.suffix}", title, chart, caption=" ".join(sentences), wide=True)
