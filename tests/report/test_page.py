@@ -105,6 +105,14 @@ def test_the_experiment_is_shown_as_differences_from_the_defaults(compared):
     assert "train.lr" not in found
 
 
+def test_the_whole_experiment_can_be_run_again(compared, tmp_path):
+    found = section(page(compared / "fedavg-seed0"), "provenance")
+    (code,) = [inner for each in found["blocks"] if each["type"] == "details" for inner in each["blocks"]]
+    (tmp_path / "again.toml").write_text("\n".join(code["lines"]))
+    again = fullrank.Experiment.from_toml(tmp_path / "again.toml")
+    assert again.hash() == fullrank.load_run(compared / "fedavg-seed0").experiment.hash()
+
+
 def test_what_is_missing_names_the_key_that_records_it(compared):
     found = page(compared)
     assert "data.holdout" in absent(found, "clients")[0]
