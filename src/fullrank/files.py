@@ -15,16 +15,18 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 import xxhash
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
 
 from fullrank.errors import InputError, naming_file
-from fullrank.trees import Tensors
+
+if TYPE_CHECKING:
+    import torch
+
+    from fullrank.trees import Tensors
 
 CHECKSUM = "checksum"
 """The key under which a JSON object, and the metadata of a safetensors file, hold the checksum of the rest."""
@@ -196,6 +198,8 @@ def _checksum(text: str) -> str:
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write a safetensors file with its checksum, atomically; tensors may share memory or be non-contiguous."""
+    from safetensors.torch import save
+
     seen: set[int] = set()
     ready: Tensors = {}
     for name, tensor in tensors.items():
@@ -219,6 +223,8 @@ def load_tensors(path: Path) -> Tensors:
         Damaged: If the file is not a safetensors file, or its content does not match its checksum.
         FileNotFoundError: If there is no such file.
     """
+    from safetensors.torch import load_file
+
     verify_tensors(path)
     try:
         return load_file(path)

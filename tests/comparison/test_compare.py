@@ -27,7 +27,7 @@ from fullrank.config.experiment import Experiment
 from fullrank.errors import InputError, Interrupted
 from fullrank.files import read_json, write_json
 from fullrank.metrics.evaluate import over_clients
-from fullrank.metrics.measures import Metric, single_numbers
+from fullrank.metrics.registry import Metric, single_numbers
 from fullrank.runs.directory import RunDirectory
 from fullrank.runs.summary import measures, summarise
 from killing import assert_equal_outcomes, nothing_changes

@@ -16,7 +16,7 @@ from fullrank.config.experiment import Experiment
 from fullrank.errors import CallFailed, ClientFailed, InputError
 from fullrank.files import read_json
 from fullrank.metrics import measures
-from fullrank.metrics.measures import METRICS, TAKEN, find_metrics
+from fullrank.metrics.registry import METRICS, TAKEN, find_metrics
 from fullrank.runs.summary import measures as metrics_by_key
 
 SOURCE = '''

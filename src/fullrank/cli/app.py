@@ -7,7 +7,6 @@ import sys
 from contextlib import nullcontext
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.console import Console
 
@@ -43,14 +42,10 @@ from fullrank.cli.options import (
     prepare_streams,
 )
 from fullrank.config.experiment import Experiment, parse_overrides
-from fullrank.data.heterogeneity import draw_text
 from fullrank.data.sources.progress import watching
 from fullrank.engine.allocator import keep_freed_memory
 from fullrank.errors import InputError, Interrupted
 from fullrank.local import interrupt
-from fullrank.runs import client_tables, display
-from fullrank.runs.assemble import federate
-from fullrank.runs.run import run as run_experiment
 
 app = command_group(
     "Federated learning when clients' data differ: train models, compare methods, and measure whether the "
@@ -101,6 +96,9 @@ def run(
 
     Example: fullrank run --set method.name=fedavg+feddecorr --set data.alpha=0.05 --set train.rounds=30
     """
+    from fullrank.runs import client_tables, display
+    from fullrank.runs.run import run as run_experiment
+
     experiment = _experiment(file, overrides)
     _reject_without_effect(experiment, overrides)
     try:
@@ -161,6 +159,11 @@ def partition(
 
     Example: fullrank partition --set data.alpha=0.05 --set data.clients=20
     """
+    import numpy as np
+
+    from fullrank.data.heterogeneity import draw_text
+    from fullrank.runs.assemble import federate
+
     picture(png)
     federation = federate(_experiment(file, overrides))
     facts = federation.describe()

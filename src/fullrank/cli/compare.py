@@ -7,25 +7,22 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from fullrank.cli.options import AsJson, Overrides, Root, experiment_values, fail
-from fullrank.comparison.board import choose_board, number_of
-from fullrank.comparison.by_site import SiteTable, check_site_measure
-from fullrank.comparison.compare import compare
-from fullrank.comparison.exported import write_table
-from fullrank.comparison.printed import table_of, title_of
-from fullrank.comparison.table import Comparison, compare_runs
 from fullrank.comparison.variants import parse_grid, split_list
 from fullrank.config.experiment import Experiment
 from fullrank.errors import InputError, Interrupted
-from fullrank.metrics.measures import single_numbers
+from fullrank.metrics.registry import single_numbers
 from fullrank.report.style import reject_unwritable
-from fullrank.runs import client_tables
+
+if TYPE_CHECKING:
+    from fullrank.comparison.by_site import SiteTable
+    from fullrank.comparison.table import Comparison
 
 WIDE = 10_000
 
@@ -146,6 +143,10 @@ def compare_command(
 
     Example: fullrank compare --runs runs/a runs/b --by site --measure balanced_accuracy
     """
+    from fullrank.comparison.by_site import check_site_measure
+    from fullrank.comparison.exported import write_table
+    from fullrank.comparison.table import compare_runs
+
     chosen = _sites_of(by, stage, on, measure, value)
     files = {kind: path for kind, path in (("csv", csv), ("markdown", markdown), ("latex", latex)) if path}
     if chosen is not None:
@@ -209,6 +210,9 @@ def _experiment(inputs: Sequence[str], methods: str, overrides: list[str] | None
 
 
 def _run(silent: bool, *what: Any, **how: Any) -> Comparison:
+    from fullrank.comparison.board import choose_board
+    from fullrank.comparison.compare import compare
+
     with choose_board(silent) as board:
         try:
             return compare(*what, **how, callbacks=[board])
@@ -239,6 +243,9 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def _show(found: Comparison) -> None:
+    from fullrank.comparison.board import number_of
+    from fullrank.comparison.printed import table_of, title_of
+
     console, wide = Console(highlight=False), Console(highlight=False, width=WIDE)
     table = table_of(found)
     if not console.is_terminal:
@@ -257,6 +264,8 @@ def _show(found: Comparison) -> None:
 
 def _show_by_site(found: SiteTable, as_json: bool) -> None:
     """Print the table of methods by sites."""
+    from fullrank.runs import client_tables
+
     if as_json:
         print(json.dumps(found.facts(), indent=1))
         return

@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fullrank.comparison.table import runs_in
 from fullrank.errors import InputError
 from fullrank.report.figures import KINDS, draw_figure
-from fullrank.runs.result import Run
+
+if TYPE_CHECKING:
+    from fullrank.runs.result import Run
 
 
 def figure_command(
@@ -100,6 +101,8 @@ def figure_command(
 
     Example: fullrank figure course runs/comparison --measure personal.local.mean --band std --label Ours --label FedAvg
     """
+    from fullrank.comparison.table import runs_in
+
     if top is not None and top < 1:
         raise InputError(f"--top {top}: must be at least 1")
     options: dict[str, Any] = {"rounds": _numbers("--rounds", rounds), "clients": _numbers("--clients", clients)}

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from fullrank import papers
 from fullrank.cli.compare import WIDE, parse_seeds
 from fullrank.cli.options import AsJson, Overrides, Root, fail
-from fullrank.comparison.board import choose_board
 from fullrank.config.experiment import dotted, parse_overrides, without_none
 from fullrank.errors import InputError, Interrupted
 from fullrank.local import interrupt
-from fullrank.papers.drawing import draw_panels
-from fullrank.papers.plan import Plan, estimate, make_plan, measure
-from fullrank.papers.reproduction import REPORT, Reproduction, check_jobs, complete
-from fullrank.papers.verdict import COMPARED, RULE
-from fullrank.runs.display import clock, counted, setting
+
+if TYPE_CHECKING:
+    from fullrank import papers
+    from fullrank.papers.plan import Plan
+    from fullrank.papers.reproduction import Reproduction
 
 
 def reproduce_command(
@@ -84,6 +82,13 @@ def reproduce_command(
 
     Example: fullrank reproduce feddecorr-tpami/table-1 --dry-run
     """
+    from fullrank import papers
+    from fullrank.comparison.board import choose_board
+    from fullrank.papers.drawing import draw_panels
+    from fullrank.papers.plan import make_plan
+    from fullrank.papers.reproduction import check_jobs, complete
+    from fullrank.runs.display import counted
+
     if timed and not dry_run:
         raise InputError("--estimate belongs to --dry-run; without it the time is always estimated")
     if table is None:
@@ -144,6 +149,8 @@ def _command(
 
 
 def _list_tables(as_json: bool) -> None:
+    from fullrank import papers
+
     tables = [papers.load_table(name) for name in [*papers.available(), *papers.figures()]]
     if as_json:
         facts = [{"name": one.name, "title": one.title, "cells": len(one.cells), "paper": one.paper} for one in tables]
@@ -176,6 +183,8 @@ def _list_cells(table: papers.Table, patterns: list[str], as_json: bool) -> None
 
 def _announce(plan: Plan, jobs: int, silent: bool) -> None:
     """Print what will be run, and measure how long it will take."""
+    from fullrank.papers.plan import measure
+
     plan.check()
     if not silent:
         for one in plan.selected:
@@ -188,6 +197,9 @@ def _announce(plan: Plan, jobs: int, silent: bool) -> None:
 
 
 def _show_plan(plan: Plan, jobs: int, timed: bool, as_json: bool) -> None:
+    from fullrank.papers.plan import estimate, measure
+    from fullrank.runs.display import setting
+
     if timed:
         with interrupt.guard():
             measure(plan, jobs)
@@ -208,6 +220,9 @@ def _show_plan(plan: Plan, jobs: int, timed: bool, as_json: bool) -> None:
 
 def _time_left(plan: Plan, jobs: int) -> str:
     """Return a sentence about the runs that remain and the time that they need."""
+    from fullrank.papers.plan import estimate
+    from fullrank.runs.display import clock, counted
+
     pending, left = plan.pending(), estimate(plan, jobs)
     complete = len(plan.tasks) - len(pending)
     text = f"{counted(len(plan.tasks), 'run')} in {plan.folder}, {complete} complete"
@@ -225,6 +240,9 @@ def _time_left(plan: Plan, jobs: int) -> str:
 
 
 def _show(found: Reproduction) -> None:
+    from fullrank.papers.reproduction import REPORT
+    from fullrank.papers.verdict import COMPARED, RULE
+
     table = found.plan.table
     print(f"\n{table.name}: {table.title}\n{table.paper}\n")
     _print_table(*found.rows(selected=True))

@@ -10,8 +10,6 @@ import typer
 from fullrank.cli.options import AsJson, Overrides, Quiet, fail
 from fullrank.config.experiment import merged, nested, parse_overrides
 from fullrank.errors import InputError, Interrupted
-from fullrank.runs import display
-from fullrank.search.scales import search_scales, searched
 
 
 def search_command(
@@ -49,6 +47,9 @@ def search_command(
     Example: fullrank search-scales repghost-0.5 --client 0 --set data.partition=dirichlet --set data.alpha=0.1
     --set data.variant=plain --set data.clients=10 --root data
     """
+    from fullrank.runs import display
+    from fullrank.search.scales import search_scales, searched
+
     short = nested({"data.name": data, "data.root": root})
     if epochs is not None:
         if epochs < 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,11 +12,12 @@ from rich.table import Table
 
 from fullrank.cli.compare import WIDE, parse_seeds
 from fullrank.cli.options import AsJson, File, Overrides, experiment_values, fail
-from fullrank.comparison.board import choose_board
 from fullrank.comparison.space import parse_over
-from fullrank.comparison.sweep import PRUNERS, SAMPLERS, Sweep, sweep
+from fullrank.comparison.study import PRUNERS, SAMPLERS
 from fullrank.errors import InputError, Interrupted
-from fullrank.runs.display import counted
+
+if TYPE_CHECKING:
+    from fullrank.comparison.sweep import Sweep
 
 
 def sweep_command(
@@ -94,6 +95,9 @@ def sweep_command(
 
 
 def _run(silent: bool, *what: Any, **how: Any) -> Sweep:
+    from fullrank.comparison.board import choose_board
+    from fullrank.comparison.sweep import sweep
+
     with choose_board(silent) as board:
         try:
             return sweep(*what, **how, callbacks=[board])
@@ -103,6 +107,8 @@ def _run(silent: bool, *what: Any, **how: Any) -> Sweep:
 
 
 def _show(found: Sweep) -> None:
+    from fullrank.runs.display import counted
+
     console = Console(highlight=False)
     unit, word = " in percent" if found.is_share else "", {"best": "best over rounds"}.get(found.value, found.value)
     name = found.measure.replace("_", " ")

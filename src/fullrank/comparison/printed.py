@@ -9,7 +9,7 @@ from rich.table import Table
 
 from fullrank.comparison.derived import derived
 from fullrank.comparison.table import Comparison, Row
-from fullrank.metrics.measures import label_of
+from fullrank.metrics.registry import label_of
 from fullrank.runs.display import STAGES, averaged, counted
 
 Show = Callable[[float, bool], str]

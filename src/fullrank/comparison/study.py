@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fullrank.comparison.space import Choice, Space
 from fullrank.errors import InputError
 
 NAME = "sweep"
+SAMPLERS = ("grid", "random", "tpe")
+PRUNERS = ("none", "median")
 
 
 class Study:
@@ -56,6 +56,8 @@ class Study:
 
     def suggest(self, number: int, before: int) -> dict[str, Any]:
         """Return settings for the trial with a number, from what is known of the trials before another number."""
+        import numpy as np
+
         samplers = {"random": self._optuna.samplers.RandomSampler, "tpe": self._optuna.samplers.TPESampler}
         seed = int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0])
         with self._quiet():

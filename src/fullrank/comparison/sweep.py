@@ -19,7 +19,7 @@ from fullrank.comparison.compare import checked_seeds, sharing_cores
 from fullrank.comparison.intervals import std
 from fullrank.comparison.parallel import ComparisonCallback, ComparisonCallbacks, Failure, Task, run_all
 from fullrank.comparison.space import Space, experiment_at, grid_of, make_space
-from fullrank.comparison.study import Study
+from fullrank.comparison.study import PRUNERS, SAMPLERS, Study
 from fullrank.comparison.table import Comparison, check_measure, check_value
 from fullrank.config.experiment import Experiment
 from fullrank.engine.machine import cores
@@ -27,15 +27,13 @@ from fullrank.engine.resolve import runs_at_once
 from fullrank.errors import InputError, Interrupted, RunFailed, nearest
 from fullrank.files import read_json, writable, write_atomically, write_json
 from fullrank.local import interrupt
-from fullrank.metrics.measures import find_metrics
+from fullrank.metrics.registry import find_metrics
 from fullrank.runs.callbacks import check_callbacks
 from fullrank.runs.directory import RunDirectory
 from fullrank.runs.pruning import MARK, Pruner, limits_file
 from fullrank.runs.result import Run, load_run
 from fullrank.runs.summary import measures as metrics_by_key
 
-SAMPLERS = ("grid", "random", "tpe")
-PRUNERS = ("none", "median")
 VALIDATION = "validation_"
 TRIALS = 20
 """The number of trials by default, unless the sampler is a grid."""

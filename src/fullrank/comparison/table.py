@@ -18,7 +18,7 @@ from fullrank.comparison.intervals import holm, interval, p_value, std
 from fullrank.comparison.variants import data_of, reference_row, row_labels, setting_of, varied_keys
 from fullrank.config.experiment import Experiment, same
 from fullrank.errors import InputError, nearest
-from fullrank.metrics.measures import ALWAYS, METRICS, Metric, find_metrics, single_numbers
+from fullrank.metrics.registry import ALWAYS, METRICS, Metric, find_metrics, single_numbers
 from fullrank.plugins import FILES, GIVEN
 from fullrank.runs.directory import RunDirectory, read_json
 from fullrank.runs.display import counted

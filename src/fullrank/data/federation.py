@@ -16,7 +16,8 @@ from fullrank.data.augment.pipeline import Pipeline, Statistics
 from fullrank.data.dataset import DataSet
 from fullrank.data.heterogeneity import counts, describe, partition_hash
 from fullrank.data.hosted import HostedData, positions
-from fullrank.data.partition_files import StoredPartition, as_bytes, divided, is_file, read_partition
+from fullrank.data.partition_files import StoredPartition, as_bytes, divided, read_partition
+from fullrank.data.registry import SITE_PARTITIONS, is_file
 from fullrank.data.split import keep_share, split_by_class
 from fullrank.data.standardise import standardisation
 from fullrank.errors import InputError
@@ -237,7 +238,7 @@ def divide(
 
 def _sites(data: DataSet, how: str, samples: np.ndarray, kept_back: np.ndarray) -> dict[str, Any]:
     """Return the fields of a federation about the sites that the clients of a partition of samples are."""
-    column = partition.SITE_PARTITIONS.get(how)
+    column = SITE_PARTITIONS.get(how)
     train = None if column is None else getattr(data.train, column)
     if train is None:
         return {}
@@ -273,7 +274,7 @@ def _sites_in_file(data: DataSet, stored: StoredPartition) -> dict[str, Any]:
 
     The clients of a file are sites if they have the names of sites of the data, and samples of these sites only.
     """
-    for column in partition.SITE_PARTITIONS.values():
+    for column in SITE_PARTITIONS.values():
         number = {name: k for k, name in enumerate(site_names(data, column))}
         if not stored.names or not set(stored.names) <= set(number):
             continue

@@ -20,8 +20,9 @@ import numpy.typing as npt
 import torch
 
 from fullrank.data.groups import Together, members, nearly
+from fullrank.data.registry import COLUMNS, PARTITIONS, SITE_PARTITIONS, VARIANTS
 from fullrank.errors import InputError, nearest
-from fullrank.plugins import Registry, called
+from fullrank.plugins import called
 
 IndexArray: TypeAlias = npt.NDArray[np.int64]
 Labels: TypeAlias = torch.Tensor | npt.NDArray[Any] | Sequence[Any]
@@ -31,8 +32,6 @@ _ByClass: TypeAlias = list[IndexArray]  # of each class that occurs, in the orde
 MAX_TRIES = 1000
 MIN_SAMPLES = 10
 
-SITE_PARTITIONS = {"domain": "domain", "natural": "client"}
-"""The partitions whose clients are the values of a column of the data, and the column."""
 BY_LABEL = ("iid", "dirichlet", "pathological", "class-disjoint")
 """The library's partitions that see nothing of the samples but labels, and so divide groups as they divide samples."""
 
@@ -107,7 +106,7 @@ def dirichlet(labels: Labels, clients: int, alpha: float, seed: int, variant: st
         InputError: If a value is out of range, if the variant is unknown, or if ``balanced`` does not find a split in
             which every client has ten samples.
     """
-    divide = _look_up(variant, _DIRICHLET_VARIANTS, "Dirichlet variant")
+    divide = _look_up(variant, VARIANTS["dirichlet"], "Dirichlet variant")
     if not alpha > 0:
         raise InputError(f"alpha of a Dirichlet partition is {alpha}; it must be above 0 (inf for an IID split)")
     if math.isinf(alpha):
@@ -142,7 +141,7 @@ def pathological(labels: Labels, clients: int, classes: int, seed: int, variant:
     Raises:
         InputError: If a value is out of range, or if the variant is unknown.
     """
-    deal = _look_up(variant, _PATHOLOGICAL_VARIANTS, "pathological variant")
+    deal = _look_up(variant, VARIANTS["pathological"], "pathological variant")
     by_class = _indices_by_class(labels)
     _check_clients(clients, len(labels))
     _check_classes(classes, len(by_class))
@@ -755,53 +754,3 @@ def _check_shares(equal: float, validation: float) -> None:
         raise InputError(f"validation={validation} must be at least 0 and below 1")
     if equal + validation > 1 + 1e-9:
         raise InputError(f"equal={equal} and validation={validation} together must not exceed 1")
-
-
-_Divide: TypeAlias = Callable[[_ByClass, int, float, np.random.RandomState], list[IndexArray]]
-_Deal: TypeAlias = Callable[[_ByClass, int, int, int], list[IndexArray]]
-
-_DIRICHLET_VARIANTS: dict[str, _Divide] = {
-    "balanced": _capped,
-    "plain": _uncapped,
-    "fedetf": _rounded,
-    "fedrepopt": _floored,
-}
-_PATHOLOGICAL_VARIANTS: dict[str, _Deal] = {
-    "balanced": _balanced,
-    "niid-bench": _niid_bench,
-    "shards": _shards,
-}
-
-COLUMNS = ("labels", "domains", "groups", "natural")
-"""The arrays with one number per sample that a partition may take."""
-
-VARIANTS = {"dirichlet": tuple(_DIRICHLET_VARIANTS), "pathological": tuple(_PATHOLOGICAL_VARIANTS)}
-"""The values of `data.variant` that each partition knows."""
-
-PARTITIONS: Registry[Callable[..., Sequence[IndexArray]]] = Registry(
-    "partitions",
-    "data.partition",
-    {
-        "iid": iid,
-        "dirichlet": dirichlet,
-        "pathological": pathological,
-        "class-disjoint": class_disjoint,
-        "domain": by_domain,
-        "natural": natural_clients,
-    },
-    or_else="the path of a saved partition.safetensors or of a .csv",
-)
-"""The functions that `data.partition` can name.
-
-A function is called with those of these arguments that its signature names: `labels`, `domains`, `groups` and
-`natural`, the natural client, arrays with one number per sample; the keys of [data], of which `clients`, `seed` and
-`alpha` are some; and the user's own options, `data.partition_options`. It returns a list with one array of sample
-indices per client. A function that takes `validation` keeps back the validation share itself and returns it in a
-:class:`Partition`; for others the share is drawn beforehand, and they see the rest of the samples, numbered from 0.
-
->>> def halves(labels, clients, seed, stop=1.0):
-...     order = np.random.default_rng(seed).permutation(len(labels))
-...     return np.array_split(order[: int(stop * len(labels))], clients)
->>> [part.tolist() for part in halves([0, 0, 1, 1], clients=2, seed=0, stop=0.5)]
-[[2], [0]]
-"""

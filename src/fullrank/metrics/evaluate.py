@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fullrank.data.augment.pipeline import Pipeline
-from fullrank.metrics.measures import ALWAYS, DOMAIN_ACCURACY, METRICS, SUFFIX, Metric
+from fullrank.metrics.registry import ALWAYS, DOMAIN_ACCURACY, METRICS, SUFFIX, Metric
 
 ON_A_GPU, ELSEWHERE = 512, 128
 """Batch sizes of evaluation: large for a GPU, and what fits the caches of a CPU."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from fullrank.comparison.table import OF_CLIENTS, check_value, is_share, measured, measures
 from fullrank.errors import InputError, nearest
-from fullrank.metrics.measures import Metric
+from fullrank.metrics.registry import Metric
 from fullrank.report.probed import name_of, number
 from fullrank.report.seeds import Course
 from fullrank.runs.directory import RunDirectory

@@ -18,7 +18,7 @@ from fullrank.engine.machine import threads
 from fullrank.errors import InputError, nearest
 from fullrank.federated.site import Stage, stages
 from fullrank.files import Damaged, load_tensors
-from fullrank.metrics.measures import METRICS, Metric, find_metrics, recorded_metrics
+from fullrank.metrics.registry import METRICS, Metric, find_metrics, recorded_metrics
 from fullrank.probe.files import read_probes
 from fullrank.runs.assemble import Assembly, assemble, federate, without_data
 from fullrank.runs.clients import ClientRow, Rows, flat_table, read_clients

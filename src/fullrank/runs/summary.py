@@ -8,7 +8,7 @@ from typing import Any
 
 from fullrank.local.loop import NO_TERMS
 from fullrank.metrics.evaluate import over_clients
-from fullrank.metrics.measures import METRICS, PREFIXES, Metric, single_numbers
+from fullrank.metrics.registry import METRICS, PREFIXES, Metric, single_numbers
 
 
 def summarise(
