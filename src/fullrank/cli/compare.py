@@ -74,9 +74,10 @@ def compare_command(
             "--measure",
             metavar="NAME",
             help=f"Measure to compare: {', '.join(metric.key for metric in single_numbers())}, another metric of "
-            "evaluate.metrics, personal, bytes_up, elements (per client and round), rounds_to.75 (first round with at "
-            "least 75 % test accuracy), time_ratio (seconds per round relative to fedavg), peak_memory, "
-            "eigenvalue_variance (of the last probe), criterion or another term of the loss, as in fedmr.intra …",
+            "evaluate.metrics, accuracy_by_site.NAME, personal, bytes_up, elements (per client and round), "
+            "rounds_to.75 (first round with at least 75 % test accuracy), time_ratio (seconds per round relative to "
+            "--reference, by default to fedavg), parameters (that are trained), peak_memory, eigenvalue_variance "
+            "(of the last probe), criterion or another term of the loss, as in fedmr.intra …",
         ),
     ] = "accuracy",
     value: Annotated[

@@ -101,7 +101,7 @@ def figure_command(
 
     Example: fullrank figure course runs/comparison --measure personal.local.mean --band std --label Ours --label FedAvg
     """
-    from fullrank.comparison.table import runs_in
+    from fullrank.comparison.directories import runs_in
 
     if top is not None and top < 1:
         raise InputError(f"--top {top}: must be at least 1")

@@ -39,7 +39,7 @@ def probes_command(
 
     Example: fullrank probes runs/collapse --every
     """
-    from fullrank.comparison.table import all_runs
+    from fullrank.comparison.directories import all_runs
     from fullrank.report.labels import titles_of
     from fullrank.report.probed import probe_at, probes_of
 

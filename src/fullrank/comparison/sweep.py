@@ -17,10 +17,11 @@ from fullrank._version import __version__
 from fullrank.comparison.board import boards
 from fullrank.comparison.compare import checked_seeds, sharing_cores
 from fullrank.comparison.intervals import std
+from fullrank.comparison.measured import check_measure, check_value
 from fullrank.comparison.parallel import ComparisonCallback, ComparisonCallbacks, Failure, Task, run_all
 from fullrank.comparison.space import Space, experiment_at, grid_of, make_space
 from fullrank.comparison.study import PRUNERS, SAMPLERS, Study
-from fullrank.comparison.table import Comparison, check_measure, check_value
+from fullrank.comparison.table import Comparison
 from fullrank.config.experiment import Experiment
 from fullrank.engine.machine import cores
 from fullrank.engine.resolve import runs_at_once

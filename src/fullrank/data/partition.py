@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 
 from fullrank.data.groups import Together, members, nearly
-from fullrank.data.registry import COLUMNS, PARTITIONS, SITE_PARTITIONS, VARIANTS
+from fullrank.data.registry import BY_LABEL, COLUMNS, PARTITIONS, SITE_PARTITIONS, VARIANTS
 from fullrank.errors import InputError, nearest
 from fullrank.plugins import called
 
@@ -32,8 +32,6 @@ _ByClass: TypeAlias = list[IndexArray]  # of each class that occurs, in the orde
 MAX_TRIES = 1000
 MIN_SAMPLES = 10
 
-BY_LABEL = ("iid", "dirichlet", "pathological", "class-disjoint")
-"""The library's partitions that see nothing of the samples but labels, and so divide groups as they divide samples."""
 
 _Named = TypeVar("_Named")
 
@@ -323,7 +321,7 @@ def _chosen(pieces: Sequence[IndexArray], chosen: npt.NDArray[np.bool_]) -> Inde
 def call(name: str, data: Mapping[str, Any], keys: Mapping[str, Any], options: Mapping[str, Any]) -> Partition:
     """Call the partition of this name with the arguments that its signature names, and check what it returns.
 
-    With groups, the partitions of :data:`BY_LABEL` divide groups in place of samples: each group is one sample with
+    With groups, the partitions of `BY_LABEL` divide groups in place of samples: each group is one sample with
     the label that all its samples have.
 
     Args:

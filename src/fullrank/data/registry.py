@@ -46,6 +46,8 @@ COLUMNS = ("labels", "domains", "groups", "natural")
 """The arrays with one number per sample that a partition may take."""
 SITE_PARTITIONS = {"domain": "domain", "natural": "client"}
 """The partitions whose clients are the values of a column of the data, and the column."""
+BY_LABEL = ("iid", "dirichlet", "pathological", "class-disjoint")
+"""The library's partitions that see nothing of the samples but labels, and so divide groups as they divide samples."""
 VARIANTS: dict[str, OnFirstUse[Callable[..., Any]]] = {
     "dirichlet": OnFirstUse(
         {

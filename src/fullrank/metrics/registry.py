@@ -211,7 +211,7 @@ LEVEL, RESAMPLES = 0.95, 1000
 """The level of the bootstrap intervals of metrics, and the number of draws."""
 MEAN = "mean_"
 """The prefix of the metrics of the clients' mean, where a method has it evaluated together with the global model."""
-PREFIXES, SUFFIX, BY_SITE = ("validation_", MEAN, "personal_"), "_by_domain", "_by_site"
+PREFIXES, BY_DOMAIN, BY_SITE = ("validation_", MEAN, "personal_"), "_by_domain", "_by_site"
 """The prefixes and the suffixes of keys that are derived from the key of a metric."""
 
 
@@ -265,7 +265,7 @@ def _is_derived(key: str, metrics: Collection[str]) -> bool:
     """Return whether a key is derived from that of a metric; other names may start with `mean_`."""
     if key.startswith(MEAN):
         return key.removeprefix(MEAN) in metrics
-    return key.startswith(PREFIXES) or key.endswith((SUFFIX, BY_SITE))
+    return key.startswith(PREFIXES) or key.endswith((BY_DOMAIN, BY_SITE))
 
 
 def label_of(key: str) -> str:

@@ -16,12 +16,12 @@ from fullrank._version import __version__
 from fullrank.comparison.board import boards
 from fullrank.comparison.compare import complete_runs, is_complete
 from fullrank.comparison.intervals import std
+from fullrank.comparison.measured import measured
 from fullrank.comparison.parallel import ComparisonCallback, ComparisonCallbacks, Failure, Task
-from fullrank.comparison.table import measured
 from fullrank.errors import InputError, writing
 from fullrank.files import write_atomically, write_json
-from fullrank.papers.plan import TIME, Plan, PlannedCell, make_plan
-from fullrank.papers.tables import UNITS, Cell, Printed, Table, load_table
+from fullrank.papers.plan import Plan, PlannedCell, make_plan
+from fullrank.papers.tables import TIME, UNITS, Cell, Printed, Table, load_table
 from fullrank.papers.verdict import RULE, Verdict, verdict
 from fullrank.runs.callbacks import check_callbacks
 from fullrank.runs.directory import RunDirectory, read_json

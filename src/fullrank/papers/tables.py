@@ -28,11 +28,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from fullrank import methods
+from fullrank.comparison.measured import check_name, check_value, with_terms
 from fullrank.config.experiment import Experiment, merged, nested, read_toml
-from fullrank.errors import InputError, nearest
+from fullrank.errors import InputError, nearest, sentence
+from fullrank.metrics.registry import find_metrics
 
 FOLDER = Path(__file__).parent
+TIME = "time_ratio"
+"""The measure that compares times as ratios, because they depend on the machine."""
 Kind = Literal["slip", "choice", "note", "impossible"]
 """A slip is an error of the paper, a choice something that the paper does not say and that fullrank had to choose; an
 impossible cell cannot be run."""
@@ -235,12 +241,69 @@ def _named(pattern: str) -> list[str]:
     return [f"{file.parent.name}/{file.stem}" for file in files]
 
 
+class _Row(BaseModel):
+    """A row in the file of a table."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    at: dict[str, Any]
+    printed: list[str] = []
+
+
+class _Note(BaseModel):
+    """A note in the file of a table."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    kind: Kind
+    text: str
+    at: dict[str, Any] = {}
+
+
+class _File(BaseModel):
+    """The file of a table or figure."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    title: str
+    settings: str = ""
+    measure: str = ""
+    value: str = ""
+    unit: str = ""
+    set: dict[str, Any] = {}
+    axes: dict[str, str] = {}
+    values: dict[str, dict[str, dict[str, Any]]] = {}
+    columns: list[dict[str, Any]] = []
+    rows: list[_Row] = []
+    notes: list[_Note] = []
+    reference: dict[str, Any] = {}
+    draw: list[Any] = []
+    panels: list[str] = []
+    unavailable: str = ""
+
+
+def _check_form(file: Path, content: Mapping[str, Any]) -> None:
+    """Reject the file of a table with unknown keys, or with values of other types."""
+    try:
+        _File.model_validate(content)
+    except ValidationError as error:
+        detail = error.errors()[0]
+        *above, key = map(str, detail["loc"])
+        where = ".".join([*above, key])
+        if detail["type"] == "extra_forbidden":
+            form: type[BaseModel] = _Row if "rows" in above else _Note if "notes" in above else _File
+            known = form.model_fields
+            raise InputError(f'"{file}": {where}: there is no such key; {nearest(key, known)}') from None
+        raise InputError(f'"{file}": {sentence(where, detail)}') from None
+
+
 class _Reader:
     """Reads one file of a table and the files of settings that it names."""
 
     def __init__(self, file: Path):
         self.file = file
         self.content = read_toml(file)
+        _check_form(file, self.content)
         self.paper = read_toml(file.parent / "paper.toml")
         self.folder = file.parent.parent / self.paper.get("settings", file.parent.name)
         self.shared = read_toml(self.folder / "paper.toml")
@@ -277,12 +340,25 @@ class _Reader:
             keys = self._keys(one, shown)
             shown |= {name: keys.pop(name) for name in _SHOWN if name in keys}
             parts.append(self._experiment(one, keys))
+        filled = _filled(shown, texts)
+        self._check_shown(filled, parts)
+        notes = [note for source in (self.content, self.shared, self._settings(at)) for note in _notes(source)]
+        used = {piece for name in _methods(parts) for piece in name.split("+")}
+        about = tuple(note for note in notes if note.holds_for(texts, used))
+        return Cell(texts, Printed.read(text), **filled, notes=about, parts=tuple(parts))
+
+    def _check_shown(self, shown: Mapping[str, str], parts: Sequence[Mapping[str, Any]]) -> None:
+        """Reject a unit, a measure or a value of a cell that there is not."""
         if shown["unit"] not in UNITS:
             raise InputError(f'"{self.file}": there is no unit "{shown["unit"]}"; {nearest(shown["unit"], UNITS)}')
-        notes = [note for source in (self.content, self.shared, self._settings(at)) for note in _notes(source)]
-        used = {piece for part in parts for piece in part["method"].get("name", "fedavg").split("+")}
-        about = tuple(note for note in notes if note.holds_for(texts, used))
-        return Cell(texts, Printed.read(text), **_filled(shown, texts), notes=about, parts=tuple(parts))
+        names = parts[0].get("evaluate", {}).get("metrics", ())
+        try:
+            check_name(shown["measure"], find_metrics(names), with_terms(_methods(parts)))
+            check_value(shown["value"])
+        except InputError as problem:
+            raise InputError(f'"{self.file}": {problem}') from None
+        if shown["measure"] == TIME and not self.content.get("reference"):
+            raise InputError(f'"{self.file}": {TIME} needs reference, the coordinates of the cells to compare with')
 
     def _keys(self, at: Mapping[str, Any], shown: Mapping[str, str]) -> dict[str, Any]:
         """Return the keys that coordinates set, with what is shown of a run where they choose it."""
@@ -306,9 +382,16 @@ class _Reader:
 
     def _settings(self, at: Mapping[str, Any]) -> dict[str, Any]:
         name = at.get("data", self.content.get("settings"))
+        if name is None:
+            raise InputError(f'"{self.file}" does not name the file of settings of a cell; add settings = "NAME"')
         if name not in self.settings:
             self.settings[name] = read_toml(self.folder / f"{name}.toml")
         return self.settings[name]
+
+
+def _methods(parts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the methods of experiments, of which each may join several."""
+    return [part["method"].get("name", "fedavg") for part in parts]
 
 
 _SHOWN = {"measure": "accuracy", "value": "last", "unit": "%"}

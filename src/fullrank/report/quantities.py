@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fullrank.comparison.table import OF_CLIENTS, check_value, is_share, measured, measures
+from fullrank.comparison.measured import OF_CLIENTS, check_value, is_share, measured, measures
 from fullrank.errors import InputError, nearest
 from fullrank.metrics.registry import Metric
 from fullrank.report.probed import name_of, number
@@ -26,12 +26,15 @@ NAMES = {
     "elements_down": "elements sent to clients",
     "seconds": "time",
     "training_seconds": "training time",
+    "parameters": "trained parameters",
     "bytes": "sent by and to clients",
 }
 """The words on an axis for a measure; others are called by their names."""
 UNITS: dict[str, dict[str, float]] = {
     "bytes": {"bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12},
     "elements": {"": 1, "thousands": 1e3, "millions": 1e6, "billions": 1e9},
+    "parameters": {"": 1, "thousands": 1e3, "millions": 1e6, "billions": 1e9},
+    "memory": {"bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12},
     "seconds": {"ms": 1e-3, "s": 1, "min": 60, "h": 3600},
 }
 """The units of measures by a word in their names: each with its size."""

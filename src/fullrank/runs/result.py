@@ -174,6 +174,21 @@ class Run:
         return self._module(assembly, self._final_entries(assembly))
 
     @_with_gradients()
+    def trained_parameters(self) -> int:
+        """Return the number of parameters that are trained: those of the global model and those that clients keep.
+
+        A run directory suffices for it: no data are read.
+
+        >>> import fullrank, tempfile
+        >>> settings = {"train.rounds": 1, "data.clients": 3, "model.name": "mlp", "model.width": 8}
+        >>> fullrank.run(settings, tempfile.mkdtemp()).trained_parameters()
+        682
+        """
+        assembly = self._without_data()
+        trained = {*assembly.entries.shared, *assembly.entries.personal}
+        return sum(tensor.numel() for name, tensor in assembly.network.parameters().items() if name in trained)
+
+    @_with_gradients()
     def client_model(self, client: int, stage: Stage | None = None) -> nn.Module:
         """Return a client's own model in eval mode: the one whose metrics the run reports for that stage.
 
