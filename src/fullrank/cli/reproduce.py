@@ -187,17 +187,27 @@ def _announce(plan: Plan, jobs: int, silent: bool) -> None:
 
     plan.check()
     if not silent:
-        for one in plan.selected:
-            if one.problem:
-                print(f"{one.cell.name} is left out: {one.problem}")
+        _print_left_out(plan)
     with interrupt.guard():
         measure(plan, jobs)
     if not silent:
         print(_time_left(plan, jobs))
 
 
+def _print_left_out(plan: Plan) -> None:
+    """Print which cells cannot be run, each reason once."""
+    cells: dict[str, list[str]] = {}
+    for one in plan.selected:
+        if one.problem:
+            cells.setdefault(one.problem, []).append(one.cell.name)
+    for problem, names in cells.items():
+        which = f"{names[0]} is" if len(names) == 1 else f"{len(names)} of {len(plan.selected)} cells are"
+        print(f"{which} left out: {problem}")
+
+
 def _show_plan(plan: Plan, jobs: int, timed: bool, as_json: bool) -> None:
     from fullrank.papers.plan import estimate, measure
+    from fullrank.papers.verdict import Footnotes
     from fullrank.runs.display import setting
 
     if timed:
@@ -208,13 +218,15 @@ def _show_plan(plan: Plan, jobs: int, timed: bool, as_json: bool) -> None:
         facts = {**plan.facts(), "seconds": left.seconds, "runs_of_unknown_time": left.unknown}
         print(json.dumps({**facts, "seconds_per_round": dict(left.per_round)}, indent=1))
         return
-    rows = []
+    rows, below = [], Footnotes()
     for one in plan.selected:
         tasks = [task for several in one.tasks.values() for task in several]
         complete = f"{sum(task.done for task in tasks)} of {sum(task.rounds for task in tasks)}"
-        about = one.problem or setting(tasks[0].experiment)
+        what = [setting(tasks[0].experiment)] if tasks else []
+        about = "; ".join([*what, below.short("left out", one.problem)] if one.problem else what)
         rows.append([one.cell.name, str(len(tasks)), complete, about])
     _print_table(["cell", "runs", "rounds complete", "each run"], rows)
+    print("".join(f"\n{text}" for text in below.sentences()))
     print(f"\n{_time_left(plan, jobs)}")
 
 

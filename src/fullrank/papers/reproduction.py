@@ -22,7 +22,7 @@ from fullrank.errors import InputError, writing
 from fullrank.files import write_atomically, write_json
 from fullrank.papers.plan import Plan, PlannedCell, make_plan
 from fullrank.papers.tables import TIME, UNITS, Cell, Printed, Table, load_table
-from fullrank.papers.verdict import RULE, Verdict, verdict
+from fullrank.papers.verdict import RULE, Footnotes, Verdict, verdict
 from fullrank.runs.callbacks import check_callbacks
 from fullrank.runs.directory import RunDirectory, read_json
 from fullrank.runs.result import load_run
@@ -222,23 +222,29 @@ class Reproduction:
         coordinates = list(self.plan.table.coordinates)
         titles = [*coordinates, *(["measure"] if len(measures) > 1 else []), "paper", "ours", "difference", "verdict"]
         rows = []
+        below = Footnotes()
         for result in results:
             measure = [result.cell.measure] if len(measures) > 1 else []
             at = [result.cell.at.get(name, "") for name in coordinates]
             printed, mean = result.printed, result.mean
             ours = "" if mean is None else str(Printed(mean, result.std))
             difference = "" if result.difference is None else f"{result.difference:+.2f}"
-            rows.append([*at, *measure, str(printed or ""), ours, difference, str(result.verdict)])
+            found = below.short(result.verdict.kind, result.verdict.detail)
+            rows.append([*at, *measure, str(printed or ""), ours, difference, found])
         return titles, rows
 
     def remarks(self, selected: bool = False) -> list[str]:
-        """Return sentences about seeds without values, times, and the notes on the cells.
+        """Return what `rows` refers to by numbers, sentences about seeds without values, and the notes on the cells.
 
         Args:
             selected: Whether only the cells that were asked for are considered.
         """
         results = self.selected if selected else self.cells
-        found = [remark for result in results for remark in result.remarks()]
+        below = Footnotes()
+        for result in results:
+            below.short(result.verdict.kind, result.verdict.detail)
+        found = below.sentences()
+        found += [remark for result in results for remark in result.remarks()]
         if any(result.reference for result in results):
             to = ", ".join(f"{name}={value}" for name, value in self.plan.table.to.items())
             found.append(f"Times are ratios to that of {to}, on one machine.")
