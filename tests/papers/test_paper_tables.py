@@ -190,11 +190,15 @@ def test_cells_that_cannot_be_run_say_why():
 @pytest.mark.parametrize("name", papers.figures())
 def test_figures_say_how_they_are_drawn(name):
     figure = papers.load_table(name)
-    assert figure.drawing is not None
+    assert figure.drawings
     assert figure.cells
     assert all(cell.printed is None for cell in figure.cells)
-    assert set(figure.drawing.panels) <= set(figure.coordinates)
-    assert set(figure.drawing.options) <= set(inspect.signature(KINDS[figure.drawing.kind]).parameters)
+    assert len({drawing.name for drawing in figure.drawings}) == len(figure.drawings)
+    for drawing in figure.drawings:
+        assert set(drawing.panels) <= set(figure.coordinates)
+        assert set(drawing.options) <= set(inspect.signature(KINDS[drawing.kind]).parameters)
+        one_round = drawing.kind not in ("spectrum", "losses")
+        assert len(drawing.options.get("rounds", ())) <= 1 if one_round else True
 
 
 OWN = """

@@ -14,8 +14,9 @@ methods of the paper, and `notes`. A file of a table has `rows` and `columns`. B
 - a coordinate that is a list stands for all its values: such a cell is the mean over several experiments.
 
 The `axes`, `values` and `notes` of `paper.toml` hold for all files of the paper. Times are compared as ratios to the
-cell that `reference` leads to. A file of a figure has `draw`, the kind of `fullrank figure` and its options, and
-`panels`, the coordinates of which each combination is drawn separately; its rows have nothing printed.
+cell that `reference` leads to. A file of a figure has `draw`, the kind of `fullrank figure` and its options, or a list
+of several such pairs, and `panels`, the coordinates of which each combination is drawn separately; its rows have
+nothing printed.
 """
 
 from __future__ import annotations
@@ -129,6 +130,8 @@ class Drawing:
     kind: str
     options: Mapping[str, Any]
     panels: tuple[str, ...] = ()
+    name: str = ""
+    """What tells it from other drawings of the figure, for the names of files; empty if it is the only one."""
 
 
 @dataclass(frozen=True)
@@ -143,8 +146,8 @@ class Table:
     columns: tuple[Mapping[str, str], ...]
     unavailable: str = ""
     """Why the values of the table are not available, if they are not."""
-    drawing: Drawing | None = None
-    """How a figure is drawn; None for a table."""
+    drawings: tuple[Drawing, ...] = ()
+    """The ways in which a figure is drawn; none for a table."""
     to: Mapping[str, str] = field(default_factory=dict)
     """The coordinates in which the cells differ from those to which their times are ratios."""
 
@@ -328,7 +331,7 @@ class _Reader:
             tuple(_texts(row["at"]) for row in rows),
             tuple(_texts(column) for column in columns),
             content.get("unavailable", ""),
-            _drawing(content),
+            _drawings(content),
             _texts(content.get("reference", {})),
         )
 
@@ -412,11 +415,21 @@ def _filled(values: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, An
     }
 
 
-def _drawing(content: Mapping[str, Any]) -> Drawing | None:
-    if "draw" not in content:
-        return None
-    kind, options = content["draw"]
-    return Drawing(kind, options, tuple(content.get("panels", ())))
+def _drawings(content: Mapping[str, Any]) -> tuple[Drawing, ...]:
+    """Return the drawings of a figure; several are named after the options in which they differ."""
+    found = content.get("draw", [])
+    pairs = [found] if found and isinstance(found[0], str) else found
+    keys = dict.fromkeys(key for _, options in pairs for key in options)
+    telling = [key for key in keys if any(options.get(key) != pairs[0][1].get(key) for _, options in pairs)]
+    return tuple(
+        Drawing(
+            kind,
+            options,
+            tuple(content.get("panels", ())),
+            "-".join(f"{key}-{_text(options[key])}" for key in telling if key in options),
+        )
+        for kind, options in pairs
+    )
 
 
 def _notes(source: Mapping[str, Any]) -> Iterator[Note]:

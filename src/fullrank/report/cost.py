@@ -1,4 +1,4 @@
-"""The figure of a measure against what it costs: bytes, elements or seconds."""
+"""The figure of a measure against what it costs: bytes, elements, seconds, memory or parameters."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fullrank.comparison.derived import derived
 from fullrank.errors import InputError, nearest
 from fullrank.report.labels import SeedGroup, grouped
 from fullrank.report.legend import draw_legend, is_covered
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.text import Annotation
 
-COSTS = ("bytes", "bytes_up", "bytes_down", "elements_up", "elements_down", "seconds")
+COSTS = ("bytes", "bytes_up", "bytes_down", "elements_up", "elements_down", "seconds", "peak_memory", "parameters")
 DECADE = 10
 """The ratio of greatest to least cost from which the axis is logarithmic."""
 SIDES = ((6, 0, "left", "center"), (-6, 0, "right", "center"), (0, 5, "center", "bottom"), (0, -5, "center", "top"))
@@ -42,8 +43,8 @@ def draw_cost(
     Args:
         runs: The runs.
         path: The file.
-        over: The cost: "bytes" (up and down), "bytes_up", "bytes_down", "elements_up", "elements_down" or "seconds",
-            each of the whole run.
+        over: The cost: "bytes" (up and down), "bytes_up", "bytes_down", "elements_up", "elements_down", "seconds",
+            "peak_memory" or "parameters" (those that are trained), each of the whole run.
         measure: The measure, as `fullrank compare` names it.
         value: The value of a run, as `fullrank compare` names it.
         labels: Names of the points.
@@ -55,6 +56,8 @@ def draw_cost(
     costs = {id(run): in_summary(run, over, "last5") for run in runs}
     results = {id(run): in_summary(run, measure, value) for run in runs}
     unit, xlabel = quantity(over, runs[0].asked).scaled(list(costs.values()))
+    if kinds := _kinds(runs, over):
+        xlabel = f"{xlabel}\n{kinds}"
     factor, ylabel = quantity(measure, runs[0].asked).scaled(list(results.values()))
     with drawing(path, 2.1) as figure:
         axes = figure.subplots()
@@ -78,6 +81,12 @@ def draw_cost(
             draw_legend(figure, {}, bars)
         else:
             draw_legend(figure, {group.name: style for group, style in zip(groups, styles, strict=True)}, bars)
+
+
+def _kinds(runs: Sequence[Run], cost: str) -> str:
+    """Return what the cost of the runs is, where runs can differ in it, as in their memory."""
+    found = derived(cost)
+    return " or ".join(dict.fromkeys(filter(None, map(found.kind, runs)))) if found is not None else ""
 
 
 def _style(group: SeedGroup, number: int) -> dict[str, Any]:
