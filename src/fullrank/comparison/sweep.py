@@ -125,8 +125,8 @@ def sweep(
 
     All trials have the same seeds, data and splits. They are compared by a measure of the validation set; test scores
     are read for the best trial only, after it was chosen. Every run is an ordinary run directory in `out`/trials. The
-    same call again completes what is missing, with the same trials, and with a larger `trials` adds further ones. It
-    needs Optuna: `pip install 'fullrank[sweep]'`.
+    same call again completes what is missing, with the same trials, and with a larger `trials` adds further ones. The
+    failed runs of earlier calls are repeated once by each call. It needs Optuna: `pip install 'fullrank[sweep]'`.
 
     Args:
         experiment: An Experiment, the path of a TOML file, or a dict with nested or dotted keys. It needs a validation
@@ -373,7 +373,7 @@ def _complete(plan: _Plan, number: int, callbacks: ComparisonCallback) -> Sweep:
 
 
 def _known(plan: _Plan, study: Study) -> list[Trial]:
-    """Return the trials of earlier calls, with the results of their runs."""
+    """Return the trials of earlier calls, with the results of their runs; failed ones are run again."""
     return [_ended(plan, Trial(n, settings), study.state(n)) for n, settings in enumerate(study.settings())]
 
 
@@ -448,14 +448,8 @@ def _why_pruned(path: Path) -> str:
 
 
 def _ended(plan: _Plan, trial: Trial, state: str) -> Trial:
-    """Return a trial of an earlier call as it ended then; one that had not ended is still running."""
-    if state == "running":
-        return trial
-    recorded = {each["number"]: each for each in read_json(plan.record).get("trials", [])}
-    if state == "failed":
-        reason = recorded.get(trial.number, {}).get("reason", "see log.txt in the directories of its runs")
-        return dataclasses.replace(trial, state="failed", reason=reason)
-    return _with_results(plan, trial, {})
+    """Return a trial of an earlier call as it ended then; one that had not ended, or failed, is running."""
+    return trial if state in ("running", "failed") else _with_results(plan, trial, {})
 
 
 def _course(plan: _Plan, trial: Trial) -> dict[int, float]:
