@@ -36,15 +36,15 @@ from fullrank.cli.options import (
     Quiet,
     answer,
     command_group,
+    ended_if_interrupted,
     experiment_values,
-    fail,
     picture,
     prepare_streams,
 )
 from fullrank.config.experiment import Experiment, parse_overrides
 from fullrank.data.sources.progress import watching
 from fullrank.engine.allocator import keep_freed_memory
-from fullrank.errors import InputError, Interrupted
+from fullrank.errors import InputError
 from fullrank.local import interrupt
 
 app = command_group(
@@ -101,11 +101,9 @@ def run(
 
     experiment = _experiment(file, overrides)
     _reject_without_effect(experiment, overrides)
-    try:
-        with display.choose(quiet, as_json) as shown, watching(None) if quiet else nullcontext():
-            finished = run_experiment(experiment, out, change_engine=change_engine, callbacks=[shown])
-    except Interrupted as stop:
-        fail(str(stop), 130)  # here, because typer would print "Aborted." only
+    silence = watching(None) if quiet else nullcontext()
+    with ended_if_interrupted(), display.choose(quiet, as_json) as shown, silence:
+        finished = run_experiment(experiment, out, change_engine=change_engine, callbacks=[shown])
     if quiet or as_json:
         return
     console = Console(soft_wrap=True)

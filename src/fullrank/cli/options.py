@@ -21,7 +21,7 @@ from fullrank import models
 from fullrank.config.experiment import merged, parse_overrides, read_toml, without_none
 from fullrank.config.schema import Model
 from fullrank.data.sources.progress import watching
-from fullrank.errors import ClientFailed, InputError, RunFailed, WriteFailed, in_words, printable
+from fullrank.errors import ClientFailed, InputError, Interrupted, RunFailed, WriteFailed, in_words, printable
 
 File = Annotated[
     str | None,
@@ -168,6 +168,15 @@ def answer(command: Callable[[], Any]) -> None:
     except _out_of_memory() as error:
         why = str(error).strip().splitlines()[0] if str(error).strip() else "out of memory"
         fail(f"there is not enough memory ({why}); use smaller data, a smaller model or smaller batches", 1)
+
+
+@contextlib.contextmanager
+def ended_if_interrupted() -> Iterator[None]:
+    """End the process with the sentence of an interruption; typer would only print "Aborted."."""
+    try:
+        yield
+    except Interrupted as stop:
+        fail(str(stop), 130)
 
 
 def _out_of_memory() -> tuple[type[BaseException], ...]:

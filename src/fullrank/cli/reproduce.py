@@ -7,13 +7,13 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from fullrank.cli.compare import WIDE, parse_seeds
-from fullrank.cli.options import AsJson, Overrides, Root, fail
+from fullrank.cli.options import AsJson, Overrides, Root, ended_if_interrupted, fail
+from fullrank.cli.several import Jobs, QuietTable, parse_seeds, print_table
 from fullrank.config.experiment import dotted, parse_overrides, without_none
-from fullrank.errors import InputError, Interrupted
+from fullrank.errors import InputError
 from fullrank.local import interrupt
 
 if TYPE_CHECKING:
@@ -48,10 +48,7 @@ def reproduce_command(
         str | None,
         typer.Option("--out", metavar="DIR", help="Folder of the runs and the report. By default a name in runs/."),
     ] = None,
-    jobs: Annotated[
-        int,
-        typer.Option("--jobs", "-j", metavar="N", help="Number of parallel runs. 0: one per core, or one on a GPU."),
-    ] = 0,
+    jobs: Jobs = 0,
     list_: Annotated[
         bool, typer.Option("--list", help="List the tables, or the cells of a table, and run nothing.")
     ] = False,
@@ -64,7 +61,7 @@ def reproduce_command(
         ),
     ] = False,
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the table without progress.")] = False,
+    quiet: QuietTable = False,
 ) -> None:
     """Run cells of a paper's table again and compare the values.
 
@@ -113,26 +110,21 @@ def reproduce_command(
         _command(table, cells, seeds, rounds, [*(overrides or []), *there]),
     )
     silent = quiet or as_json
-    try:
+    with ended_if_interrupted():
         if dry_run:
             _show_plan(plan, jobs, timed, as_json)
             return
         _announce(plan, jobs, silent)
         with choose_board(silent) as board:
             done = complete(plan, jobs, [board])
-    except Interrupted as stop:
-        sentence = str(stop)
-    else:
-        files, problems = draw_panels(done)
-        print(done.to_json()) if as_json else _show(done)
-        for problem in problems:
-            print(f"fullrank: warning: {problem}", file=sys.stderr)
-        for file in files if not as_json else ():
-            print(f"drawn in {file}")
-        if done.failed:
-            fail(f"{done.failed} of {counted(len(plan.tasks), 'run')} failed; see log.txt in the directory of each", 1)
-        return
-    fail(sentence, 130)  # here, because typer would print "Aborted." only
+    files, problems = draw_panels(done)
+    print(done.to_json()) if as_json else _show(done)
+    for problem in problems:
+        print(f"fullrank: warning: {problem}", file=sys.stderr)
+    for file in files if not as_json else ():
+        print(f"drawn in {file}")
+    if done.failed:
+        fail(f"{done.failed} of {counted(len(plan.tasks), 'run')} failed; see log.txt in the directory of each", 1)
 
 
 def _command(
@@ -269,8 +261,7 @@ def _show(found: Reproduction) -> None:
 def _print_table(titles: list[str], rows: list[list[str]]) -> None:
     table = Table(box=None, pad_edge=False)
     for title in titles:
-        table.add_column(title)
+        table.add_column(escape(title))
     for row in rows:
-        table.add_row(*row)
-    console = Console(highlight=False, markup=False)
-    (console if console.is_terminal else Console(highlight=False, markup=False, width=WIDE)).print(table)
+        table.add_row(*map(escape, row))
+    print_table(table)

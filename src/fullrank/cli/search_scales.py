@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from fullrank.cli.options import AsJson, Overrides, Quiet, fail
+from fullrank.cli.options import AsJson, Overrides, Quiet, ended_if_interrupted
 from fullrank.config.experiment import merged, nested, parse_overrides
-from fullrank.errors import InputError, Interrupted
+from fullrank.errors import InputError
 
 
 def search_command(
@@ -57,11 +57,8 @@ def search_command(
         short = merged(short, nested({"train.rounds": epochs}))
     values = merged(short, parse_overrides(overrides or []))
     name = out or f"scales/{model.rpartition(':')[2]}-{searched(model, values).data_label}"
-    try:
-        with display.choose(quiet, as_json) as shown:
-            found = search_scales(model, name, values=values, per_class=per_class, client=client, callbacks=[shown])
-    except Interrupted as stop:
-        fail(str(stop), 130)
+    with ended_if_interrupted(), display.choose(quiet, as_json) as shown:
+        found = search_scales(model, name, values=values, per_class=per_class, client=client, callbacks=[shown])
     if as_json:
         print(json.dumps({"scales": str(found.scales), "facts": str(found.facts)}))
     elif not quiet:

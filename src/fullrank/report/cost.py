@@ -10,7 +10,7 @@ from fullrank.comparison.derived import derived
 from fullrank.errors import InputError, nearest
 from fullrank.report.labels import SeedGroup, grouped
 from fullrank.report.legend import draw_legend, is_covered
-from fullrank.report.quantities import in_summary, quantity
+from fullrank.report.quantities import results_of
 from fullrank.report.seeds import BANDS, spread_of
 from fullrank.report.style import CLASS_MARKERS, GREY, drawing, line
 from fullrank.runs.result import Run
@@ -53,19 +53,17 @@ def draw_cost(
     if over not in COSTS:
         raise InputError(f'there is no cost "{over}"; {nearest(over, COSTS)}')
     groups = grouped(runs, labels)
-    costs = {id(run): in_summary(run, over, "last5") for run in runs}
-    results = {id(run): in_summary(run, measure, value) for run in runs}
-    unit, xlabel = quantity(over, runs[0].asked).scaled(list(costs.values()))
+    costs, xlabel = results_of(runs, over, "last5")
+    results, ylabel = results_of(runs, measure, value)
     if kinds := _kinds(runs, over):
         xlabel = f"{xlabel}\n{kinds}"
-    factor, ylabel = quantity(measure, runs[0].asked).scaled(list(results.values()))
     with drawing(path, 2.1) as figure:
         axes = figure.subplots()
         axes.set(xlabel=xlabel, ylabel=ylabel)
         points = []
         for group in groups:
-            across = spread_of({0: [costs[id(run)] / unit for run in group.runs]}, band)
-            up = spread_of({0: [results[id(run)] / factor for run in group.runs]}, band)
+            across = spread_of({0: [costs[id(run)] for run in group.runs]}, band)
+            up = spread_of({0: [results[id(run)] for run in group.runs]}, band)
             points.append((float(across.mean[0]), float(up.mean[0])))
             if len(group.runs) > 1 and band != "none":
                 axes.hlines(up.mean, across.low, across.high, color=group.colour, linewidth=0.8)

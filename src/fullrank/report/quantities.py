@@ -79,6 +79,13 @@ def quantity(measure: str, asked: Sequence[Metric], *, per_round: bool = False) 
     return Quantity(name, ", ".join(rest).replace("_", " "), units)
 
 
+def results_of(runs: Sequence[Run], measure: str, value: str) -> tuple[dict[int, float], str]:
+    """Return a measure of complete runs in the unit of its axis, by the identity of the run, and the axis's label."""
+    found = {id(run): in_summary(run, measure, value) for run in runs}
+    size, label = quantity(measure, runs[0].asked).scaled(list(found.values()))
+    return {run: result / size for run, result in found.items()}, label
+
+
 def over_rounds(run: Run, measure: str) -> dict[int, float]:
     """Return a measure of the rows of `metrics.jsonl` by round; nan where it is not defined.
 
