@@ -105,8 +105,8 @@ def test_cells_have_the_means_of_their_runs_and_share_equal_ones(table, capsys):
     assert facts["command"] == "fullrank reproduce mine/table-1.toml --cell method=fedavg --seeds 0-2"
     page = (folder / "reproduction.md").read_text()
     assert f"| fedavg | 0.1 | 70.00 ± 30.00 | {statistics.mean(values):.2f} ± {statistics.stdev(values):.2f} |" in page
-    assert "- Error in the paper: The printed value is wrong." in page
-    assert "Error in the paper" not in out  # a note on cells that were not asked for
+    assert "- The other 2 cells of the table were not run." in page
+    assert "Error in the paper" not in out + page  # a note on cells that were not asked for
     before = {path: path.stat().st_mtime_ns for path in folder.glob("*/metrics.jsonl")}
     assert command(*arguments, capsys=capsys)[0] == 0
     assert {path: path.stat().st_mtime_ns for path in folder.glob("*/metrics.jsonl")} == before
@@ -212,6 +212,7 @@ def test_reasons_that_cells_share_are_printed_once(table, capsys):
     assert out.count("\n(1) CIFAR-10 is not in") == 1
     page = next(Path("runs").glob("*/reproduction.md")).read_text()
     assert (page.count("not run (1)"), page.count("- (1) CIFAR-10 is not in")) == (2, 1)
+    assert "- Error in the paper: The printed value is wrong." in page
 
 
 DIVERGING = '''

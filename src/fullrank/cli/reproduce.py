@@ -175,11 +175,15 @@ def _list_cells(table: papers.Table, patterns: list[str], as_json: bool) -> None
 
 def _announce(plan: Plan, jobs: int, silent: bool) -> None:
     """Print what will be run, and measure how long it will take."""
-    from fullrank.papers.plan import measure
+    from fullrank.papers.plan import MEASURED, measure, unmeasured
+    from fullrank.runs.display import counted
 
     plan.check()
     if not silent:
         _print_left_out(plan)
+    first = unmeasured(plan, jobs)
+    if first and not silent:
+        print(f"measuring the time of a round: the first {MEASURED} rounds of {counted(len(first), 'run')}", flush=True)
     with interrupt.guard():
         measure(plan, jobs)
     if not silent:
@@ -249,9 +253,9 @@ def _show(found: Reproduction) -> None:
 
     table = found.plan.table
     print(f"\n{table.name}: {table.title}\n{table.paper}\n")
-    _print_table(*found.rows(selected=True))
+    _print_table(*found.rows(found.selected))
     print()
-    for remark in found.remarks(selected=True):
+    for remark in found.remarks(found.selected):
         print(remark)
     if any(result.verdict.kind in COMPARED for result in found.selected):
         print(RULE)

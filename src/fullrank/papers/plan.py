@@ -304,12 +304,25 @@ def measure(plan: Plan, jobs: int = 0) -> None:
     Raises:
         Interrupted: If the measurement is interrupted; the rounds so far are saved.
     """
+    for task in unmeasured(plan, jobs):
+        _run_first_rounds(task)
+
+
+def unmeasured(plan: Plan, jobs: int = 0) -> list[Task]:
+    """Return the runs whose first rounds `measure` runs, one of each workload whose time is not known.
+
+    Args:
+        plan: The plan.
+        jobs: The number of parallel runs with which the plan will be run.
+    """
     pending = plan.pending() if not plan.timed else []
+    found = []
     for tasks in _workloads(sharing_cores(pending, at_once(pending, jobs))).values():
         same_time = _of_the_same_workload(plan, tasks[0])
         left = sum(task.rounds - task.done for task in tasks)
         if left > MEASURED and seconds_per_round(task.path for task in same_time) is None:
-            _run_first_rounds(tasks[0])
+            found.append(tasks[0])
+    return found
 
 
 class _Enough(Interrupted):

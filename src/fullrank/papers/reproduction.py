@@ -103,6 +103,12 @@ class Reproduction:
         return tuple(self._result(planned) for planned in self.plan.cells)
 
     @property
+    def reported(self) -> tuple[CellResult, ...]:
+        """The cells that were asked for, and those of which the folder has values from earlier commands."""
+        chosen = {id(planned) for planned in self.plan.selected}
+        return tuple(result for result in self.cells if id(result.planned) in chosen or result.values)
+
+    @property
     def selected(self) -> tuple[CellResult, ...]:
         """The cells that were asked for."""
         chosen = {id(planned) for planned in self.plan.selected}
@@ -211,13 +217,12 @@ class Reproduction:
         """Return the reproduction as JSON."""
         return json.dumps(self.facts(), indent=1)
 
-    def rows(self, selected: bool = False) -> tuple[list[str], list[list[str]]]:
+    def rows(self, results: Sequence[CellResult]) -> tuple[list[str], list[list[str]]]:
         """Return the table as people read it: the titles of the columns, and the texts of each row.
 
         Args:
-            selected: Whether only the cells that were asked for are included.
+            results: The cells that it has.
         """
-        results = self.selected if selected else self.cells
         measures = {result.cell.measure for result in self.cells}
         coordinates = list(self.plan.table.coordinates)
         titles = [*coordinates, *(["measure"] if len(measures) > 1 else []), "paper", "ours", "difference", "verdict"]
@@ -233,13 +238,12 @@ class Reproduction:
             rows.append([*at, *measure, str(printed or ""), ours, difference, found])
         return titles, rows
 
-    def remarks(self, selected: bool = False) -> list[str]:
+    def remarks(self, results: Sequence[CellResult]) -> list[str]:
         """Return what `rows` refers to by numbers, sentences about seeds without values, and the notes on the cells.
 
         Args:
-            selected: Whether only the cells that were asked for are considered.
+            results: The cells of the table.
         """
-        results = self.selected if selected else self.cells
         below = Footnotes()
         for result in results:
             below.short(result.verdict.kind, result.verdict.detail)
@@ -255,7 +259,12 @@ class Reproduction:
 
     def markdown(self) -> str:
         """Return the report as Markdown."""
-        table, (titles, rows) = self.plan.table, self.rows()
+        table, results = self.plan.table, self.reported
+        titles, rows = self.rows(results)
+        remarks = self.remarks(results)
+        if others := len(self.cells) - len(results):
+            which = "The other cell" if others == 1 else f"The other {others} cells"
+            remarks.append(f"{which} of the table {'was' if others == 1 else 'were'} not run.")
         lines = [
             f"# {table.name}: {table.title}",
             "",
@@ -266,7 +275,8 @@ class Reproduction:
             "",
             f"Means ± standard deviations over the seeds {', '.join(map(str, self.plan.seeds))}. {RULE}",
             "",
-            *([*(f"- {remark}" for remark in self.remarks()), ""] if self.remarks() else []),
+            *(f"- {remark}" for remark in remarks),
+            *([""] if remarks else []),
             *self._software(),
         ]
         return "\n".join(lines).rstrip() + "\n"
