@@ -69,6 +69,10 @@ class ClientFailed(FullrankError, RuntimeError):
         return "".join(traceback.format_exception(cause)) if cause is not None else ""
 
 
+class SiteFailed(FullrankError, RuntimeError):
+    """Raised if a site of a deployment does not do a job, is lost or does not answer. The message names the site."""
+
+
 class WroteInPlace(InputError):
     """Raised if a method has written into a tensor that it received, which other clients and the server may share.
 
@@ -94,6 +98,10 @@ class RunFailed(FullrankError, RuntimeError):
     def __init__(self, message: str, traceback: str = ""):
         super().__init__(message)
         self.traceback = traceback
+
+
+class TooFewClients(RunFailed):
+    """Raised if fewer clients than `run.min_clients` took part in a round, or answered a method's question."""
 
 
 class CallFailed(RunFailed):

@@ -24,6 +24,8 @@ from fullrank.errors import CallFailed, ClientFailed, InputError, message_of, ne
 
 GIVEN = "given"
 """The module name in the names of data, partitions and models that a program passed as objects."""
+SITES = "sites"
+"""The name of the data of a deployment whose sites read their samples from their machines."""
 LIBRARY = {
     "data.name": "data",
     "data.partition": "",
@@ -50,6 +52,26 @@ HUB = "hub"
 """The word before the colon in the name of a data set that the library `datasets` reads."""
 
 T = TypeVar("T")
+
+
+class WhenNamed(Mapping[str, T]):
+    """Objects of the library by name. The module of an object is imported when the object is first used."""
+
+    def __init__(self, paths: Mapping[str, str]):
+        self._paths = paths
+
+    def __getitem__(self, name: str) -> T:
+        module, _, attribute = self._paths[name].partition(":")
+        return cast(T, getattr(importlib.import_module(module), attribute))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._paths
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
 
 
 class Registry(Generic[T]):

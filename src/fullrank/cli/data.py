@@ -25,6 +25,7 @@ from fullrank.data.sources.stored import FileFacts, Stored
 from fullrank.errors import InputError, nearest, printable
 from fullrank.runs import display
 from fullrank.runs.client_tables import shown_name
+from fullrank.runs.terminal import print_table, say
 
 EMBEDDED = "digits"
 SIDE = 32
@@ -49,11 +50,11 @@ def get(name: Name, root: Root = "") -> None:
     Example: fullrank data get cifar10 --root data
     """
     if name == EMBEDDED:
-        print(f"{name} is part of fullrank: there is nothing to download")
+        say(f"{name} is part of fullrank: there is nothing to download")
         return
     with _progress() as watch:
         said = get_data(_known(name), root, watch)
-    print(said)
+    say(said)
 
 
 @app.command(cls=Command)
@@ -77,10 +78,10 @@ def check(
         _print(facts)
     altered = [file["name"] for file in facts["files"] if file["state"] == "altered"]
     if altered:
-        print(f"fullrank: in {facts['folder']}, {', '.join(altered)} is not the official file", file=sys.stderr)
+        say(f"fullrank: in {facts['folder']}, {', '.join(altered)} is not the official file", file=sys.stderr)
         raise typer.Exit(1)
     if facts["unreadable"]:
-        print(f"fullrank: {display.counted(len(facts['unreadable']), 'file')} cannot be read", file=sys.stderr)
+        say(f"fullrank: {display.counted(len(facts['unreadable']), 'file')} cannot be read", file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -151,30 +152,29 @@ def _file(fact: FileFacts) -> dict[str, Any]:
 
 
 def _print(facts: dict[str, Any]) -> None:
-    console = Console(soft_wrap=True)
     where = f" in {facts['folder']}" if facts["folder"] else ""
-    console.print(f"{facts['title']} ({facts['form']}){where}", highlight=False, markup=False)
+    say(f"{facts['title']} ({facts['form']}){where}")
     table = Table(box=None, pad_edge=False, show_header=False)
     for file in facts["files"]:
         of = "" if file["state"] != "another size" else f" (officially {file['official_records']})"
         row = (file["name"], f"{file['records']} records", display.size(file["bytes"]), file["state"] + of)
         table.add_row(*row)
     if facts["files"]:
-        console.print(table, highlight=False)
-    print(f"training samples  {facts['train']}")
-    print(f"test samples      {facts['test']}")
+        print_table(table)
+    say(f"training samples  {facts['train']}")
+    say(f"test samples      {facts['test']}")
     if facts["shape"]:
-        print(f"sample            {'×'.join(map(str, facts['shape']))}")
-    print(f"classes           {len(facts['classes'])}: {printable(_shortened(facts['classes']))}")
+        say(f"sample            {'×'.join(map(str, facts['shape']))}")
+    say(f"classes           {len(facts['classes'])}: {printable(_shortened(facts['classes']))}")
     if facts["fingerprint"]:
-        print(f"fingerprint       {facts['fingerprint']}")
+        say(f"fingerprint       {facts['fingerprint']}")
     if facts["images"]:
-        _print_images(console, facts)
+        _print_images(facts)
 
 
-def _print_images(console: Console, facts: dict[str, Any]) -> None:
+def _print_images(facts: dict[str, Any]) -> None:
     """Print the numbers of images, one line per class, and the files that cannot be read."""
-    print("images of each class, in training and test:")
+    say("images of each class, in training and test:")
     table = Table(box=None, pad_edge=False)
     table.add_column("class")
     for domain in facts["images"]:
@@ -182,11 +182,11 @@ def _print_images(console: Console, facts: dict[str, Any]) -> None:
     for name in facts["classes"]:
         counts = (of_class[name] for of_class in facts["images"].values())
         table.add_row(shown_name(name), *(f"{train} + {test}" for train, test in counts))
-    console.print(table, highlight=False, markup=False)
+    print_table(table)
     for text in facts["remarks"]:
-        print(text)
+        say(text)
     for text in facts["unreadable"]:
-        print(f"unreadable        {printable(text)}")
+        say(f"unreadable        {printable(text)}")
 
 
 def _shortened(names: list[str], most: int = 10) -> str:

@@ -13,6 +13,7 @@ from fullrank.deploy.formats import FORMATS
 from fullrank.deploy.prepared import Inputs
 from fullrank.federated.site import Stage
 from fullrank.runs.display import STAGES, size
+from fullrank.runs.terminal import say
 
 
 def export_command(
@@ -83,11 +84,11 @@ def export_command(
 def _print(done: Exported) -> None:
     model, shape = done.facts["model"], "×".join(map(str, done.facts["input"]["shape"]))
     form = "in its plain form, with fused BatchNorm" if model["form"] == "plain" else "as it was trained"
-    print(f"{model['name']} {form}: {model['parameters']:,} parameters, input {shape}")
-    print(f"takes {done.facts['input']['description']}")
+    say(f"{model['name']} {form}: {model['parameters']:,} parameters, input {shape}")
+    say(f"takes {done.facts['input']['description']}")
     if done.facts["client"] is not None:
         stage = done.facts["stage"]
-        print(f"client {done.facts['client']}, stage {stage}: {STAGES[stage]}")
+        say(f"client {done.facts['client']}, stage {stage}: {STAGES[stage]}")
     for name, file in done.facts["files"].items():
         print(
             f"{name}: {size(file['bytes'])}, largest difference from the run's model {file['largest_difference']:.1e} "
@@ -95,7 +96,7 @@ def _print(done: Exported) -> None:
             f"{file['samples']} {done.facts['checked_on']}"
         )
     for remark in done.remarks:
-        print(f"note: {remark}")
+        say(f"note: {remark}")
     if done.facts["note"]:
-        print(f"note: {done.facts['note']}")
+        say(f"note: {done.facts['note']}")
     print(f"written to {done.path}, with model.json")

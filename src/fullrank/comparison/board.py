@@ -9,14 +9,17 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import IO, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import TaskID
 
 from fullrank.comparison.parallel import ComparisonCallback, Task
-from fullrank.runs.display import PAUSE, Pace, clock, counted, problems_of, scores, setting
+from fullrank.runs.display import PAUSE, Bars, Pace, clock, counted, problems_of, scores, setting
 from fullrank.runs.notebook import Bar, in_notebook
+from fullrank.runs.terminal import print_above
 
 SHOWN = ("accuracy", "loss")
 """The measures in the line of a run that has ended."""
+WIDE_ENOUGH = 110
+"""The number of columns of a terminal from which the line of an active run has all measures; else the accuracy."""
 
 
 class PlainBoard(ComparisonCallback):
@@ -84,8 +87,8 @@ class LiveBoard(ComparisonCallback):
     """
 
     def __init__(self, console: Console):
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[state]}"))
-        self.progress = Progress(*columns, console=console, transient=True)
+        self.narrow = console.width < WIDE_ENOUGH
+        self.progress = Bars(console, bar_width=10 if self.narrow else 24)
         self.bars: dict[str, TaskID] = {}
 
     def __enter__(self) -> LiveBoard:
@@ -113,7 +116,8 @@ class LiveBoard(ComparisonCallback):
 
     def round_done(self, task: Task, row: Mapping[str, Any]) -> None:
         """Advance the progress bar of the run and that of all runs."""
-        state = f"{row['round']}/{task.rounds}{scores(row)}"
+        shown = {key: row.get(key) for key in SHOWN[:1]} if self.narrow else row
+        state = f"{row['round']}/{task.rounds}{scores(shown)}"
         self.progress.update(self.bars[task.name], completed=row["round"], state=state)
         self.pace.round_done()
         self.progress.update(self.all, **self._state())
@@ -152,7 +156,7 @@ class LiveBoard(ComparisonCallback):
         self.progress.update(self.all, **self._state())
 
     def _print(self, text: str, style: str | None = None) -> None:
-        self.progress.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+        print_above(self.progress.console, text, style)
 
     def _state(self) -> dict[str, Any]:
         left = f"  left {clock(self.pace.left())}" if self.pace.finished and self.pace.remaining else ""

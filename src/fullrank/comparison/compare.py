@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from fullrank.comparison.parallel import (
     experiment_file,
     run_all,
 )
+from fullrank.comparison.planned import FILE, PlanRecord
 from fullrank.comparison.table import Comparison, check_comparable, check_measure, check_value
 from fullrank.comparison.variants import (
     Variant,
@@ -117,7 +118,7 @@ def compare(
         reference_row(reference, firsts, list(dict.fromkeys(label for label, _ in tasks)))
     existed = folder.exists()
     try:
-        failures = _complete(list(tasks.values()), jobs, ComparisonCallbacks(callbacks), folder)
+        failures = _complete(list(tasks.values()), jobs, ComparisonCallbacks([PlanRecord(folder), *callbacks]), folder)
     except InputError:
         _remove_traces(tasks.values(), folder, existed)
         raise
@@ -134,15 +135,16 @@ def compare(
     return found
 
 
-def _remove_traces(tasks: Iterable[Task], folder: Path, existed: bool) -> None:
+def _remove_traces(tasks: Collection[Task], folder: Path, existed: bool) -> None:
     """Remove the files of runs that did not start, and empty folders, after a comparison was rejected."""
     for task in tasks:
         if not RunDirectory(task.path).started:
             experiment_file(task).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # something is in them
-        (folder / "experiments").rmdir()
-        if not existed:
-            folder.rmdir()
+    if not any(RunDirectory(task.path).started for task in tasks):
+        (folder / FILE).unlink(missing_ok=True)
+    for empty in (folder / "experiments", *([] if existed else [folder])):
+        with contextlib.suppress(OSError):  # something is in it
+            empty.rmdir()
 
 
 # Planning the runs

@@ -58,7 +58,7 @@ def table_of(found: Comparison, by_seed: bool = True) -> Table:
     references = {row.difference.to for row in rows if row.difference is not None}
     tested = any(p_text(row) for row in rows)
     table = Table(box=None, pad_edge=False)
-    table.add_column("method")
+    table.add_column("method", overflow="fold")
     if staged:
         table.add_column("stage")
     for seed in seeds:

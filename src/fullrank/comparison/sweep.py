@@ -18,6 +18,7 @@ from fullrank.comparison.board import boards
 from fullrank.comparison.compare import checked_seeds, sharing_cores
 from fullrank.comparison.intervals import std
 from fullrank.comparison.parallel import ComparisonCallback, ComparisonCallbacks, Failure, Task, run_all
+from fullrank.comparison.planned import FILE, PlanRecord
 from fullrank.comparison.space import Space, experiment_at, grid_of, make_space
 from fullrank.comparison.study import Study
 from fullrank.comparison.table import Comparison, check_measure, check_value
@@ -180,7 +181,7 @@ def sweep(
     number = _number_of_trials(trials, points)
     folder = Path(out)
     plan = _Plan(base, space, folder, found_seeds, measure, value, lower, is_share, sampler, pruner, points, jobs)
-    watching = ComparisonCallbacks([*boards(progress), *callbacks])
+    watching = ComparisonCallbacks([PlanRecord(folder), *boards(progress), *callbacks])
     existed = folder.exists()
     plan.open()
     try:
@@ -291,7 +292,7 @@ class _Plan:
 
     def remove_traces(self, existed: bool) -> None:
         """Remove the files of a sweep of which no run has started."""
-        for file in ("sweep.json", "optuna.db"):
+        for file in ("sweep.json", "optuna.db", FILE):
             (self.folder / file).unlink(missing_ok=True)
         shutil.rmtree(self.folder / "trials", ignore_errors=True)
         if not existed:

@@ -312,7 +312,7 @@ class EngineTable(Table):
     @field_validator("name")
     @classmethod
     def _known_engine(cls, name: str) -> str:
-        if name != AUTO and ":" not in name and name not in ENGINES.names():
+        if name not in (AUTO, *ENGINES.own) and ":" not in name and name not in ENGINES.names():
             ENGINES.find(name)  # raises
         return name
 
@@ -342,6 +342,10 @@ class ProbeTable(Table):
     """Number of rounds between two probes. The last round is always probed. 0 disables probes."""
     clients: Annotated[int, Field(ge=0)] = 2
     """Number of clients whose local models are probed as well."""
+    embed: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Number of test samples of which each probe keeps two coordinates and the label, for a map of the features. They
+    are the same samples in every probe, of each class its share. Set it only where the run directory may contain
+    something about single samples. 0 keeps none."""
 
 
 class RunTable(Table):
@@ -355,7 +359,13 @@ class RunTable(Table):
     """Whether the own model of each client is saved at the end, for example as personal/000003.safetensors. It can
     then be loaded without the data."""
     track: list[str] = []
-    """Callbacks that follow the run, as `package.module:Class`, each a subclass of `fullrank.Callback` that needs no
-    arguments, or as names that installed packages declare."""
+    """What follows the run: tensorboard, mlflow or wandb (Weights & Biases, without a connection unless WANDB_MODE is
+    online), which receive the metrics of each round and need `fullrank[track]`; `package.module:Class`, a subclass of
+    `fullrank.Callback` that needs no arguments; or a name that an installed package declares."""
     on_client_error: Literal["stop", "skip"] = "stop"
     """Whether the failure of a client stops the run, or the round continues without that client (skip)."""
+    min_clients: Annotated[int, Field(ge=1)] = 1
+    """Number of clients of a round that must succeed, with on_client_error = "skip"; with fewer, the run stops."""
+    client_timeout: NotNegative = 0.0
+    """Seconds within which a client of a deployment must answer; one that does not has failed. 0 waits for an hour. In
+    a simulation clients have no limit."""

@@ -137,6 +137,16 @@ class Federation:
         return [self.data.classes[c] for c in np.flatnonzero((there > 0) & (self.class_counts.sum(0) == 0))]
 
     @cached_property
+    def untrained(self) -> list[str]:
+        """The classes that have test samples and no training samples."""
+        if self.data.test is None:
+            return []
+        trained, tested = (
+            torch.bincount(of.y, minlength=self.data.num_classes) > 0 for of in (self.data.train, self.data.test)
+        )
+        return [self.data.classes[c] for c in (tested & ~trained).nonzero().flatten().tolist()]
+
+    @cached_property
     def groups(self) -> np.ndarray | None:
         """The number of groups among the training samples of each client, or None if the data have no groups."""
         if self.data.train.group is None:

@@ -11,7 +11,15 @@ import torch
 from torch import nn
 
 from fullrank.channels import Traffic, Upload
-from fullrank.errors import ClientFailed, InputError, WroteInPlace, kind_of, message_of
+from fullrank.errors import (
+    ClientFailed,
+    InputError,
+    SiteFailed,
+    TooFewClients,
+    WroteInPlace,
+    kind_of,
+    message_of,
+)
 from fullrank.federated.aggregation import Aggregation, find_aggregator
 from fullrank.federated.checks import OtherForm, OtherSize, Unusable, UploadCheck, check_samples, too_large
 from fullrank.federated.client_states import ClientStates
@@ -86,6 +94,7 @@ class Server:
         sampler: Draws the clients of each round.
         aggregator: The name of the aggregator.
         on_client_error: Whether the first client that fails stops the run ("stop") or is left out ("skip").
+        min_clients: The number of clients that must send something in a round, as far as as many take part in it.
         personal_travels: Whether the initial values of personal entries are sent to a client at its first contact.
         expected: The expected form of uploads.
         store: The states of clients.
@@ -101,6 +110,7 @@ class Server:
         *,
         aggregator: str = "mean",
         on_client_error: str = "stop",
+        min_clients: int = 1,
         personal_travels: bool = False,
         expected: ExpectedUploads,
         store: ClientStates | None = None,
@@ -114,6 +124,7 @@ class Server:
         self._aggregator = aggregator
         self._aggregator_class = find_aggregator(aggregator)
         self._on_client_error = on_client_error
+        self._min_clients = min_clients
         self._personal_travels = personal_travels
         self._expected = expected
         self._variances = tuple(
@@ -144,6 +155,7 @@ class Server:
             self._sampler,
             aggregator=self._aggregator,
             on_client_error=self._on_client_error,
+            min_clients=self._min_clients,
             personal_travels=self._personal_travels,
             expected=self._expected,
             store=self.store,
@@ -362,6 +374,7 @@ class Server:
         senders = tuple(sorted(intake.check.sizes))
         if not senders and any(map(self._sampler.size, self.taking_part)):
             raise InputError(self._nothing_sent(outcome))
+        self._check_number(len(senders), outcome.skipped)
         outcome.cautions = [
             *self._expected.caution(self._synthetic_job()),
             *intake.check.suspicious(self.round),
@@ -386,10 +399,17 @@ class Server:
             self._state = before
             raise
 
+    def _check_number(self, senders: int, skipped: Mapping[int, str]) -> None:
+        """Raise an error if too few clients have sent something in a round."""
+        needed = min(self._min_clients, sum(1 for client in self.taking_part if self._sampler.size(client)))
+        if skipped and senders < needed:
+            raise TooFewClients(
+                f"round {self.round + 1}: {senders} of {len(self.taking_part)} clients sent something, and "
+                f"run.min_clients = {self._min_clients} ({_reasons(skipped)})"
+            )
+
     def _nothing_sent(self, outcome: RoundResult) -> str:
-        reasons = "; ".join(f"client {k}: {why}" for k, why in list(outcome.skipped.items())[:3])
-        more = f"; and {len(outcome.skipped) - 3} more" if len(outcome.skipped) > 3 else ""
-        reasons = reasons + more or (
+        reasons = _reasons(outcome.skipped) or (
             "none of them made a step; take a smaller train.batch_size, or train.last_batch = keep"
         )
         return f"round {self.round + 1}: no client sent anything ({reasons}){self._model_at_fault()}"
@@ -514,10 +534,17 @@ class Server:
         everybody = self._sampler.scheduled(self._sampler.all())
         intake = self._intake(questions.kind, name)
         questions.progress.begin(0, len(everybody))
+        skipped: dict[int, str] = {}
         for result in self._collect(questions.engine, questions.kind, everybody, questions.traffic, query=name):
-            if self._succeeds(result, questions.skipped, intake):
+            if self._succeeds(result, skipped, intake):
                 questions.traffic.count_up(result.upload)
             questions.progress.client_done(result)
+        questions.skipped.update(skipped)
+        if skipped and len(everybody) - len(skipped) < min(self._min_clients, len(everybody)):
+            raise TooFewClients(
+                f'{len(everybody) - len(skipped)} of {len(everybody)} clients answered the question "{name[1]}" of '
+                f'"{name[0]}", and run.min_clients = {self._min_clients} ({_reasons(skipped)})'
+            )
         return intake.aggregation.result().get(part.name, {})
 
     # After the last round
@@ -618,6 +645,12 @@ class Server:
         self._state = state.restored(saved, device)
 
 
+def _reasons(skipped: Mapping[int, str]) -> str:
+    """Return the reasons why clients were left out, for the first of them."""
+    more = f"; and {len(skipped) - 3} more" if len(skipped) > 3 else ""
+    return "; ".join(f"client {client}: {why}" for client, why in list(skipped.items())[:3]) + more
+
+
 @dataclass(frozen=True)
 class _Intake:
     """The checks and the aggregation of the uploads of a round, or of the answers to a query."""
@@ -634,6 +667,8 @@ def _check_result(result: Result) -> None:
         return
     if kind_of(result.error) in (WroteInPlace.__name__, BadGradient.__name__):
         raise InputError(message_of(result.error))  # the method is at fault, and not the client
+    if isinstance(result.error, SiteFailed):
+        raise ClientFailed(result.client, message_of(result.error))
     raise ClientFailed(result.client, f"{kind_of(result.error)}: {message_of(result.error)}") from result.error
 
 

@@ -17,6 +17,7 @@ from fullrank.comparison.board import boards
 from fullrank.comparison.compare import complete_runs, is_complete
 from fullrank.comparison.intervals import std
 from fullrank.comparison.parallel import ComparisonCallback, ComparisonCallbacks, Failure, Task
+from fullrank.comparison.planned import PlanRecord
 from fullrank.comparison.table import measured
 from fullrank.errors import InputError, writing
 from fullrank.files import write_atomically, write_json
@@ -370,9 +371,10 @@ def complete(plan: Plan, jobs: int = 0, callbacks: Sequence[ComparisonCallback] 
     check_callbacks(callbacks, ComparisonCallback)
     check_jobs(jobs)
     plan.check()
+    watching = [PlanRecord(plan.folder), *callbacks]
     # As if a run had started: each failure is reported at its cell, and none stops the others.
     failures: dict[Path, Failure] = complete_runs(
-        plan.tasks, plan.pending(), plan.jobs(jobs), ComparisonCallbacks(callbacks), plan.folder, begun=True
+        plan.tasks, plan.pending(), plan.jobs(jobs), ComparisonCallbacks(watching), plan.folder, begun=True
     )
     found = Reproduction(plan, {path: failure.reason for path, failure in failures.items()})
     found.write()

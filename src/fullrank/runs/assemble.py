@@ -33,7 +33,7 @@ from fullrank.methods import Composition, Method
 from fullrank.metrics.measures import find_metrics
 from fullrank.models.entries import Entries, classify, select
 from fullrank.models.network import Network
-from fullrank.plugins import GIVEN, collecting_files
+from fullrank.plugins import GIVEN, SITES, collecting_files
 from fullrank.runs.evaluation import GlobalEvaluator
 from fullrank.runs.network import build_network, set_up_for
 from fullrank.runs.starting import StartReport, start_from
@@ -121,6 +121,7 @@ def assemble(
         expected=ExpectedUploads(site.composition, SyntheticClient(site)),
         aggregator=experiment.train.aggregator,
         on_client_error=experiment.run.on_client_error,
+        min_clients=experiment.run.min_clients,
         personal_travels=module is not None or bool(experiment.model.start),
     )
     no_global_model = _why_no_global_model(**common)
@@ -173,14 +174,14 @@ def assemble_site(
 
 
 def hosted_data(
-    experiment: Experiment, facts: Mapping[str, Any], clients: Mapping[int, tuple[Split | None, Split | None]]
+    experiment: Experiment, facts: Mapping[str, Any], clients: Mapping[int, Sequence[Split | None]]
 ) -> HostedData:
     """Return the data of clients in the form in which a site takes them.
 
     Args:
         experiment: The experiment, which says how inputs are prepared.
         facts: What is recorded of the federation in `partition.json`.
-        clients: The training samples and the hold-out of each client, by its id.
+        clients: The training samples, the hold-out and, where it has one, the test part of each client, by its id.
     """
     shape = without_data(facts)
     prepare = dataclasses.replace(
@@ -259,6 +260,11 @@ def federate(experiment: Experiment, data: DataSet | None = None) -> Federation:
     """
     experiment = Experiment.of(experiment)
     table = experiment.data
+    if table.name == SITES:
+        raise InputError(
+            f'data.name = "{SITES}" stands for samples that the sites of a deployment have; "fullrank flower new" '
+            "writes an app that runs there"
+        )
     if GIVEN in (table.name, table.partition):
         raise InputError(
             f'data.name and data.partition = "{GIVEN}" stand for data that a program passes to fullrank.fit'

@@ -12,7 +12,7 @@ from fullrank.config.experiment import Experiment
 from fullrank.errors import CallbackFailed, FullrankError, InputError, message_of
 from fullrank.federated.site import Result
 from fullrank.local import interrupt
-from fullrank.plugins import Registry, called
+from fullrank.plugins import Registry, WhenNamed, called
 
 if TYPE_CHECKING:
     from fullrank.runs.result import Run
@@ -124,7 +124,18 @@ class Callback:
         """
 
 
-CALLBACKS: Registry[type[Callback]] = Registry("callbacks", "run.track", {}, "Class")
+CALLBACKS: Registry[type[Callback]] = Registry(
+    "callbacks",
+    "run.track",
+    WhenNamed(
+        {
+            "tensorboard": "fullrank.runs.trackers.tensorboard:TensorBoard",
+            "mlflow": "fullrank.runs.trackers.mlflow:MLflow",
+            "wandb": "fullrank.runs.trackers.wandb:WeightsAndBiases",
+        }
+    ),
+    "Class",
+)
 """The callbacks that an experiment can name in `run.track`."""
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
-
-import torch
 
 from fullrank.data.dataset import DataSet
 from fullrank.data.federation import CLASSES_NAMED, site_names
@@ -40,7 +38,7 @@ def cautions(assembly: Assembly) -> list[str]:
             'statistics of them; give data.normalise = { mean = [...], std = [...] }, or "half", or "none" if this '
             "is meant"
         )
-    found += _about_files(data)
+    found += _about_files(data, assembly.federation.untrained)
     # Some authors' partitions lose a few samples, and a single client, as in a search, is a part taken on purpose.
     if assembly.federation.orphaned and assembly.federation.clients > 1:
         found.append(f"the partition leaves data out: {assembly.federation.left_out()}")
@@ -67,7 +65,7 @@ def _clients_of_file(assembly: Assembly) -> list[str]:
     ]
 
 
-def _about_files(data: DataSet) -> list[str]:
+def _about_files(data: DataSet, untrained: Sequence[str]) -> list[str]:
     """Warn about files that were left out, and about classes that only the test set has."""
     found = [*data.remarks]
     if data.unreadable:
@@ -76,9 +74,7 @@ def _about_files(data: DataSet) -> list[str]:
             f'{len(data.unreadable)} files of "{data.name}" cannot be read and were left out (partition.json lists '
             f"all of them): {first}"
         )
-    trained = torch.bincount(data.train.y, minlength=data.num_classes) > 0
-    tested = trained if data.test is None else torch.bincount(data.test.y, minlength=data.num_classes) > 0
-    if untrained := [data.classes[k] for k in (tested & ~trained).nonzero().flatten().tolist()]:
+    if untrained:
         named = ", ".join(untrained[:CLASSES_NAMED]) + (", …" if len(untrained) > CLASSES_NAMED else "")
         found.append(
             f"{len(untrained)} of {data.num_classes} classes have test samples and no training samples: {named}"

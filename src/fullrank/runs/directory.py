@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
@@ -49,6 +50,9 @@ BEFORE_THE_START = (
 )
 """Files that a run may write before it writes experiment.toml, with which the directory becomes a run directory."""
 LOCK_HEADER = "Created by fullrank:"
+ATTEMPTS = 3
+PAUSE = 0.02
+"""How often, and at which distance in seconds, a lock is tried again."""
 
 
 class _Data(TypedDict):
@@ -258,7 +262,7 @@ class RunDirectory:
             self._make(self.path)
             self._lock = (self.path / ".lock").open("a+", encoding="utf-8")
         try:
-            _lock(self._lock)
+            _lock_patiently(self._lock)
         except OSError:
             self._lock.close()
             self._lock = None
@@ -314,6 +318,20 @@ class RunDirectory:
     def started(self) -> bool:
         """Whether a run has started in this directory."""
         return (self.path / "experiment.toml").is_file()
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a process on this machine is running in this directory."""
+        try:
+            file = (self.path / ".lock").open("rb")
+        except OSError:
+            return False
+        with file:
+            try:
+                _lock(file, shared=True)
+            except OSError:
+                return True
+        return False
 
     def _make(self, folder: Path) -> None:
         missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
@@ -661,7 +679,17 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return [*read_lines(path / "metrics.jsonl", _Row)]
 
 
-def _lock(file: IO[str]) -> None:
+def _lock_patiently(file: IO[Any]) -> None:
+    """Lock a file. `in_use` holds a lock for a moment, so it is tried again before the file counts as locked."""
+    for _ in range(ATTEMPTS):
+        try:
+            return _lock(file)
+        except OSError:
+            time.sleep(PAUSE)
+    _lock(file)
+
+
+def _lock(file: IO[Any], shared: bool = False) -> None:
     if sys.platform == "win32":
         import msvcrt
 
@@ -669,4 +697,4 @@ def _lock(file: IO[str]) -> None:
     else:
         import fcntl
 
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

@@ -8,13 +8,14 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from fullrank.config.experiment import Experiment
 from fullrank.config.schema import Data
@@ -24,6 +25,7 @@ from fullrank.federated.site import Result
 from fullrank.metrics.measures import METRICS, Metric, label_of, single_numbers
 from fullrank.runs.callbacks import Callback
 from fullrank.runs.summary import measures
+from fullrank.runs.terminal import print_above
 
 if TYPE_CHECKING:
     from fullrank.runs.result import Run
@@ -131,6 +133,28 @@ class Plain(Display):
             self._say(f"{self.phase_name}: {self.so_far()}")
 
 
+class Bars(Progress):
+    """Progress bars, with a line below them that is broken between measures where it is too long."""
+
+    def __init__(self, console: Console, bar_width: int | None = None):
+        self.below = ""
+        """Accuracy, loss and other measures, as `scores` formats them."""
+        columns = (
+            TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold")),
+            BarColumn(bar_width=bar_width),
+            TextColumn("{task.fields[state]}", markup=False, table_column=Column(no_wrap=True)),
+        )
+        super().__init__(*columns, console=console, transient=True)
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """Yield the bars, and the line."""
+        yield from super().get_renderables()
+        if self.below:
+            pieces = self.below.split("  ")
+            whole = "  ".join(piece.replace(" ", "\N{NO-BREAK SPACE}") for piece in pieces)
+            yield Text(whole)
+
+
 class Live(Display):
     """Shows progress bars with the round, the accuracy, the clients that have finished and the time left.
 
@@ -140,13 +164,7 @@ class Live(Display):
 
     def __init__(self, console: Console):
         self.console = console
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[state]}"),
-            console=console,
-            transient=True,
-        )
+        self.progress = Bars(console)
         self.rounds_bar = TaskID(0)
         self.clients_bar = TaskID(0)
 
@@ -158,11 +176,9 @@ class Live(Display):
         """Print what is run and show the progress bars."""
         super().started(experiment, path, done, clients)
         for line in opening(experiment, path, done, clients):
-            self.console.print(line, highlight=False, soft_wrap=True)
+            print_above(self.console, line)
         if done < self.rounds:
-            self.rounds_bar = self.progress.add_task(
-                "rounds ", total=self.rounds, completed=done, state=self._state({})
-            )
+            self.rounds_bar = self.progress.add_task("rounds ", total=self.rounds, completed=done, state=self._state())
             self.clients_bar = self.progress.add_task("clients", total=clients, state=f"0/{clients}")
             self.progress.start()
 
@@ -180,13 +196,15 @@ class Live(Display):
         super().phase_started(name, done, clients)
         for bar in self.progress.task_ids:
             self.progress.remove_task(bar)
+        self.progress.below = ""
         self.clients_bar = self.progress.add_task(name, total=clients, completed=done, state=self.so_far())
         self.progress.start()
 
     def round_done(self, row: Mapping[str, Any]) -> None:
         """Advance the progress bar of the rounds and show the metrics."""
         super().round_done(row)
-        self.progress.update(self.rounds_bar, completed=self.done, state=self._state(row))
+        self.progress.below = scores(row).strip()
+        self.progress.update(self.rounds_bar, completed=self.done, state=self._state())
         self.progress.update(self.clients_bar, completed=0, state=f"0/{self.clients}")
         for warning in problems_of(row):
             self._warn(warning)
@@ -200,11 +218,11 @@ class Live(Display):
         self.progress.stop()
 
     def _warn(self, text: str) -> None:
-        self.progress.console.print(text, style="yellow", highlight=False, markup=False)
+        print_above(self.progress.console, text, "yellow")
 
-    def _state(self, row: Mapping[str, Any]) -> str:
-        left = f"  left {clock(self.pace.left())}" if row and self.done < self.rounds else ""
-        return f"{self.done}/{self.rounds}{scores(row)}{left}"
+    def _state(self) -> str:
+        left = f"  left {clock(self.pace.left())}" if self.pace.finished and self.done < self.rounds else ""
+        return f"{self.done}/{self.rounds}{left}"
 
 
 class Json(Display):

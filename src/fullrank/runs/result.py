@@ -313,11 +313,16 @@ class Run:
         if self._assembly is None:
             self._reject_given()
             assert self.path is not None
+            lead = f"{why}: " if why else ""
+            if read_json(self.path / "partition.json").get("at_sites"):
+                raise InputError(
+                    f"{lead}the samples of this run are at the sites of a deployment; clients.jsonl has what they "
+                    "measured; to evaluate the model here, name other data, as in `fullrank inspect RUN DATA`"
+                )
             experiment = self._opened(data=True)
             try:
                 federation = federate(experiment)
             except InputError as problem:
-                lead = f"{why}: " if why else ""
                 raise InputError(f"{lead}{problem}; give the folder of the run's data with --root (root=)") from None
             assembly = assemble(experiment, federation=federation)
             check_data(self.path, assembly.federation)

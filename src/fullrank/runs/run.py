@@ -15,7 +15,7 @@ from typing import Any
 from fullrank.config.experiment import Experiment
 from fullrank.data.federation import Federation
 from fullrank.data.sources.progress import watching
-from fullrank.engine import Engine, open_engine
+from fullrank.engine import Engine, EngineFactory, open_engine
 from fullrank.engine.machine import find_device, threads
 from fullrank.errors import (
     CallbackFailed,
@@ -24,6 +24,7 @@ from fullrank.errors import (
     Interrupted,
     RunFailed,
     StoppedNow,
+    TooFewClients,
     WriteFailed,
     naming_file,
 )
@@ -98,6 +99,7 @@ def execute(
     change_engine: bool = False,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = False,
+    engine: EngineFactory | None = None,
     **parts: Any,
 ) -> Run:
     """Run an experiment.
@@ -109,6 +111,7 @@ def execute(
         change_engine: As in `run`.
         callbacks: As in `run`.
         progress: As in `run`.
+        engine: Creates the engine, in place of the one that the experiment names.
         **parts: Parts in place of those that the experiment names, as in `assemble`.
 
     Returns:
@@ -129,7 +132,7 @@ def execute(
             watching.callbacks += tracked(experiment.run.track)
             if directory is not None:
                 directory.open()
-            return _execute(experiment, directory, watching, resume, change_engine, parts)
+            return _execute(experiment, directory, watching, resume, change_engine, engine, parts)
     finally:
         if directory is not None:
             directory.close()
@@ -141,6 +144,7 @@ def _execute(
     callbacks: Callbacks,
     resume: bool,
     change_engine: bool,
+    engine: EngineFactory | None,
     parts: Mapping[str, Any],
 ) -> Run:
     try:
@@ -153,7 +157,7 @@ def _execute(
         with _in_words(directory, experiment.train.rounds), threads(experiment.engine.threads):
             with watching(lambda what, done, total: interrupt.check()):
                 assembly = assemble(experiment, **parts)
-            return _run_rounds(assembly, directory, callbacks, changes)
+            return _run_rounds(assembly, directory, callbacks, changes, engine)
     except WriteFailed as failure:
         if directory is None:
             raise
@@ -208,7 +212,11 @@ class Recorder(Callback):
 
 
 def _run_rounds(
-    assembly: Assembly, directory: RunDirectory | None, watching: Callbacks, changes: Mapping[str, Any]
+    assembly: Assembly,
+    directory: RunDirectory | None,
+    watching: Callbacks,
+    changes: Mapping[str, Any],
+    own_engine: EngineFactory | None,
 ) -> Run:
     experiment, server = assembly.experiment, assembly.server
     path = directory.path if directory is not None else None
@@ -222,7 +230,7 @@ def _run_rounds(
         return finished
     rows = start.rows
     options = assembly.engine.options(len(server.sample(server.round)), rows[-1] if rows else {})
-    engine = open_engine(assembly.engine.name, assembly.site, options)
+    engine = (own_engine or partial(open_engine, assembly.engine.name))(assembly.site, options)
     callbacks = all_callbacks(watching, assembly, directory, prober)
     try:
         start.write()
@@ -233,7 +241,7 @@ def _run_rounds(
         while server.round < experiment.train.rounds:
             _one_round(assembly, engine, rows, callbacks)
         return _end(assembly, engine, directory, rows, callbacks, prober.found)
-    except (Interrupted, ClientFailed, CallbackFailed) as stop:
+    except (Interrupted, ClientFailed, TooFewClients, CallbackFailed) as stop:
         # After a second signal nothing is saved any more: it may have come in the middle of a change of the state.
         if not isinstance(stop, StoppedNow) and directory is not None and directory.last_round() < server.round:
             directory.save(server, experiment.run.keep)
