@@ -128,7 +128,7 @@ CASES = {
     "still_rising": (
         lambda _: seeds(metrics=rows([0.5 + 0.02 * r for r in range(16)])),
         "still rising, by 10.0 points",
-        lambda _: seeds(metrics=rows([0.8 + 0.001 * r for r in range(16)])),
+        lambda _: seeds(metrics=rows([*[0.8] * 8, 0.8, 0.6, 0.8, *[0.8] * 5])),  # a drop in the first window
     ),
     "best_not_last": (
         lambda _: seeds(metrics=rows([*HEALTHY[:-1], 0.85])),

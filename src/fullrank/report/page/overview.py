@@ -189,7 +189,12 @@ def _methods(cohort: Cohort) -> Block:
     columns += [blocks.column("difference (95 % interval)", first="descending")] * bool(rows)
     columns += [blocks.column("p (Holm)")] * tested
     columns += [blocks.column(f"clients: {SHORT[stage]} (%)", first="descending") for stage in stages]
-    columns += [blocks.column("sent"), blocks.column("time"), blocks.column("runs", "text"), blocks.column("", "spark")]
+    columns += [
+        blocks.column("sent"),
+        blocks.column("time"),
+        blocks.column("runs", "text"),
+        blocks.column("accuracy", "spark"),
+    ]
     found, details = [], []
     for group in cohort.groups:
         mean, row = mean_of(group, cohort.value_of), rows.get(group.label)

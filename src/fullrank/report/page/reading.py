@@ -36,7 +36,7 @@ LEARNED = 5.0
 WINDOW = 5
 """The number of evaluations in a mean of the last ones."""
 RISING = 1.0
-"""The rise between two windows from which a curve is still rising."""
+"""The rise between two windows from which a curve is still rising, if it is more than their standard deviation."""
 FALLEN = 2.0
 """The distance of the last round below the best from which it matters which one is quoted."""
 DROP = 10.0
@@ -269,7 +269,7 @@ def sudden_drops(member: Member) -> Iterator[str]:
     if not falls:
         return
     worst = max(falls, key=lambda round: falls[round][0] - falls[round][1])
-    far = {row["round"] for row in member.rows if row.get("far_client")}
+    far = set(member.far)
     cause = (
         f"; in {len(far & set(falls))} of them one client moved far more than the others" if far & set(falls) else ""
     )
@@ -286,7 +286,7 @@ def _times(number: int) -> str:
 @rule("warn", Member)
 def far_clients(member: Member) -> Iterator[str]:
     """Report one client whose weights moved more than twice as far as any other's, in a share of the rounds."""
-    found = [row["far_client"] for row in member.rows if row.get("far_client")]
+    found = list(member.far.values())
     if len(found) <= FAR_ROUNDS * len(member.rows):
         return
     (client, times), *_ = Counter(each["client"] for each in found).most_common()
@@ -455,7 +455,7 @@ def still_rising(group: Group) -> Iterator[str]:
     if len(values) < 2 * WINDOW:
         return
     rise = statistics.fmean(values[-WINDOW:]) - statistics.fmean(values[-2 * WINDOW : -WINDOW])
-    if rise > RISING:
+    if rise > max(RISING, statistics.stdev(values[-2 * WINDOW :])):
         yield f"the accuracy was still rising, by {_points(rise)} over the last {2 * WINDOW} evaluations: train longer."
 
 

@@ -19,6 +19,7 @@ from fullrank.files import read_json as read_object
 from fullrank.runs.client_tables import STAGES
 from fullrank.runs.clients import ClientRow
 from fullrank.runs.directory import RunDirectory, read_json
+from fullrank.runs.drifts import far_client
 from fullrank.runs.pruning import MARK
 from fullrank.runs.result import Run, load_run
 
@@ -84,6 +85,12 @@ class Member:
     def sites(self) -> list[str]:
         """The names of the clients, where they are sites."""
         return [str(name) for name in self.partition.get("names", [])]
+
+    @cached_property
+    def far(self) -> dict[int, dict[str, Any]]:
+        """The rounds in which one client's weights moved far more than those of any other, with that client."""
+        found = {row["round"]: row.get("far_client") or far_client(row.get("clients", [])) for row in self.rows}
+        return {round: far for round, far in found.items() if far}
 
     def client_name(self, client: int) -> str:
         """Return the name of a client, which is its site's where it has one."""

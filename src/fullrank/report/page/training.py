@@ -116,7 +116,7 @@ def _by_client(group: Group) -> dict[str, Any] | None:
 
 
 def _caption(member: Member) -> str:
-    rounds = [row["round"] for row in member.rows if row.get("far_client")]
+    rounds = list(member.far)
     if not rounds:
         return ""
     named = ", ".join(map(str, rounds[:10])) + (" …" if len(rounds) > 10 else "")
