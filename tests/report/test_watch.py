@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 import fullrank
+from deployments import deploy, experiment, network
 from followed import Written
 from fullrank.errors import InputError
 from fullrank.files import write_json
@@ -193,6 +194,14 @@ def test_nothing_that_a_run_names_is_imported(tmp_path, monkeypatch):
     assert one(run.path).state == "running"
     assert "hostile" not in sys.modules
     run.end()
+
+
+def test_a_deployment_is_followed_as_any_run(tmp_path):
+    deploy(tmp_path, experiment(), network(tmp_path))
+    found = one(tmp_path / "deployed")
+    assert (found.state, found.done) == ("complete", found.rounds)
+    assert found.title.startswith("fedavg on ")
+    assert found.pace > 0
 
 
 # Several runs

@@ -19,7 +19,7 @@ RECENT = 5
 
 @dataclass
 class Row:
-    """What is kept of a row, however many clients it has."""
+    """The part of a row that is kept, however many clients it has."""
 
     round: int
     seconds: float

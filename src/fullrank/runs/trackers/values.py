@@ -1,4 +1,4 @@
-"""What a tracker receives of a run: numbers, the distribution of clients' numbers, and sentences; never a sample."""
+"""The parts of a run that a tracker receives: numbers, distributions over clients, and sentences; never a sample."""
 
 from __future__ import annotations
 
