@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -106,6 +107,26 @@ def test_targets_are_reached_where_the_rounds_say(compared):
     one = member(metrics=rows([0.1, 0.4, 0.3, 0.6]))
     assert reached(one, 0.4) == (2, 0.004, 2.0)
     assert reached(one, 0.61) is None
+
+
+def test_local_epochs_are_means_of_the_clients(compared):
+    assert "epochs" not in {each["id"] for each in blocks.figures_in(page(compared))}  # one epoch is no course
+    rounds = [
+        {**row, "clients": [{"client": k, "epochs": [{"criterion": 1.0 + k}, {"criterion": 0.5}]} for k in range(3)]}
+        for row in rows()
+    ]
+    chart = block(page_of(subject(member(metrics=rounds))), "epochs")["chart"]
+    assert chart["dimensions"][0]["values"] == ["criterion"]
+    assert len(chart["dimensions"][1]["values"]) == 10
+    assert chart["dimensions"][1]["values"][::9] == ["round 1", "round 16"]
+    assert chart["frames"][0]["series"][0]["y"] == [2, 0.5]
+
+
+def test_the_documentation_lists_the_sections(compared):
+    text = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
+    table = text.partition("## What the page has")[2].partition("\n\nA section")[0]
+    listed = re.findall(r"^\| ([A-Z]\w+) \|", table, flags=re.MULTILINE)
+    assert listed == [each["short"] for each in page(compared)["sections"]]
 
 
 # What is never mixed

@@ -1,4 +1,4 @@
-"""What a page is about: runs, each with its state, grouped by method and settings as in a comparison, and by data."""
+"""The runs that a page is about, each with its state, grouped by method and settings as in a comparison, and by data."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ class Cohort:
 
     number: int
     title: str
-    """What tells its data from those of the other cohorts; empty if there is only one."""
+    """The difference between its data and those of the other cohorts; empty if there is only one."""
     groups: tuple[Group, ...]
 
     @property
@@ -208,7 +208,7 @@ class Cohort:
 
     @property
     def suffix(self) -> str:
-        """What ids of charts end with, so that they differ between cohorts."""
+        """The end of the ids of its charts, which differ between cohorts."""
         return f"-{self.number + 1}" if self.title else ""
 
     def entitled(self, title: str) -> str:
@@ -286,7 +286,7 @@ class Subject:
     failed: Mapping[str, str] = field(default_factory=dict)
     """Runs that failed before they had a directory, by name, with their reasons."""
     paths: tuple[str, ...] = ()
-    """What the user named, for the commands on the page."""
+    """The runs and folders as the user named them, for the commands on the page."""
 
     @property
     def groups(self) -> list[Group]:
