@@ -4,6 +4,7 @@ A child cannot differentiate if its parent did so with a GPU in sight or with se
 `sweeps.IN_CI` does not keep are marked slow.
 """
 
+import gc
 import os
 
 import pytest
@@ -12,6 +13,12 @@ import torch
 from sweeps import IN_CI, left_out
 
 torch.set_num_threads(1)
+
+
+def pytest_collection_finish(session):
+    gc.collect()
+    gc.freeze()  # what is imported stays
+    gc.set_threshold(20_000, 20, 20)
 
 
 def pytest_configure(config):

@@ -6,10 +6,10 @@ import pytest
 
 from commands import fullrank
 from fullrank.config.experiment import Experiment, dotted
-from fullrank.data.augment.pipeline import AUGMENTATIONS
-from fullrank.data.partition import PARTITIONS, VARIANTS
+from fullrank.data.augment.registry import AUGMENTATIONS
+from fullrank.data.registry import PARTITIONS, VARIANTS
 from fullrank.data.sources.registry import DATA_SETS
-from fullrank.federated.aggregation import AGGREGATORS
+from fullrank.federated.registry import AGGREGATORS
 
 
 def listed(capsys, *words):
@@ -67,7 +67,7 @@ def test_the_list_fits_the_terminal_and_names_every_table(width, capsys, monkeyp
 
 
 def test_a_word_chooses(capsys):
-    assert set(listed(capsys, "probe")) == {"probe.every", "probe.clients"}
+    assert set(listed(capsys, "probe")) == {"probe.every", "probe.clients", "probe.embed"}
     assert set(listed(capsys, "LR")) == {"train.lr", "train.lr_schedule", "train.lr_schedule_by"}
     status, out, _ = fullrank("keys", "last_batch", capsys=capsys)
     assert status == 0

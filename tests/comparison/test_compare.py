@@ -18,6 +18,7 @@ import fullrank
 from commands import fullrank as run_command
 from fullrank import compare_runs
 from fullrank.cli import compare as comparecli
+from fullrank.cli.several import parse_seeds
 from fullrank.comparison import table as comparison
 from fullrank.comparison.board import LiveBoard
 from fullrank.comparison.derived import derived
@@ -27,7 +28,7 @@ from fullrank.config.experiment import Experiment
 from fullrank.errors import InputError, Interrupted
 from fullrank.files import read_json, write_json
 from fullrank.metrics.evaluate import over_clients
-from fullrank.metrics.measures import Metric, single_numbers
+from fullrank.metrics.registry import Metric, single_numbers
 from fullrank.runs.directory import RunDirectory
 from fullrank.runs.summary import measures, summarise
 from killing import assert_equal_outcomes, nothing_changes
@@ -270,7 +271,7 @@ WRONG = {
     "a grid with a value twice": (["-m", "fedavg", "--vary", "train.lr=1,1"], "has the value 1 twice"),
     "a grid of seeds": (["-m", "fedavg", "--vary", "seed=1,2"], "seed cannot be varied"),
     "a grid of nobody": (["-m", "fedavg", "--vary", "method.moon.mu=1,2"], "no method of the comparison has"),
-    "set and varied": (["-m", "fedavg:train.lr=1", "--vary", "train.lr=1,2"], "which is varied too"),
+    "set and varied": (["-m", "fedavg:train.lr=1", "--vary", "train.lr=1,2"], "which is varied as well"),
     "unfinished": (["--runs", "unfinished"], "1 of 1 rounds, no result"),
     "another experiment": (["-m", "fedavg", "-s", "0", "--out", "there"], "holds another experiment: data.alpha"),
 }
@@ -642,8 +643,8 @@ def test_what_a_runs_own_code_prints_is_passed_on(tmp_path):
 
 
 def test_seeds_as_lists_and_ranges():
-    assert comparecli.parse_seeds("0,1,2") == [0, 1, 2]
-    assert comparecli.parse_seeds("0-2, 7") == [0, 1, 2, 7]
+    assert parse_seeds("0,1,2") == [0, 1, 2]
+    assert parse_seeds("0-2, 7") == [0, 1, 2, 7]
 
 
 def test_help_has_an_example(capsys):

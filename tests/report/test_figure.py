@@ -530,8 +530,6 @@ def test_a_run_without_probes_is_told_how_to_get_them(tmp_path, runs, capsys, ki
         (["tsne", "sphere"], ["not linear"]),
         (["tsne", "alone"], ["too few clients", "probe.clients = 2"]),
         (["gap", "own"], ["has no gap"]),
-        (["cka", *["plain"] * 6], ["room for 5, not for 6", "give fewer runs"]),
-        (["classifier", *["plain"] * 6], ["room for 5, not for 6", "give fewer runs"]),
         (["tsne", *["plain"] * 6], ["room for 5, not for 6", "give fewer runs"]),
         (
             ["accuracy", "plain", "even", "--label", "Ours"],

@@ -7,7 +7,6 @@ import sys
 from contextlib import nullcontext
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.console import Console
 
@@ -26,10 +25,12 @@ from fullrank.cli import methods as methodscli
 from fullrank.cli import models as modelscli
 from fullrank.cli import predict as predictcli
 from fullrank.cli import probes as probescli
+from fullrank.cli import report as reportcli
 from fullrank.cli import reproduce as reproducecli
 from fullrank.cli import search_scales as searchcli
 from fullrank.cli import sweep as sweepcli
 from fullrank.cli import theory as theorycli
+from fullrank.cli import watch as watchcli
 from fullrank.cli.options import (
     AsJson,
     Command,
@@ -38,20 +39,17 @@ from fullrank.cli.options import (
     Quiet,
     answer,
     command_group,
+    ended_if_interrupted,
     experiment_values,
-    fail,
     picture,
     prepare_streams,
 )
 from fullrank.config.experiment import Experiment, parse_overrides
-from fullrank.data.heterogeneity import draw_text
 from fullrank.data.sources.progress import watching
 from fullrank.engine.allocator import keep_freed_memory
-from fullrank.errors import InputError, Interrupted
+from fullrank.errors import InputError
 from fullrank.local import interrupt
-from fullrank.runs import client_tables, display
-from fullrank.runs.assemble import federate
-from fullrank.runs.run import run as run_experiment
+from fullrank.runs.terminal import say
 
 app = command_group(
     "Federated learning when clients' data differ: train models, compare methods, and measure whether the "
@@ -103,13 +101,14 @@ def run(
 
     Example: fullrank run --set method.name=fedavg+feddecorr --set data.alpha=0.05 --set train.rounds=30
     """
+    from fullrank.runs import client_tables, display
+    from fullrank.runs.run import run as run_experiment
+
     experiment = _experiment(file, overrides)
     _reject_without_effect(experiment, overrides)
-    try:
-        with display.choose(quiet, as_json) as shown, watching(None) if quiet else nullcontext():
-            finished = run_experiment(experiment, out, change_engine=change_engine, callbacks=[shown])
-    except Interrupted as stop:
-        fail(str(stop), 130)  # here, because typer would print "Aborted." only
+    silence = watching(None) if quiet else nullcontext()
+    with ended_if_interrupted(), display.choose(quiet, as_json) as shown, silence:
+        finished = run_experiment(experiment, out, change_engine=change_engine, callbacks=[shown])
     if quiet or as_json:
         return
     console = Console(soft_wrap=True)
@@ -127,13 +126,15 @@ def run(
     rounds = display.counted(summary["rounds"], "round")
     ending = summary.get("ending_seconds", 0)
     after = f" ({ending:.1f} s of it after the last round)" if ending >= 1 else ""
-    print(f"{rounds} complete, {traffic}, {summary['seconds']:.1f} s{after}; results in {finished.path}")
+    say(f"{rounds} complete, {traffic}, {summary['seconds']:.1f} s{after}; results in {finished.path}")
 
 
 for name, panel, command in (
+    ("watch", "Run", watchcli.watch_command),
     ("keys", "Run", keyscli.list_keys),
     ("compare", "Compare", comparecli.compare_command),
     ("sweep", "Compare", sweepcli.sweep_command),
+    ("report", "Inspect", reportcli.report_command),
     ("inspect", "Inspect", inspectcli.inspect_command),
     ("probes", "Inspect", probescli.probes_command),
     ("predict", "Inspect", predictcli.predict_command),
@@ -163,6 +164,11 @@ def partition(
 
     Example: fullrank partition --set data.alpha=0.05 --set data.clients=20
     """
+    import numpy as np
+
+    from fullrank.data.heterogeneity import draw_text
+    from fullrank.runs.assemble import federate
+
     picture(png)
     federation = federate(_experiment(file, overrides))
     facts = federation.describe()
@@ -175,22 +181,22 @@ def partition(
         return
     print(draw_text(federation.class_counts, federation.data.classes, Console().width, federation.names))
     size, entropy, emd = facts["size"], facts["entropy"], facts["emd"]
-    print()
-    print(f"clients              {facts['clients']}")
-    print(f"training samples     {facts['samples']}" + _not_for_training(facts))
+    say()
+    say(f"clients              {facts['clients']}")
+    say(f"training samples     {facts['samples']}" + _not_for_training(facts))
     if left_out := federation.left_out():
-        print(f"without a client     {left_out}")
-    print(f"size                 {size['min']} to {size['max']}, median {size['median']:g}")
+        say(f"without a client     {left_out}")
+    say(f"size                 {size['min']} to {size['max']}, median {size['median']:g}")
     if federation.groups is not None:
         least, most, median = federation.groups.min(), federation.groups.max(), np.median(federation.groups)
-        print(f"groups per client    {least} to {most}, median {median:g}, of the training samples")
-    print(f"classes per client   {facts['classes_per_client']:.2f} on average, of {federation.data.num_classes}")
-    print(f"label entropy        {entropy['mean']:.3f} nats on average")
-    print(f"distance to global   {emd['mean']:.3f} on average (earth mover's, 0 equal to 2 disjoint)")
-    print(f"partition hash       {facts['hash']}")
-    print(f"data fingerprint     {federation.data.fingerprint()}")
+        say(f"groups per client    {least} to {most}, median {median:g}, of the training samples")
+    say(f"classes per client   {facts['classes_per_client']:.2f} on average, of {federation.data.num_classes}")
+    say(f"label entropy        {entropy['mean']:.3f} nats on average")
+    say(f"distance to global   {emd['mean']:.3f} on average (earth mover's, 0 equal to 2 disjoint)")
+    say(f"partition hash       {facts['hash']}")
+    say(f"data fingerprint     {federation.data.fingerprint()}")
     if png is not None:
-        print(f"drawn in             {png}")
+        say(f"drawn in             {png}")
 
 
 def _not_for_training(facts: dict[str, Any]) -> str:

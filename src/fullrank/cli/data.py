@@ -7,24 +7,23 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
 from fullrank.cli.options import AsJson, Command, command_group
-from fullrank.data import DataSet, load_dataset
-from fullrank.data.sources.download import Watch
-from fullrank.data.sources.download import get as get_data
 from fullrank.data.sources.registry import DATA_SETS
 from fullrank.data.sources.registry import stored as stored_sets
-from fullrank.data.sources.stored import FileFacts, Stored
 from fullrank.errors import InputError, nearest, printable
-from fullrank.runs import display
-from fullrank.runs.client_tables import shown_name
+from fullrank.runs.terminal import print_table, say
+
+if TYPE_CHECKING:
+    from fullrank.data import DataSet
+    from fullrank.data.sources.download import Watch
+    from fullrank.data.sources.stored import FileFacts, Stored
 
 EMBEDDED = "digits"
 SIDE = 32
@@ -48,12 +47,14 @@ def get(name: Name, root: Root = "") -> None:
 
     Example: fullrank data get cifar10 --root data
     """
+    from fullrank.data.sources.download import get as get_data
+
     if name == EMBEDDED:
-        print(f"{name} is part of fullrank: there is nothing to download")
+        say(f"{name} is part of fullrank: there is nothing to download")
         return
     with _progress() as watch:
         said = get_data(_known(name), root, watch)
-    print(said)
+    say(said)
 
 
 @app.command(cls=Command)
@@ -70,6 +71,8 @@ def check(
 
     Example: fullrank data check cifar10
     """
+    from fullrank.runs import display
+
     facts = _facts(name, root)
     if as_json:
         print(json.dumps(facts, indent=1))
@@ -77,10 +80,10 @@ def check(
         _print(facts)
     altered = [file["name"] for file in facts["files"] if file["state"] == "altered"]
     if altered:
-        print(f"fullrank: in {facts['folder']}, {', '.join(altered)} is not the official file", file=sys.stderr)
+        say(f"fullrank: in {facts['folder']}, {', '.join(altered)} is not the official file", file=sys.stderr)
         raise typer.Exit(1)
     if facts["unreadable"]:
-        print(f"fullrank: {display.counted(len(facts['unreadable']), 'file')} cannot be read", file=sys.stderr)
+        say(f"fullrank: {display.counted(len(facts['unreadable']), 'file')} cannot be read", file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -88,13 +91,15 @@ def _known(name: str) -> Stored:
     if name not in stored_sets():
         if name in DATA_SETS.own:
             raise InputError(
-                f'"{name}" cannot be downloaded by fullrank; "fullrank data check {name}" says where it is searched'
+                f'"{name}" cannot be downloaded by fullrank; "fullrank data check {name}" shows its folders'
             )
         raise InputError(f'unknown data set "{name}": {nearest(name, DATA_SETS.own)}')
     return stored_sets()[name]
 
 
 def _facts(name: str, root: str) -> dict[str, Any]:
+    from fullrank.data import load_dataset
+
     if name not in DATA_SETS.own:
         raise InputError(f'unknown data set "{name}": {nearest(name, DATA_SETS.own)}')
     of_images = "unreadable" in inspect.signature(DATA_SETS.own[name]).parameters
@@ -126,7 +131,9 @@ def _form(name: str, of_images: bool) -> str:
 
 
 def _images(data: DataSet) -> dict[str, dict[str, list[int]]]:
-    """Return how many images each class has in training and test, by domain."""
+    """Return the numbers of images in training and test by domain and class."""
+    import torch
+
     found: dict[str, dict[str, list[int]]] = {}
     for number, domain in enumerate(data.domains or ("",)):
         counts = [
@@ -151,30 +158,33 @@ def _file(fact: FileFacts) -> dict[str, Any]:
 
 
 def _print(facts: dict[str, Any]) -> None:
-    console = Console(soft_wrap=True)
+    from fullrank.runs import display
+
     where = f" in {facts['folder']}" if facts["folder"] else ""
-    console.print(f"{facts['title']} ({facts['form']}){where}", highlight=False, markup=False)
+    say(f"{facts['title']} ({facts['form']}){where}")
     table = Table(box=None, pad_edge=False, show_header=False)
     for file in facts["files"]:
         of = "" if file["state"] != "another size" else f" (officially {file['official_records']})"
         row = (file["name"], f"{file['records']} records", display.size(file["bytes"]), file["state"] + of)
         table.add_row(*row)
     if facts["files"]:
-        console.print(table, highlight=False)
-    print(f"training samples  {facts['train']}")
-    print(f"test samples      {facts['test']}")
+        print_table(table)
+    say(f"training samples  {facts['train']}")
+    say(f"test samples      {facts['test']}")
     if facts["shape"]:
-        print(f"sample            {'×'.join(map(str, facts['shape']))}")
-    print(f"classes           {len(facts['classes'])}: {printable(_shortened(facts['classes']))}")
+        say(f"sample            {'×'.join(map(str, facts['shape']))}")
+    say(f"classes           {len(facts['classes'])}: {printable(_shortened(facts['classes']))}")
     if facts["fingerprint"]:
-        print(f"fingerprint       {facts['fingerprint']}")
+        say(f"fingerprint       {facts['fingerprint']}")
     if facts["images"]:
-        _print_images(console, facts)
+        _print_images(facts)
 
 
-def _print_images(console: Console, facts: dict[str, Any]) -> None:
+def _print_images(facts: dict[str, Any]) -> None:
     """Print the numbers of images, one line per class, and the files that cannot be read."""
-    print("images of each class, in training and test:")
+    from fullrank.runs.client_tables import shown_name
+
+    say("images of each class, in training and test:")
     table = Table(box=None, pad_edge=False)
     table.add_column("class")
     for domain in facts["images"]:
@@ -182,11 +192,11 @@ def _print_images(console: Console, facts: dict[str, Any]) -> None:
     for name in facts["classes"]:
         counts = (of_class[name] for of_class in facts["images"].values())
         table.add_row(shown_name(name), *(f"{train} + {test}" for train, test in counts))
-    console.print(table, highlight=False, markup=False)
+    print_table(table)
     for text in facts["remarks"]:
-        print(text)
+        say(text)
     for text in facts["unreadable"]:
-        print(f"unreadable        {printable(text)}")
+        say(f"unreadable        {printable(text)}")
 
 
 def _shortened(names: list[str], most: int = 10) -> str:
@@ -212,6 +222,8 @@ def _progress() -> Iterator[Watch]:
 
 
 def _lines() -> Watch:
+    from fullrank.runs import display
+
     seen: set[str] = set()
 
     def watch(url: str, done: int, total: int | None) -> None:

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from fullrank.cli.options import AsJson, Client, Root, StageName, Trust
-from fullrank.errors import InputError
-from fullrank.federated.site import Stage
 from fullrank.files import writable
-from fullrank.metrics.bootstrap import LEVEL, RESAMPLES, Interval
-from fullrank.metrics.measures import Metric
-from fullrank.report.evaluate import PARTS, Evaluated, Measured, evaluate_run
-from fullrank.runs.client_tables import shown_name
-from fullrank.runs.display import STAGES
-from fullrank.runs.result import run_at
+from fullrank.metrics.registry import LEVEL, RESAMPLES, Metric
+from fullrank.runs.terminal import print_table, say
+
+if TYPE_CHECKING:
+    from fullrank.federated.site import Stage
+    from fullrank.metrics.bootstrap import Interval
+    from fullrank.report.evaluate import Evaluated, Measured, Part
 
 CLASSES_SHOWN = 20
-ROW_NAMES, COLUMN = 20, 24
-"""Widths that the names of the rows, and a metric with its interval, need."""
 
 
 def evaluate_command(
@@ -31,7 +27,7 @@ def evaluate_command(
         str, typer.Argument(metavar="DATA", help="Data set or folder of images. By default the data of the run.")
     ] = "",
     part: Annotated[
-        str, typer.Option("--part", metavar="PART", help=f"Samples to evaluate on: {', '.join(PARTS)}.")
+        str, typer.Option("--part", metavar="PART", help="Samples to evaluate on: test, train or all.")
     ] = "test",
     metrics: Annotated[
         str, typer.Option("--metrics", metavar="A,B", help="Metrics in addition to evaluate.metrics of the run.")
@@ -52,23 +48,24 @@ def evaluate_command(
     all samples.
 
     Samples are prepared as in the run, images of another size are resized, and classes are matched by their names.
-    Where the data come in domains or from natural clients, the metrics are printed for each of these sites too.
+    If the data come from domains or natural clients, the metrics are printed for each of these sites as well.
 
-    An interval lies between two percentiles of the values on samples that are drawn with replacement. It says how far
-    the value depends on the samples, and nothing about another training run.
+    An interval lies between two percentiles of the values on samples that are drawn with replacement. It shows how
+    much the value depends on the samples, not how much it would vary between training runs.
 
     Example: fullrank evaluate runs/demo --metrics balanced-accuracy,per-class
     """
+    from fullrank.report.evaluate import evaluate_run
+    from fullrank.runs.result import run_at
+
     names = [name.strip() for name in metrics.split(",") if name.strip()]
-    if part not in PARTS:
-        raise InputError(f'--part = "{part}": must be one of {", ".join(PARTS)}')
     found = evaluate_run(
         run_at(run, trust, "" if data else root),
         data,
         root,
-        part=part,
+        part=cast("Part", part),
         client=client,
-        stage=cast(Stage | None, stage),
+        stage=cast("Stage | None", stage),
         metrics=names,
         resamples=resamples,
     )
@@ -79,23 +76,24 @@ def evaluate_command(
 
 
 def _show(found: Evaluated) -> None:
-    print(f"model     {found.model}" + (f", {found.stage}: {STAGES[found.stage]}" if found.stage else ""))
+    from fullrank.runs.display import STAGES
+
+    say(f"model     {found.model}" + (f", {found.stage}: {STAGES[found.stage]}" if found.stage else ""))
     samples = {"test": "test samples", "train": "training samples", "all": "all samples"}[found.part]
-    print(f"data      {found.data}, {samples}")
+    say(f"data      {found.data}, {samples}")
     for note in found.notes:
-        print(f"note      {note}")
-    console = Console(soft_wrap=True)
+        say(f"note      {note}")
     single = [metric for metric in found.metrics if not isinstance(found.all.values[metric.key], list)]
-    at_once = max(1, (console.width - ROW_NAMES) // COLUMN)
-    for start in range(0, len(single), at_once):
-        console.print(_table(single[start : start + at_once], {"all": found.all, **found.sites}))
+    print_table(_table(single, {"all": found.all, **found.sites}))
     for metric in found.metrics:
         if metric not in single:
-            _show_classes(console, metric, found)
-    print(f"[low, high]: {100 * LEVEL:g} % bootstrap intervals over samples, {found.resamples} draws")
+            _show_classes(metric, found)
+    say(f"[low, high]: {100 * LEVEL:g} % bootstrap intervals over samples, {found.resamples} draws")
 
 
 def _table(metrics: list[Metric], rows: dict[str, Measured]) -> Table:
+    from fullrank.runs.client_tables import shown_name
+
     table = Table(box=None, pad_edge=False)
     table.add_column("site" if len(rows) > 1 else "")
     table.add_column("samples", justify="right")
@@ -107,10 +105,12 @@ def _table(metrics: list[Metric], rows: dict[str, Measured]) -> Table:
     return table
 
 
-def _show_classes(console: Console, metric: Metric, found: Evaluated) -> None:
+def _show_classes(metric: Metric, found: Evaluated) -> None:
     """Print a metric with a value for each class; a column for each site."""
+    from fullrank.runs.client_tables import shown_name
+
     columns = {"all": found.all, **found.sites}
-    table = Table(box=None, pad_edge=False, title=f"\n{metric.key.replace('_', ' ')}", title_justify="left")
+    table = Table(box=None, pad_edge=False)
     table.add_column("class")
     for name in columns:
         table.add_column(shown_name(name), justify="right")
@@ -122,9 +122,10 @@ def _show_classes(console: Console, metric: Metric, found: Evaluated) -> None:
             assert isinstance(intervals, list)
             cells.append(_cell(values[k], intervals[k], metric.is_share))
         table.add_row(shown_name(name), *cells)
-    console.print(table)
+    say(f"\n{metric.key.replace('_', ' ')}")
+    print_table(table)
     if len(found.classes) > CLASSES_SHOWN:
-        print(f"and {len(found.classes) - CLASSES_SHOWN} more classes; --json has all")
+        say(f"and {len(found.classes) - CLASSES_SHOWN} more classes; --json has all")
 
 
 def _cell(value: object, interval: object, is_share: bool) -> str:
@@ -132,7 +133,7 @@ def _cell(value: object, interval: object, is_share: bool) -> str:
         return "–"
     shown = [_number(value, is_share)]
     if isinstance(interval, tuple):
-        low, high = cast(Interval, interval)
+        low, high = cast("Interval", interval)
         shown.append(f"\\[{_number(low, is_share)}, {_number(high, is_share)}]")
     return " ".join(shown)
 

@@ -6,13 +6,13 @@ import inspect
 import json
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 
 from fullrank import models
 from fullrank.cli.options import AsJson
+from fullrank.runs.terminal import say
 
 _CIFAR, _DIGITS = (3, 32, 32), (1, 8, 8)
 _COUNTED_AT = {  # input shapes for which parameters are counted; all other networks use that of CIFAR
@@ -40,8 +40,8 @@ def list_models(as_json: AsJson = False) -> None:
         for label, text in {"": known["what"], "options: ": options}.items():
             if text:
                 console.print(Padding(f"[dim]{label}[/dim]{escape(text)}", (0, 0, 0, 4)))
-    print("\nNumbers of parameters are for 10 classes.")
-    print('To use your own network: --set model.name="package.module:function".')
+    say("\nNumbers of parameters are for 10 classes.")
+    say('To use your own network: --set model.name="package.module:function".')
 
 
 def _facts(name: str) -> dict[str, Any]:
@@ -57,6 +57,8 @@ def _facts(name: str) -> dict[str, Any]:
 
 
 def _size(name: str) -> dict[str, Any]:
+    import torch
+
     shape = _COUNTED_AT.get(name, _CIFAR)
     with torch.device("meta"):  # shapes only, no memory and no computation
         net = models.build(name, num_classes=10, in_channels=shape[0]).eval()

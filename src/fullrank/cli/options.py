@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, NoReturn
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -22,7 +21,8 @@ from fullrank import models
 from fullrank.config.experiment import merged, parse_overrides, read_toml, without_none
 from fullrank.config.schema import Model
 from fullrank.data.sources.progress import watching
-from fullrank.errors import ClientFailed, InputError, RunFailed, WriteFailed, in_words, printable
+from fullrank.errors import ClientFailed, InputError, Interrupted, RunFailed, WriteFailed, in_words, printable
+from fullrank.runs.terminal import say
 
 File = Annotated[
     str | None,
@@ -33,7 +33,7 @@ Overrides = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Set a key, as in --set data.alpha=0.05; nothing after = removes it. Can be repeated.",
+        help="Set a key, as in --set data.alpha=0.05; an empty value removes it. Can be repeated.",
     ),
 ]
 Root = Annotated[str, typer.Option("--root", metavar="DIR", help="Folder of the data set, instead of data.root.")]
@@ -166,9 +166,24 @@ def answer(command: Callable[[], Any]) -> None:
         if error.filename is None:
             raise
         fail(f'"{_shortened(error.filename)}" cannot be used: {error.strerror}', 2)
-    except (MemoryError, torch.OutOfMemoryError) as error:
+    except _out_of_memory() as error:
         why = str(error).strip().splitlines()[0] if str(error).strip() else "out of memory"
         fail(f"there is not enough memory ({why}); use smaller data, a smaller model or smaller batches", 1)
+
+
+@contextlib.contextmanager
+def ended_if_interrupted() -> Iterator[None]:
+    """End the process with the sentence of an interruption; typer would only print "Aborted."."""
+    try:
+        yield
+    except Interrupted as stop:
+        fail(str(stop), 130)
+
+
+def _out_of_memory() -> tuple[type[BaseException], ...]:
+    """Return the exceptions for exhausted memory; torch's is among them if torch has been imported."""
+    torch = sys.modules.get("torch")
+    return (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
 
 
 def _shortened(name: object) -> str:
@@ -238,5 +253,5 @@ def _give_up_output() -> None:
 def fail(sentence: str, status: int) -> NoReturn:
     """End the process with one sentence and an exit status."""
     lines = map(printable, sentence.split("\n"))  # one for each problem
-    print("fullrank:", "\n".join(lines), file=sys.stderr)
+    say("fullrank: " + "\n".join(lines), file=sys.stderr)
     sys.exit(status)

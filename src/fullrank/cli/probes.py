@@ -6,18 +6,17 @@ import json
 import math
 import sys
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from fullrank.cli.options import AsJson
-from fullrank.comparison.table import all_runs
 from fullrank.files import writable
-from fullrank.probe.layers import CLASSIFIER
-from fullrank.report.labels import titles_of
-from fullrank.report.probed import Probe, mean, probe_at, probes_of
+from fullrank.runs.terminal import print_table, say
+
+if TYPE_CHECKING:
+    from fullrank.report.probed import Probe
 
 CLIENTS_TOO = ("accuracy", "significant", "effective_rank")
 """Measures that are shown for the global model and, as a mean, for the probed clients."""
@@ -33,18 +32,22 @@ def probes_command(
 
     Probes show how far the representation has collapsed. The table has the accuracy on the test set, the number of
     significant singular values (λ > e⁻²) and the effective rank of the representation, each for the global model and,
-    after the slash, as a mean over the probed clients; R is the gap between their spectra. CKA tells how alike the
+    after the slash, as a mean over the probed clients; R is the gap between their spectra. CKA measures how similar the
     probed clients are: the mean over layers, the representation and the classifier and, after the slash, that of the
     classifier. --json adds CKA by layer, NC1 and the variance of eigenvalues within classes. To record probes, run with
     --set probe.every=N.
 
     Example: fullrank probes runs/collapse --every
     """
+    from fullrank.comparison.directories import all_runs
+    from fullrank.report.labels import titles_of
+    from fullrank.report.probed import probe_at, probes_of
+
     found = all_runs(inputs)
     # runs without probes are skipped in a folder, but not if they were named themselves
     runs = [run for run in found if run.probes or str(run.path) in inputs] or found
     if len(runs) < len(found):
-        print(f"fullrank: skipped {len(found) - len(runs)} of {len(found)} runs, without probes", file=sys.stderr)
+        say(f"fullrank: skipped {len(found) - len(runs)} of {len(found)} runs, without probes", file=sys.stderr)
     rows = [
         {"run": name, **_facts(probe)}
         for name, run in zip(titles_of(runs), runs, strict=True)
@@ -58,11 +61,13 @@ def probes_command(
         table.add_column(column, justify="right" if place else "left", no_wrap=place > 0)
     for row in rows:
         table.add_row(*_cells(row))
-    Console(soft_wrap=True).print(table)
-    print("global model / mean of the probed clients; CKA: mean over layers / classifier")
+    print_table(table)
+    say("global model / mean of the probed clients; CKA: mean over layers / classifier")
 
 
 def _facts(probe: Probe) -> dict[str, Any]:
+    from fullrank.report.probed import mean
+
     found = probe.get("global", {})
     clients = {name: mean([local[name] for local in probe["locals"]]) for name in CLIENTS_TOO}
     return {
@@ -76,6 +81,8 @@ def _facts(probe: Probe) -> dict[str, Any]:
 
 
 def _cells(row: dict[str, Any]) -> Iterator[str]:
+    from fullrank.probe.layers import CLASSIFIER
+
     yield row["run"]
     yield str(row["round"])
     for name, times, of_global, of_clients in (

@@ -6,12 +6,14 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fullrank import methods as known
 from fullrank.comparison.board import boards
+from fullrank.comparison.directories import check_comparable
+from fullrank.comparison.measured import check_measure, check_value, with_terms
 from fullrank.comparison.parallel import (
     ComparisonCallback,
     ComparisonCallbacks,
@@ -20,7 +22,8 @@ from fullrank.comparison.parallel import (
     experiment_file,
     run_all,
 )
-from fullrank.comparison.table import Comparison, check_comparable, check_measure, check_value
+from fullrank.comparison.planned import FILE, PlanRecord
+from fullrank.comparison.table import Comparison
 from fullrank.comparison.variants import (
     Variant,
     check_grid,
@@ -77,8 +80,8 @@ def compare(
         value: The value of a run: "last5", "last", "best", "validated" or "final".
         vary: Values by dotted key, as in {"data.alpha": [0.05, 0.5]}: each method is run with every combination.
             Differences are only between rows on the same data.
-        reference: The method, or the row of the table, to which differences are. By default the first method. A row is
-            compared with the row of the reference that has the same varied keys.
+        reference: The method, or the row of the table, with which the others are compared. By default the first method.
+            A row is compared with the row of the reference that has the same varied keys.
         callbacks: Objects that are notified of the progress of the runs.
         progress: Whether the progress of the runs is shown. None shows it in a notebook only.
 
@@ -103,7 +106,7 @@ def compare(
         raise InputError(f"jobs = {jobs}: must be at least 0 (one per core)")
     planned = _planned(experiment, _checked_methods(methods), checked_seeds(seeds), vary or {})
     first = next(iter(planned.values()))
-    check_measure(measure, first, _with_terms({each.method.name for each in planned.values()}))
+    check_measure(measure, first, with_terms({each.method.name for each in planned.values()}))
     folder = Path(out) if out is not None else _named_after(planned)
     if RunDirectory(folder).started:
         raise InputError(f'"{folder}" is a run itself; a comparison holds several, so choose another directory')
@@ -117,7 +120,7 @@ def compare(
         reference_row(reference, firsts, list(dict.fromkeys(label for label, _ in tasks)))
     existed = folder.exists()
     try:
-        failures = _complete(list(tasks.values()), jobs, ComparisonCallbacks(callbacks), folder)
+        failures = _complete(list(tasks.values()), jobs, ComparisonCallbacks([PlanRecord(folder), *callbacks]), folder)
     except InputError:
         _remove_traces(tasks.values(), folder, existed)
         raise
@@ -134,15 +137,16 @@ def compare(
     return found
 
 
-def _remove_traces(tasks: Iterable[Task], folder: Path, existed: bool) -> None:
+def _remove_traces(tasks: Collection[Task], folder: Path, existed: bool) -> None:
     """Remove the files of runs that did not start, and empty folders, after a comparison was rejected."""
     for task in tasks:
         if not RunDirectory(task.path).started:
             experiment_file(task).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # something is in them
-        (folder / "experiments").rmdir()
-        if not existed:
-            folder.rmdir()
+    if not any(RunDirectory(task.path).started for task in tasks):
+        (folder / FILE).unlink(missing_ok=True)
+    for empty in (folder / "experiments", *([] if existed else [folder])):
+        with contextlib.suppress(OSError):  # something is in it
+            empty.rmdir()
 
 
 # Planning the runs
@@ -170,7 +174,17 @@ def _reject_equal_rows(planned: Mapping[tuple[str, int], Any], tasks: Mapping[tu
 
 
 def checked_seeds(seeds: Sequence[int]) -> list[int]:
-    """Return the seeds; reject none at all, a seed twice, and what is no seed."""
+    """Check the seeds of a comparison.
+
+    Args:
+        seeds: The seeds.
+
+    Returns:
+        The seeds in a list.
+
+    Raises:
+        InputError: If there are none, one is given twice, or one is not a whole number of at least 0.
+    """
     found = list(seeds)
     if not found:
         raise InputError("give at least one seed")
@@ -213,13 +227,6 @@ def _with_own_tables(values: Mapping[str, Any], variant: Variant, variants: Sequ
     return {**values, "method": {**{key: v for key, v in table.items() if key not in others}, "name": variant.name}}
 
 
-def _with_terms(names: Iterable[str]) -> set[str]:
-    """Return the names of the methods that add a term to the loss, or to its gradient."""
-    parts = (known.find(piece) for name in names for piece in name.split("+"))
-    plain = known.Method
-    return {cls.name for cls in parts if cls.loss is not plain.loss or cls.pull is not plain.pull}
-
-
 def _named_after(planned: Mapping[tuple[str, int], Experiment]) -> Path:
     """Return the default folder of a comparison, which is the same with more seeds or rounds."""
     hashes = {name: experiment.but(seed=0).hash() for (name, _), experiment in planned.items()}
@@ -248,7 +255,7 @@ def complete_runs(
     folder: Path,
     begun: bool = False,
 ) -> dict[Path, Failure]:
-    """Complete runs, several at a time where the machine has room, and return the failures by directory.
+    """Complete runs, several at a time if the machine has room.
 
     Args:
         tasks: All runs.
@@ -257,6 +264,9 @@ def complete_runs(
         callbacks: What is notified of the progress.
         folder: The folder of the runs, which the message names if they are interrupted.
         begun: Whether a run that fails before any has started is one failure among others, as in `run_all`.
+
+    Returns:
+        The failures by directory.
 
     Raises:
         Interrupted: If the runs are interrupted; the same call continues them.
@@ -275,13 +285,18 @@ def complete_runs(
 
 
 def at_once(pending: Sequence[Task], jobs: int) -> int:
-    """Return how many of the runs are made at the same time, if `jobs` are asked for (0: as the machine has room)."""
+    """Return the number of runs that are made at the same time.
+
+    Args:
+        pending: The runs.
+        jobs: The number that the user wants; 0 for as many as the machine has room for.
+    """
     fitting = min((runs_at_once(task.experiment.engine, cores()) for task in pending), default=1)
     return min(jobs or fitting, len(pending))
 
 
 def sharing_cores(pending: Sequence[Task], number: int) -> list[Task]:
-    """Return the tasks for `number` parallel runs: each of several uses one process."""
+    """Return the tasks for a number of parallel runs; if there are several, each uses one process."""
     return [alongside_others_of(task) for task in pending] if number > 1 else list(pending)
 
 

@@ -18,7 +18,7 @@ Found: TypeAlias = tuple[float | None, str]
 """A number, or None and the reason of its absence."""
 ROUNDS_TO = "rounds_to"
 REFERENCE = "fedavg"
-"""The method to whose time others are compared."""
+"""The method by whose time others are divided, unless a reference is chosen."""
 
 
 @dataclass(frozen=True)
@@ -26,22 +26,33 @@ class Derived:
     """A measure with one number per run."""
 
     title: str
-    """What it measures, as the title of a table says it."""
+    """The title of a table with the measure."""
     of: Callable[[Run, Run | None], Found]
-    """A function of the run and of FedAvg's run with the same seed in the comparison, if there is one."""
+    """A function of the run and of the reference's run with the same seed in the comparison, if there is one."""
     needs: Callable[[Experiment], str] = lambda experiment: ""
     """A function that returns what an experiment lacks for it, or an empty string."""
     kind: Callable[[Run], str] = lambda run: ""
-    """A function that returns what was measured in a run, where runs can differ in it; else an empty string."""
+    """A function that returns what was measured in a run, for a measure that differs between machines; else an empty
+    string."""
+    lower_is_better: bool | None = True
+    is_ratio: bool = False
+    """Whether it is a ratio to the reference."""
 
-    def title_for(self, runs: Iterable[Run]) -> str:
-        """Return the title, with what was measured in these runs."""
+    def title_for(self, runs: Iterable[Run], reference: str) -> str:
+        """Return the title, with what was measured in these runs and the reference of a ratio."""
         kinds = " or ".join(dict.fromkeys(filter(None, map(self.kind, runs))))
-        return f"{self.title} ({kinds})" if kinds else self.title
+        to = f", divided by those of {reference or REFERENCE}" if self.is_ratio else ""
+        return f"{self.title}{to} ({kinds})" if kinds else f"{self.title}{to}"
 
 
 def derived(measure: str) -> Derived | None:
-    """Return the measure of this name, or None if there is no such measure.
+    """Return a measure that is computed from a run.
+
+    Args:
+        measure: The name of the measure.
+
+    Returns:
+        The measure, or None if no measure of this kind has the name.
 
     Raises:
         InputError: If it is `rounds_to` without a possible accuracy.
@@ -57,7 +68,14 @@ def derived(measure: str) -> Derived | None:
 
 
 def accuracy_of(text: str) -> float:
-    """Return an accuracy that is given in per cent, as a share."""
+    """Convert an accuracy in per cent to a share.
+
+    Args:
+        text: The number.
+
+    Raises:
+        InputError: If it is not a number above 0 and at most 100.
+    """
     try:
         share = Fraction(text) / 100  # exact, so that 29 % is reached by 29 of 100 samples
     except (ValueError, ZeroDivisionError):
@@ -71,7 +89,16 @@ def accuracy_of(text: str) -> float:
 
 
 def rounds_to(run: Run, target: float, text: str) -> Found:
-    """Return the first round after which the global model was evaluated with at least this test accuracy."""
+    """Return the first round after which the global model had at least a test accuracy.
+
+    Args:
+        run: The run.
+        target: The accuracy, as a share.
+        text: The accuracy as the user wrote it, for messages.
+
+    Returns:
+        The round, or None and the reason of its absence.
+    """
     known = [(row["round"], row["accuracy"]) for row in run.metrics if row.get("accuracy") is not None]
     summary = run.summary()
     if "accuracy" in summary:
@@ -98,14 +125,21 @@ def eigenvalue_variance(run: Run, _: Run | None = None) -> Found:
 
 
 def time_ratio(run: Run, reference: Run | None) -> Found:
-    """Return the seconds per round of a run divided by those of FedAvg's run.
+    """Return the seconds per round of a run divided by those of the reference's run.
 
     The first round, in which kernels are chosen and caches are filled, does not count if there are others.
+
+    Args:
+        run: The run.
+        reference: FedAvg's run with the same seed, if there is one.
+
+    Returns:
+        The ratio, or None and the reason of its absence.
     """
     if reference is None:
-        return None, f"the comparison has no run of {REFERENCE} with the same seed"
+        return None, "there is no run of the reference with the same seed on the same data"
     if _machines(run) != _machines(reference):
-        return None, f"it was not run on the same machine, with the same number of threads, as {REFERENCE}'s run"
+        return None, "it was not run on the same machine, with the same number of threads, as the reference"
     return seconds_per_round(run) / seconds_per_round(reference), ""
 
 
@@ -113,6 +147,18 @@ def seconds_per_round(run: Run) -> float:
     """Return the mean of the seconds per round, without the first round if there are others."""
     seconds = [float(row["seconds"]) for row in run.metrics]
     return statistics.fmean(seconds[1:] or seconds)
+
+
+def parameters(run: Run, _: Run | None = None) -> Found:
+    """Return the number of parameters that a run trains: those of the global model and those that clients keep.
+
+    What is frozen, such as the frame of FedETF or the constants of FedRepOpt, and the statistics of BatchNorm are not
+    among them.
+    """
+    try:
+        return float(run.trained_parameters()), ""
+    except InputError as problem:
+        return None, str(problem)
 
 
 def peak_memory(run: Run, _: Run | None = None) -> Found:
@@ -124,7 +170,7 @@ def peak_memory(run: Run, _: Run | None = None) -> Found:
 
 
 def memory_kind(run: Run) -> str:
-    """Return what the peak memory of a run is, in words."""
+    """Describe what the peak memory of a run includes."""
     found = recorded_peak(run.path) if run.path is not None else None
     return KINDS[found["of"]] if found is not None else ""
 
@@ -147,8 +193,10 @@ DERIVED: dict[str, Derived] = {
         "variance of the top eigenvalues within classes (Table 7 of FedMR), last probe",
         eigenvalue_variance,
         _without_probes,
+        lower_is_better=None,
     ),
-    "time_ratio": Derived("seconds per round, divided by those of FedAvg", time_ratio),
+    "time_ratio": Derived("seconds per round", time_ratio, is_ratio=True),
+    "parameters": Derived("trained parameters", parameters),
     "peak_memory": Derived("peak memory in bytes", peak_memory, kind=memory_kind),
 }
 """The measures by their names, besides `rounds_to`, which has an accuracy in its name."""

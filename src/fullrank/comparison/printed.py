@@ -1,4 +1,4 @@
-"""The table of a comparison as people read it."""
+"""The table of a comparison for display in a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.table import Table
 
 from fullrank.comparison.derived import derived
 from fullrank.comparison.table import Comparison, Row
-from fullrank.metrics.measures import label_of
+from fullrank.metrics.registry import BY_DOMAIN, BY_SITE, label_of
 from fullrank.runs.display import STAGES, averaged, counted
 
 Show = Callable[[float, bool], str]
@@ -17,7 +17,7 @@ Show = Callable[[float, bool], str]
 
 
 def title_of(found: Comparison) -> str:
-    """Return the title of the table: what was measured, and which value of each run it has."""
+    """Return the title of the table: the measure, and the value of each run."""
     experiment, measure = found.experiment, found.measure
     evaluated = "round" if experiment.evaluate.every == 1 else "evaluation"
     values = {
@@ -35,7 +35,10 @@ def title_of(found: Comparison) -> str:
     words["criterion"] = "criterion in training"
     words["personal_accuracy"] = f"personal accuracy {STAGES['local']}"
     computed = derived(measure)
-    name = computed.title_for(found.runs.values()) if computed else words.get(measure, label_of(measure))
+    if computed is not None:
+        name = computed.title_for(found.runs.values(), found.timed_by)
+    else:
+        name = words.get(measure) or _at_place(measure) or label_of(measure)
     unit = " in percent" if found.is_share else ""
     value = f", {values[found.value]}" if found.has_values else ""
     stages = found.stages()
@@ -45,15 +48,33 @@ def title_of(found: Comparison) -> str:
     return f"{name[0].upper()}{name[1:]}{unit}{value}{stage}:"
 
 
+def _at_place(measure: str) -> str:
+    """Return the words for a measure at one site or in one domain; empty for another measure.
+
+    >>> _at_place("accuracy_by_site.amazon")
+    'test accuracy at the site amazon'
+    """
+    first, _, place = measure.partition(".")
+    for ending, where in ((BY_SITE, "at the site"), (BY_DOMAIN, "in the domain")):
+        if place and first.endswith(ending):
+            return f"test {label_of(first.removesuffix(ending))} {where} {place}"
+    return ""
+
+
 def table_of(found: Comparison, by_seed: bool = True) -> Table:
-    """Return the table of a comparison, with a column for each seed if they are wanted."""
+    """Return the table of a comparison.
+
+    Args:
+        found: The comparison.
+        by_seed: Whether the table has a column for each seed.
+    """
     show = format_of(found)
     seeds, rows = found.seeds if by_seed else (), found.rows()
     several, staged = len(found.methods) > 1, len(found.stages()) > 1
     references = {row.difference.to for row in rows if row.difference is not None}
     tested = any(p_text(row) for row in rows)
     table = Table(box=None, pad_edge=False)
-    table.add_column("method")
+    table.add_column("method", overflow="fold")
     if staged:
         table.add_column("stage")
     for seed in seeds:

@@ -17,25 +17,25 @@ from fullrank._version import __version__
 from fullrank.comparison.board import boards
 from fullrank.comparison.compare import checked_seeds, sharing_cores
 from fullrank.comparison.intervals import std
+from fullrank.comparison.measured import check_measure, check_value
 from fullrank.comparison.parallel import ComparisonCallback, ComparisonCallbacks, Failure, Task, run_all
+from fullrank.comparison.planned import FILE, PlanRecord
 from fullrank.comparison.space import Space, experiment_at, grid_of, make_space
-from fullrank.comparison.study import Study
-from fullrank.comparison.table import Comparison, check_measure, check_value
+from fullrank.comparison.study import PRUNERS, SAMPLERS, Study
+from fullrank.comparison.table import Comparison
 from fullrank.config.experiment import Experiment
 from fullrank.engine.machine import cores
 from fullrank.engine.resolve import runs_at_once
 from fullrank.errors import InputError, Interrupted, RunFailed, nearest
 from fullrank.files import read_json, writable, write_atomically, write_json
 from fullrank.local import interrupt
-from fullrank.metrics.measures import find_metrics
+from fullrank.metrics.registry import find_metrics
 from fullrank.runs.callbacks import check_callbacks
 from fullrank.runs.directory import RunDirectory
 from fullrank.runs.pruning import MARK, Pruner, limits_file
 from fullrank.runs.result import Run, load_run
 from fullrank.runs.summary import measures as metrics_by_key
 
-SAMPLERS = ("grid", "random", "tpe")
-PRUNERS = ("none", "median")
 VALIDATION = "validation_"
 TRIALS = 20
 """The number of trials by default, unless the sampler is a grid."""
@@ -72,6 +72,12 @@ class Sweep:
 
     `trials` are in the order in which they were chosen. `test` has, for the best trial only, the measures of the test
     set by name, each with its values by seed, mean and standard deviation.
+
+    >>> import fullrank, tempfile
+    >>> few = {"train.rounds": 1, "data.clients": 2, "model.name": "mlp", "data.validation": 0.2}
+    >>> found = fullrank.sweep(few, {"train.lr": [0.01, 0.1]}, sampler="grid", out=tempfile.mkdtemp(), jobs=1)
+    >>> [trial.state for trial in found.trials], found.best is found.trials[found.best.number]
+    (['complete', 'complete'], True)
     """
 
     path: Path
@@ -96,7 +102,7 @@ class Sweep:
         return Experiment.from_toml(self.path / "best.toml")
 
     def __repr__(self) -> str:
-        """Return in one line what was found."""
+        """Describe the result in one line."""
         found = ", ".join(f"{key}={value}" for key, value in self.best.settings.items())
         return f"Sweep({len(self.trials)} trials, best {found}, {self.measure} {self.best.mean:.4f}, {self.path})"
 
@@ -126,8 +132,8 @@ def sweep(
 
     All trials have the same seeds, data and splits. They are compared by a measure of the validation set; test scores
     are read for the best trial only, after it was chosen. Every run is an ordinary run directory in `out`/trials. The
-    same call again completes what is missing, with the same trials, and with a larger `trials` adds further ones. It
-    needs Optuna: `pip install 'fullrank[sweep]'`.
+    same call again completes what is missing, with the same trials, and with a larger `trials` adds further ones. The
+    failed runs of earlier calls are repeated once by each call. It needs Optuna: `pip install 'fullrank[sweep]'`.
 
     Args:
         experiment: An Experiment, the path of a TOML file, or a dict with nested or dotted keys. It needs a validation
@@ -174,7 +180,7 @@ def sweep(
     number = _number_of_trials(trials, points)
     folder = Path(out)
     plan = _Plan(base, space, folder, found_seeds, measure, value, lower, is_share, sampler, pruner, points, jobs)
-    watching = ComparisonCallbacks([*boards(progress), *callbacks])
+    watching = ComparisonCallbacks([PlanRecord(folder), *boards(progress), *callbacks])
     existed = folder.exists()
     plan.open()
     try:
@@ -218,7 +224,7 @@ def _number_of_trials(trials: int | None, points: Sequence[Any] | None) -> int:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Everything that a sweep was asked for."""
+    """The arguments of a sweep, after their checks."""
 
     base: Experiment
     space: Space
@@ -284,8 +290,8 @@ class _Plan:
             raise InputError(f'"{self.folder}" holds another sweep: {shown}; choose another --out')
 
     def remove_traces(self, existed: bool) -> None:
-        """Remove what a sweep has written of which no run has started."""
-        for file in ("sweep.json", "optuna.db"):
+        """Remove the files of a sweep of which no run has started."""
+        for file in ("sweep.json", "optuna.db", FILE):
             (self.folder / file).unlink(missing_ok=True)
         shutil.rmtree(self.folder / "trials", ignore_errors=True)
         if not existed:
@@ -374,12 +380,12 @@ def _complete(plan: _Plan, number: int, callbacks: ComparisonCallback) -> Sweep:
 
 
 def _known(plan: _Plan, study: Study) -> list[Trial]:
-    """Return the trials of earlier calls, with the results of their runs."""
+    """Return the trials of earlier calls, with the results of their runs; failed ones are run again."""
     return [_ended(plan, Trial(n, settings), study.state(n)) for n, settings in enumerate(study.settings())]
 
 
 def _announce(plan: _Plan, trials: Sequence[Trial], number: int, callbacks: ComparisonCallback) -> None:
-    """Tell callbacks of all runs; the settings of trials that are yet to be chosen are those of the experiment."""
+    """Notify callbacks of all runs; the settings of trials that are yet to be chosen are those of the experiment."""
     known = {trial.number: trial for trial in trials}
     tasks, pending = [], []
     for n in range(max(number, len(trials))):
@@ -420,7 +426,7 @@ def _has_ended(task: Task) -> bool:
 
 
 def _with_results(plan: _Plan, trial: Trial, failures: Mapping[Path, Failure]) -> Trial:
-    """Return a trial whose runs have ended, with its state and values."""
+    """Return a trial with its state and values, after its runs have ended."""
     paths = {seed: trial.path(plan.folder, seed) for seed in plan.seeds}
     pruned = [path for path in paths.values() if (path / MARK).exists()]
     failed = [failures[path].reason for path in paths.values() if path in failures and path not in pruned]
@@ -449,14 +455,8 @@ def _why_pruned(path: Path) -> str:
 
 
 def _ended(plan: _Plan, trial: Trial, state: str) -> Trial:
-    """Return a trial of an earlier call as it ended then; one that had not ended is still running."""
-    if state == "running":
-        return trial
-    recorded = {each["number"]: each for each in read_json(plan.record).get("trials", [])}
-    if state == "failed":
-        reason = recorded.get(trial.number, {}).get("reason", "see log.txt in the directories of its runs")
-        return dataclasses.replace(trial, state="failed", reason=reason)
-    return _with_results(plan, trial, {})
+    """Return a trial of an earlier call as it ended then; one that had not ended, or failed, is running."""
+    return trial if state in ("running", "failed") else _with_results(plan, trial, {})
 
 
 def _course(plan: _Plan, trial: Trial) -> dict[int, float]:

@@ -9,17 +9,15 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from fullrank.data.augment.pipeline import AUGMENTATIONS
-from fullrank.data.partition import COLUMNS, PARTITIONS, SITE_PARTITIONS, VARIANTS, check_options
-from fullrank.data.partition_files import is_file
-from fullrank.data.sources.load import READING
+from fullrank.data.augment.registry import AUGMENTATIONS
+from fullrank.data.registry import COLUMNS, PARTITIONS, SITE_PARTITIONS, VARIANTS, is_file
 from fullrank.data.sources.registry import DATA_SETS
 from fullrank.engine import ENGINES
 from fullrank.engine.resolve import AUTO
 from fullrank.errors import nearest
-from fullrank.federated.aggregation import AGGREGATORS
-from fullrank.metrics.measures import METRICS
-from fullrank.objectives.criteria import CRITERIA, CROSS_ENTROPY
+from fullrank.federated.registry import AGGREGATORS
+from fullrank.metrics.registry import METRICS
+from fullrank.objectives.registry import CRITERIA, CROSS_ENTROPY
 from fullrank.plugins import GIVEN, Registry
 
 Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
@@ -77,11 +75,11 @@ class Data(Table):
     alpha: Annotated[float, Field(gt=0)] = 0.1
     """Concentration of the Dirichlet partition. Smaller values make clients differ more; inf gives an IID split."""
     variant: str = "balanced"
-    """Variant of the partition: {variants}."""  # `fullrank keys` puts those of partition.py in its place
+    """Variant of the partition: {variants}."""  # `fullrank keys` puts those of the registry in its place
     classes: Annotated[int, Field(ge=1)] = 2
     """Classes per client in the pathological and class-disjoint partitions."""
     passes: Literal[1, 2] = 1
-    """How often the class-disjoint partition deals out each sample. 2 reproduces the code released with FedMR."""
+    """How often the class-disjoint partition divides the data. 2 reproduces the code released with FedMR."""
     equal: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Samples per client in the domain partition, as a fraction of the size of the smallest domain. 0 gives each
     client all samples of its domain."""
@@ -136,6 +134,8 @@ class Data(Table):
     @property
     def reading(self) -> dict[str, Any]:
         """The keys that say how the files of the data set are read, as `load_dataset` takes them."""
+        from fullrank.data.sources.load import READING
+
         return {name: getattr(self, name) for name in READING}
 
     @model_validator(mode="after")
@@ -147,7 +147,9 @@ class Data(Table):
                 raise ValueError(f'data.partition_options: data.partition = "{self.partition}" takes no options')
         elif not own and ":" not in self.partition:
             PARTITIONS.find(self.partition)
-        elif own:
+        elif own and self.partition_options:
+            from fullrank.data.named_partitions import check_options
+
             check_options(self.partition, (*COLUMNS, *type(self).model_fields), self.partition_options)
         known = VARIANTS.get(self.partition)
         if known and self.variant not in known:
@@ -174,7 +176,7 @@ class Model(Table):
     what they do not fill keeps its initial values. Otherwise they are an error."""
     freeze: list[str] = []
     """Patterns of the names of parameters and buffers that are not trained. A normalisation layer whose parameters are
-    all frozen keeps its statistics too."""
+    all frozen keeps its statistics as well."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -216,7 +218,7 @@ class Train(Table):
     batch_size: Annotated[int, Field(ge=1)] = 64
     """Samples per local step."""
     last_batch: Literal["auto", "keep", "drop", "wrap"] = "auto"
-    """What to do with an incomplete last batch of an epoch: keep it, drop it, or fill it with samples from the start
+    """Treatment of an incomplete last batch of an epoch: keep it, drop it, or fill it with samples from the start
     of the epoch (wrap). auto keeps it, but with BatchNorm drops one of fewer than 16 samples and than half a batch,
     unless it is the only batch of a client. With BatchNorm, a batch of a single sample is left out in any case."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -311,7 +313,7 @@ class EngineTable(Table):
     @field_validator("name")
     @classmethod
     def _known_engine(cls, name: str) -> str:
-        if name != AUTO and ":" not in name and name not in ENGINES.names():
+        if name not in (AUTO, *ENGINES.own) and ":" not in name and name not in ENGINES.names():
             ENGINES.find(name)  # raises
         return name
 
@@ -341,6 +343,10 @@ class ProbeTable(Table):
     """Number of rounds between two probes. The last round is always probed. 0 disables probes."""
     clients: Annotated[int, Field(ge=0)] = 2
     """Number of clients whose local models are probed as well."""
+    embed: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Number of test samples of which each probe keeps two coordinates and the label, for a map of the features. They
+    are the same samples in every probe, of each class its share. Set it only where the run directory may contain
+    something about single samples. 0 keeps none."""
 
 
 class RunTable(Table):
@@ -354,8 +360,9 @@ class RunTable(Table):
     """Whether the own model of each client is saved at the end, for example as personal/000003.safetensors. It can
     then be loaded without the data."""
     track: list[str] = []
-    """Callbacks that follow the run, as `package.module:Class`, each a subclass of `fullrank.Callback` that needs no
-    arguments, or as names that installed packages declare."""
+    """Callbacks that follow the run: tensorboard, mlflow or wandb (Weights & Biases, without a connection unless
+    WANDB_MODE is online), which receive the metrics of each round and need `fullrank[track]`; `package.module:Class`, a
+    subclass of `fullrank.Callback` that needs no arguments; or a name that an installed package declares."""
     on_client_error: Literal["stop", "skip"] = "stop"
     """Whether the failure of a client stops the run, or the round continues without that client (skip)."""
     min_clients: Annotated[int, Field(ge=1)] = 1

@@ -14,7 +14,6 @@ from fullrank.data.dataset import DataSet
 from fullrank.data.delimited import Delimited
 from fullrank.errors import InputError
 from fullrank.files import load_tensors
-from fullrank.plugins import FILES
 
 IndexArray = npt.NDArray[np.int64]
 
@@ -22,15 +21,6 @@ COLUMNS = ("sample", "client")
 PART = "part"
 PARTS = ("train", "holdout", "validation")
 """The values of the column `part` of a CSV; an empty cell means the first."""
-
-
-def is_file(partition: str) -> bool:
-    """Return whether the value of `data.partition` is the path of a file.
-
-    >>> is_file("mine.csv"), is_file("runs/a/partition.safetensors"), is_file("dirichlet")
-    (True, True, False)
-    """
-    return partition.endswith(FILES["data.partition"])
 
 
 @dataclass(frozen=True)
@@ -76,7 +66,15 @@ def read_partition(path: Path, data: DataSet, clients: int, *, repeats: bool = F
 
 
 def divided(joined: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> list[IndexArray]:
-    """Return the consecutive pieces of an array that have these sizes."""
+    """Cut an array into consecutive pieces.
+
+    Args:
+        joined: The array.
+        sizes: The sizes of the pieces.
+
+    Raises:
+        ValueError: If the sizes do not add up to the length of the array.
+    """
     if sizes.ndim != 1 or joined.ndim != 1 or not len(sizes) or (sizes < 0).any() or int(sizes.sum()) != len(joined):
         raise ValueError("its sizes do not add up")
     return np.split(joined.astype(np.int64, casting="safe"), np.cumsum(sizes)[:-1])

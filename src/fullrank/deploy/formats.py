@@ -21,11 +21,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fullrank.deploy.prepared import bare
+from fullrank.deploy.registry import FORMATS
 from fullrank.errors import InputError, nearest
 from fullrank.files import save_tensors
 
 OPSET = 18
-"""The ONNX opset: the oldest that torch's exporter writes without converting, so that old runtimes read it too."""
+"""The ONNX opset: the oldest that torch's exporter writes without converting, which most runtimes can read."""
 CARD = "model.json"
 """Name of the description in a .pt2 file."""
 INPUT, OUTPUT, BATCH = "x", "logits", "batch"
@@ -56,7 +57,14 @@ class Format:
 
 
 def chosen(names: Sequence[str]) -> dict[str, Format]:
-    """Return the formats of these names, each once; reject an unknown one and one whose extra is missing."""
+    """Return formats by name.
+
+    Args:
+        names: The names; each format is returned once.
+
+    Raises:
+        InputError: If there is no such format, or the extra that it needs is not installed.
+    """
     if not names:
         raise InputError(f"no format was named; choose from {', '.join(FORMATS)}")
     for name in names:
@@ -159,7 +167,7 @@ def _without_traces(program: torch.export.ExportedProgram) -> torch.export.Expor
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence what torch's exporters print about optional packages and their own deprecations."""
+    """Silence the messages of torch's exporters about optional packages and their own deprecations."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -171,9 +179,6 @@ def _quiet() -> Iterator[None]:
         log.setLevel(level)
 
 
-FORMATS = {
-    "safetensors": Format("model.safetensors", _write_weights, _read_weights),
-    "onnx": Format("model.onnx", _write_onnx, _read_onnx, ("onnx", "onnxscript", "onnxruntime")),
-    "torch": Format("model.pt2", _write_program, _read_program),
-}
-"""Formats by the name that a user gives."""
+WEIGHTS = Format("model.safetensors", _write_weights, _read_weights)
+ONNX = Format("model.onnx", _write_onnx, _read_onnx, ("onnx", "onnxscript", "onnxruntime"))
+PROGRAM = Format("model.pt2", _write_program, _read_program)

@@ -45,7 +45,7 @@ Form: TypeAlias = dict[str, Any]
 
 
 class BadMessage(InputError):
-    """Raised for bytes that are not a message of this version, or that were changed on the way."""
+    """Raised for bytes that are not a message of this version, or that were changed during the transfer."""
 
 
 class _Part(TypedDict):
@@ -205,7 +205,7 @@ def _opened(content: bytes | bytearray | memoryview) -> tuple[bytes, bytes]:
         )
     rest = memoryview(content)[_HEAD.size :]
     if _checksum(length, rest) != checksum:
-        raise BadMessage("a message was cut off or changed on the way: its checksum is wrong")
+        raise BadMessage("a message was cut off or changed during the transfer: its checksum is wrong")
     if length > len(rest):
         raise BadMessage(f"a message is damaged: its header should have {length} bytes")
     return bytes(rest[:length]), bytes(rest[length:])

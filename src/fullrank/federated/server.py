@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 NO_QUERY = ("", "")
 CLIENT_KEYS = ("personal", "test", "rows")
-"""What the result of an evaluation of a client's own models has, as far as its sets exist."""
+"""The keys of the result of an evaluation of a client's own models, as far as the client has the sets."""
 
 
 @dataclass
@@ -163,7 +163,12 @@ class Server:
         )
 
     def seen_by(self, part: Method, questions: Questions | None = None) -> ServerView:
-        """Return the view of the server for the hooks of a method. With `questions`, they may query the clients."""
+        """Return the view of the server for the hooks of a method.
+
+        Args:
+            part: The method.
+            questions: The engine on which clients can be queried; None if the hook cannot query them.
+        """
         return ServerView(self, part, questions)
 
     # The state
@@ -195,7 +200,7 @@ class Server:
 
     @property
     def mean(self) -> Tensors:
-        """The mean of the clients' weights in the newest round; empty unless a method wants it to be evaluated."""
+        """The mean of the clients' weights in the newest round; empty unless a method needs it to be evaluated."""
         return self._state.mean
 
     @property
@@ -238,7 +243,12 @@ class Server:
     # Jobs
 
     def job(self, kind: Kind, client: int) -> Job:
-        """Return a job of one client under the current model."""
+        """Return a job of one client under the current model.
+
+        Args:
+            kind: What the client does.
+            client: The client.
+        """
         return self._job(kind, client, self._broadcast(kind))
 
     def _job(
@@ -335,6 +345,13 @@ class Server:
             watch: Called with the result of each client.
             evaluate: Whether clients evaluate the received and the trained model on their hold-outs.
             show: Clients whose results contain the models that they trained, which is not counted as traffic.
+
+        Returns:
+            What happened in the round.
+
+        Raises:
+            ClientFailed: If a client fails and `train.on_client_error` is "stop".
+            InputError: If no client sent anything, or the method or the aggregator returns something unusable.
         """
         outcome = RoundResult(self.round)
         if not self.round:
@@ -435,7 +452,7 @@ class Server:
         return _Intake(kind, query, check, Aggregation(self._aggregator_class, self._aggregator, sent, self.round))
 
     def _receive(self, tree: Tree) -> Tree:
-        """Return a client's shared weights from what the methods' `upload` sent in their place."""
+        """Convert what a client's methods sent (`Method.upload`) to its shared weights."""
         writes = versions(self._state.model, self.own)
         for part in reversed(self._composition.encoders):
             try:
@@ -505,6 +522,10 @@ class Server:
 
         Returns:
             The aggregated answers by name.
+
+        Raises:
+            InputError: If the query is not a function of a method.
+            ClientFailed: If a client fails and `train.on_client_error` is "stop".
         """
         part = getattr(query, "__self__", None)
         if not (isinstance(part, Method) and part in self._composition.parts):
@@ -531,6 +552,10 @@ class Server:
     def finished(self, engine: Engine, progress: Progress | None = None) -> tuple[Server, Traffic, dict[int, str]]:
         """Run the `finish` hooks of the methods. This server does not change.
 
+        Args:
+            engine: Where clients answer queries.
+            progress: Called as clients answer.
+
         Returns:
             The server with the finished model, the traffic, and the clients that were left out, with the reasons.
         """
@@ -545,7 +570,12 @@ class Server:
         return self.over(dataclasses.replace(self._state.copy(), model={**self._state.model, **model}))
 
     def restored(self, saved: Tree, device: torch.device) -> Server:
-        """Return the server that `finished` returned, from its saved `state`."""
+        """Return the server that `finished` returned, from a checkpoint.
+
+        Args:
+            saved: Its `state`.
+            device: The device of the tensors.
+        """
         return self.over(self._state.restored(saved, device))
 
     def evaluate_clients(
@@ -572,7 +602,7 @@ class Server:
 
         Returns:
             The scores on the hold-outs by client and stage, the traffic, and the clients that failed, with the
-            reasons. `note` is told of everything that was found.
+            reasons. Further results are passed to `note` only.
         """
         traffic = Traffic()
         skipped: dict[int, str] = {}
@@ -603,7 +633,13 @@ class Server:
         return self._state.tensors()
 
     def restore(self, saved: Tree, round: int, device: torch.device) -> None:
-        """Restore what `state` returned after `round` rounds."""
+        """Restore the state that a checkpoint contains.
+
+        Args:
+            saved: What `state` returned.
+            round: The number of rounds that were complete.
+            device: The device of the tensors.
+        """
         taking_part = self.sample(round - 1) if round else ()
         state = dataclasses.replace(self._state, round=round, taking_part=taking_part)
         self._state = state.restored(saved, device)

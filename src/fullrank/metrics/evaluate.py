@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fullrank.data.augment.pipeline import Pipeline
-from fullrank.metrics.measures import ALWAYS, DOMAIN_ACCURACY, METRICS, SUFFIX, Metric
+from fullrank.metrics.registry import ALWAYS, BY_DOMAIN, DOMAIN_ACCURACY, METRICS, Metric
 
 ON_A_GPU, ELSEWHERE = 512, 128
 """Batch sizes of evaluation: large for a GPU, and what fits the caches of a CPU."""
@@ -83,8 +83,8 @@ def _by_domain(metrics: Sequence[Metric], scores: Tensor, y: Tensor, domain: Ten
     found: dict[str, Any] = {}
     for metric in metrics:
         assert metric.function is not None
-        found[f"{metric.key}{SUFFIX}"] = {k: metric.function(scores[here], y[here]) for k, here in places}
-    found[DOMAIN_ACCURACY.key] = float(np.mean(list(found[f"accuracy{SUFFIX}"].values())))
+        found[f"{metric.key}{BY_DOMAIN}"] = {k: metric.function(scores[here], y[here]) for k, here in places}
+    found[DOMAIN_ACCURACY.key] = float(np.mean(list(found[f"accuracy{BY_DOMAIN}"].values())))
     return found
 
 
@@ -133,15 +133,23 @@ def dying(shares: Sequence[float]) -> bool:
 
 
 def at_once(device: torch.device) -> int:
-    """Return the batch size of evaluation on a device."""
+    """Return the number of samples that are evaluated at once on a device."""
     return ON_A_GPU if device.type == "cuda" else ELSEWHERE
 
 
 def batches(number: int, size: int, device: torch.device) -> Iterator[tuple[Tensor, int]]:
-    """Yield the positions of samples in batches, and how many positions of each batch count.
+    """Yield the positions of samples in batches.
 
     On a GPU all batches have the same size, and the last is filled up with its last sample: for each new shape, cuDNN
     takes seconds to choose its algorithms, and in evaluation no sample depends on another.
+
+    Args:
+        number: The number of samples.
+        size: The size of the batches.
+        device: The device of the model.
+
+    Yields:
+        The positions of a batch, and the number of its first positions that count.
 
     >>> [(some.tolist(), live) for some, live in batches(3, 2, torch.device("cpu"))]
     [([0, 1], 2), ([2], 1)]
@@ -153,7 +161,7 @@ def batches(number: int, size: int, device: torch.device) -> Iterator[tuple[Tens
 
 
 def over_clients(values: Sequence[float], samples: Sequence[int], lower_is_better: bool = False) -> dict[str, Any]:
-    """Return the plain and sample-weighted mean of a metric over clients, its deviation, and its worst decile.
+    """Summarise a metric over clients.
 
     The clients are the whole population, so the variance is divided by their number. The worst decile is the mean over
     the worst tenth of the clients, of at least one client.
@@ -162,6 +170,9 @@ def over_clients(values: Sequence[float], samples: Sequence[int], lower_is_bette
         values: The value of each client.
         samples: The number of samples on which each client was evaluated.
         lower_is_better: Whether the highest values are the worst.
+
+    Returns:
+        The number of clients, the plain and the sample-weighted mean, the standard deviation, and the worst decile.
 
     >>> over_clients([0.5, 1.0], [30, 10])["weighted"]
     0.625

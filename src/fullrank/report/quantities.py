@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fullrank.comparison.table import OF_CLIENTS, check_value, is_share, measured, measures
+from fullrank.comparison.measured import OF_CLIENTS, check_value, is_share, measured, measures
 from fullrank.errors import InputError, nearest
-from fullrank.metrics.measures import Metric
+from fullrank.metrics.registry import Metric
 from fullrank.report.probed import name_of, number
 from fullrank.report.seeds import Course
 from fullrank.runs.directory import RunDirectory
@@ -26,12 +26,15 @@ NAMES = {
     "elements_down": "elements sent to clients",
     "seconds": "time",
     "training_seconds": "training time",
+    "parameters": "trained parameters",
     "bytes": "sent by and to clients",
 }
 """The words on an axis for a measure; others are called by their names."""
 UNITS: dict[str, dict[str, float]] = {
     "bytes": {"bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12},
     "elements": {"": 1, "thousands": 1e3, "millions": 1e6, "billions": 1e9},
+    "parameters": {"": 1, "thousands": 1e3, "millions": 1e6, "billions": 1e9},
+    "memory": {"bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12},
     "seconds": {"ms": 1e-3, "s": 1, "min": 60, "h": 3600},
 }
 """The units of measures by a word in their names: each with its size."""
@@ -39,14 +42,21 @@ UNITS: dict[str, dict[str, float]] = {
 
 @dataclass(frozen=True)
 class Quantity:
-    """What an axis shows: its name, further words in a second line, and the sizes of its units."""
+    """The quantity of an axis: its name, further words in a second line, and the sizes of its units."""
 
     name: str
     details: str
     units: Mapping[str, float]
 
     def scaled(self, values: Sequence[float]) -> tuple[float, str]:
-        """Return the size of the unit in which values are drawn, and the label of their axis."""
+        """Choose the unit for values.
+
+        Args:
+            values: The values.
+
+        Returns:
+            The size of the unit in which they are drawn, and the label of their axis.
+        """
         largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
         unit = max((unit for unit in self.units if self.units[unit] <= largest), key=self.units.__getitem__, default="")
         unit = unit or min(self.units, key=self.units.__getitem__)
@@ -56,6 +66,11 @@ class Quantity:
 
 def quantity(measure: str, asked: Sequence[Metric], *, per_round: bool = False) -> Quantity:
     """Return the name and the units of a measure; shares are shown in per cent.
+
+    Args:
+        measure: The measure.
+        asked: The metrics of the runs.
+        per_round: Whether the values are those of single rounds.
 
     >>> quantity("personal.local.mean", ()).scaled([0.5])[1].splitlines()
     ["clients' accuracy (%)", 'local, mean']
@@ -76,8 +91,19 @@ def quantity(measure: str, asked: Sequence[Metric], *, per_round: bool = False) 
     return Quantity(name, ", ".join(rest).replace("_", " "), units)
 
 
+def results_of(runs: Sequence[Run], measure: str, value: str) -> tuple[dict[int, float], str]:
+    """Return a measure of complete runs in the unit of its axis, by the identity of the run, and the axis's label."""
+    found = {id(run): in_summary(run, measure, value) for run in runs}
+    size, label = quantity(measure, runs[0].asked).scaled(list(found.values()))
+    return {run: result / size for run, result in found.items()}, label
+
+
 def over_rounds(run: Run, measure: str) -> dict[int, float]:
     """Return a measure of the rows of `metrics.jsonl` by round; nan where it is not defined.
+
+    Args:
+        run: The run.
+        measure: The name of the measure, with dots for one inside others.
 
     Raises:
         InputError: If no row has it as a number.
@@ -102,7 +128,15 @@ def _numbers(row: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, flo
 
 
 def over_steps(run: Run, measure: str) -> Course:
-    """Return the clients' mean accuracy at each step of their personalisation after the last round."""
+    """Return the clients' mean accuracy at each step of their personalisation after the last round.
+
+    Args:
+        run: The run.
+        measure: "personal" or "unseen".
+
+    Raises:
+        InputError: If the run has no such course.
+    """
     if measure not in OF_CLIENTS:
         raise InputError(f"--measure {measure}: over steps it is {' or '.join(OF_CLIENTS)}, an accuracy of clients")
     stages = [stage for stage in run.summary().get(measure, {}).values() if isinstance(stage, Mapping)]
@@ -116,10 +150,15 @@ def over_steps(run: Run, measure: str) -> Course:
 
 
 def in_summary(run: Run, measure: str, value: str) -> float:
-    """Return a measure of a complete run, as `fullrank compare` names it; "bytes" is the sum of both directions.
+    """Return a measure of a complete run.
+
+    Args:
+        run: The run.
+        measure: The measure, as `fullrank compare` names it; "bytes" is the sum of both directions.
+        value: The value of the measure, as `fullrank compare` names it.
 
     Raises:
-        InputError: If the run is not complete or does not have it.
+        InputError: If the run is not complete or does not have the measure.
     """
     check_value(value)
     if run.path is not None:

@@ -7,13 +7,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from fullrank.errors import printable
 from fullrank.metrics.details import dense
 from fullrank.runs.clients import ClientRow
+from fullrank.runs.terminal import print_table, say
 
 STAGES = {
     "global": "global model",
@@ -30,19 +30,14 @@ COLUMNS = 8
 CELLS = 20
 """The largest number of classes whose confusion matrix is shown; of more classes, this many confusions are listed."""
 
-WIDE = 10_000
-
 Titled = tuple[str, Table]
 
 
 def show(tables: Iterable[Titled]) -> None:
     """Print tables with their titles."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=WIDE)  # lines in a file can have any length
     for title, table in tables:
-        print(f"\n{title[0].upper()}{title[1:]}:\n")
-        console.print(table)
+        say(f"\n{title[0].upper()}{title[1:]}:\n")
+        print_table(table)
     print(flush=True)
 
 

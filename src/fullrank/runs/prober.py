@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fullrank import collapse
+from fullrank.data.split import choose_by_class
 from fullrank.errors import InputError
 from fullrank.federated.site import Result
 from fullrank.files import writable
@@ -29,7 +30,15 @@ MOST_KEPT = 2**18
 
 
 class Prober(Callback):
-    """Measures the representations of the global model and of some clients' models, without any effect on the run."""
+    """Measures the representations of the global model and of some clients' models, without any effect on the run.
+
+    Args:
+        assembly: The parts of the run.
+        path: The run directory; None if nothing is written.
+
+    Raises:
+        InputError: If there is no test set on which models could be probed.
+    """
 
     def __init__(self, assembly: Assembly, path: Path | None = None):
         self.assembly, self.path = assembly, path
@@ -41,6 +50,7 @@ class Prober(Callback):
         """Their models as trained in this round."""
         table = assembly.experiment.probe
         self.every, self.number, self.rounds = table.every, table.clients, assembly.experiment.train.rounds
+        self.embed = table.embed
         if self.every and assembly.federation.data.test is None:
             raise InputError(
                 f"probe.every = {self.every}: representations are measured on the test set, and there is none; "
@@ -52,7 +62,14 @@ class Prober(Callback):
         return bool(self.every) and (round % self.every == 0 or round == self.rounds)
 
     def resume(self, done: int) -> None:
-        """Read the probes of the rounds that are saved, and check that each one that was due exists."""
+        """Read the probes of the rounds that are saved.
+
+        Args:
+            done: The number of rounds that are saved.
+
+        Raises:
+            InputError: If a probe that was due is missing or damaged.
+        """
         if self.path is None:
             return
         self.found = [probe for probe in read_probes(self.path, done) if self.is_due(probe["round"])]
@@ -72,8 +89,8 @@ class Prober(Callback):
     def chosen(self, clients: Sequence[int]) -> list[int]:
         """Return the clients of a round whose models are probed.
 
-        The seed puts all clients into one order, for the whole run, and the first of them that take part are chosen:
-        the same in every round where all do, and never fewer than configured where enough take part.
+        The seed determines one order of all clients for the whole run, and the first of them that take part are chosen:
+        the same in every round if all take part, and as many as configured if enough take part.
         """
         here = set(clients)
         found = [client for client in self._order if client in here]
@@ -86,7 +103,7 @@ class Prober(Callback):
         return self._clients
 
     def client_done(self, result: Result) -> None:
-        """Keep the model of a chosen client; one that made no step has sent nothing and is not probed."""
+        """Keep the model of a chosen client; a client that made no step has sent nothing and is not probed."""
         if result.client in self._clients and result.model and result.steps:
             self._models[result.client] = result.model
 
@@ -115,6 +132,11 @@ class Prober(Callback):
         return order
 
     @cached_property
+    def _embedded(self) -> np.ndarray:
+        """The test samples of which each probe keeps two coordinates and the label."""
+        return choose_by_class(self._model_probe.y.cpu(), self.embed, self.assembly.experiment.seed)
+
+    @cached_property
     def _model_probe(self) -> ModelProbe:
         test = self.assembly.federation.data.test
         assert test is not None
@@ -132,8 +154,10 @@ class Prober(Callback):
             model_probe.put(self.assembly.server.model)
             row["global"], found = model_probe.measure(counts.sum(0))
             row["global"]["eigenvalue_variance"] = model_probe.eigenvalue_variance()
-            arrays |= {f"global/{name}": value for name, value in found.items()}
+            arrays |= {f"global/{name}": value for name, value in found.items()} | self._map("global")
         row["locals"] = []
+        if self.embed:
+            arrays["embedded_labels"] = model_probe.y.cpu().numpy()[self._embedded].astype(np.int32)
         prototypes, classifiers = [], []
         for index, (client, model) in enumerate(local.items()):
             model_probe.put(model)
@@ -141,7 +165,7 @@ class Prober(Callback):
             prototypes.append(model_probe.prototypes(client))
             if (classifier := classifier_of(self.assembly.network)) is not None:
                 classifiers.append(classifier.rows.double().cpu().numpy())
-            arrays |= {f"locals/{index}/{name}": value for name, value in found.items()}
+            arrays |= {f"locals/{index}/{name}": value for name, value in found.items()} | self._map(f"locals/{index}")
             gap = _gap(found["spectrum"], arrays.get("global/spectrum"))
             row["locals"].append({"client": client, **numbers, **gap})
         if len(local) > 1:
@@ -151,6 +175,10 @@ class Prober(Callback):
             row |= {"layers": list(similar), **_means(similar)}
             arrays |= found | {f"cka/{layer}": table.astype(np.float32) for layer, table in similar.items()}
         return Probe(writable(row), arrays)
+
+    def _map(self, model: str) -> Arrays:
+        """Return the coordinates of the chosen test samples under the model in the network, if any are kept."""
+        return {f"{model}/embedding": self._model_probe.embedding(self._embedded)} if self.embed else {}
 
 
 def _gap(local: np.ndarray, of_global: np.ndarray | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from fullrank.config.experiment import Experiment, Recorded, same
 from fullrank.engine.resolve import as_recorded
 from fullrank.errors import InputError
 from fullrank.files import save_tensors, sealed_text, write_atomically, write_json
-from fullrank.metrics.measures import facts_of
+from fullrank.metrics.registry import facts_of
 from fullrank.plugins import is_foreign
 from fullrank.runs.assemble import Assembly
 from fullrank.runs.directory import RunDirectory, Status, read_json
@@ -33,11 +33,24 @@ class Start:
     finished: bool = False
     """Whether the run is complete."""
     write: Callable[[], None] = lambda: None
-    """Write what must be on disk before the next round. Everything that can be rejected is checked before."""
+    """Writes the files that must exist before the next round. Everything that can be rejected is checked before."""
 
 
 def begin(assembly: Assembly, directory: RunDirectory, prober: Prober, changes: Mapping[str, Any]) -> Start:
-    """Prepare round 1, or restore the newest checkpoint if the run still has the recorded data, files and keys."""
+    """Prepare round 1, or restore the newest checkpoint of a run.
+
+    Args:
+        assembly: The parts of the run.
+        directory: The run directory.
+        prober: The prober of the run.
+        changes: The keys of `[engine]` that differ from the recorded ones.
+
+    Returns:
+        The state from which the run starts.
+
+    Raises:
+        InputError: If the data, files or keys are not the recorded ones, or the checkpoint cannot be used.
+    """
     around = {
         **environment(assembly.experiment.engine.threads, assembly.device),
         "engine": assembly.engine.facts(),

@@ -1,4 +1,4 @@
-"""Runs an experiment: the rounds, what is written after each, and how a run that stopped is resumed."""
+"""Running an experiment: the rounds, what is written after each, and how a run that stopped is resumed."""
 
 from __future__ import annotations
 
@@ -102,17 +102,20 @@ def execute(
     engine: EngineFactory | None = None,
     **parts: Any,
 ) -> Run:
-    """Run an experiment with the parts that are given; without a path nothing is written.
+    """Run an experiment.
 
     Args:
         experiment: The experiment.
-        path: The run directory.
-        resume: Whether a run that exists in the directory is resumed.
-        change_engine: Whether a resumed run may have other `[engine]` keys.
-        callbacks: Objects that are notified of the events of the run.
-        progress: Whether the progress of the run is shown.
-        engine: Makes the engine, in place of the one that the experiment names.
-        parts: Further parts, as `assemble` takes them.
+        path: The run directory; None writes nothing.
+        resume: As in `run`.
+        change_engine: As in `run`.
+        callbacks: As in `run`.
+        progress: As in `run`.
+        engine: Creates the engine, in place of the one that the experiment names.
+        **parts: Parts in place of those that the experiment names, as in `assemble`.
+
+    Returns:
+        The complete run.
     """
     check_callbacks(callbacks)
     callbacks = [*displays(progress), *callbacks]
@@ -168,7 +171,7 @@ def _execute(
 
 @contextlib.contextmanager
 def _notified_of_failure(callbacks: Callbacks) -> Iterator[None]:
-    """Tell callbacks of whatever error ends the run; the error itself is raised in any case."""
+    """Notify callbacks of any error that ends the run; the error itself is raised in any case."""
     try:
         yield
     except BaseException as error:
@@ -187,7 +190,12 @@ def _nameable(path: Path) -> Path:
 
 
 class Recorder(Callback):
-    """Writes the row of each round, and checkpoints."""
+    """Writes the row of each round, and checkpoints.
+
+    Args:
+        directory: The run directory.
+        assembly: The parts of the run.
+    """
 
     def __init__(self, directory: RunDirectory, assembly: Assembly):
         self.directory, self.server, self.experiment = directory, assembly.server, assembly.experiment
@@ -243,7 +251,7 @@ def _run_rounds(
 
 
 def _start_report(assembly: Assembly) -> list[str]:
-    """Return what of `model.start` fitted, before round 1; without `start_partial` everything did."""
+    """Describe which entries of `model.start` fitted, before round 1; without `start_partial` all of them did."""
     asked = assembly.start is not None and assembly.experiment.model.start_partial and assembly.server.round == 0
     return [assembly.start.text()] if asked and assembly.start is not None else []
 
@@ -253,6 +261,12 @@ def all_callbacks(watching: Callbacks, assembly: Assembly, directory: RunDirecto
 
     The prober comes before the recorder: a round that a resumed run does not run again must have its probe already. The
     others come after it, so that a round is saved when they are notified of it.
+
+    Args:
+        watching: The callbacks of the user and the display.
+        assembly: The parts of the run.
+        directory: The run directory, if there is one.
+        prober: The prober of the run.
     """
     recorder = [Recorder(directory, assembly)] if directory is not None else []
     return Callbacks([prober, *recorder, *watching.callbacks])
@@ -260,7 +274,8 @@ def all_callbacks(watching: Callbacks, assembly: Assembly, directory: RunDirecto
 
 @contextlib.contextmanager
 def _in_words(directory: RunDirectory | None, rounds: int) -> Iterator[None]:
-    """Say in one sentence what is saved after a signal, or an exception of a callback or of the user's own code."""
+    """Describe in one sentence what is saved after a signal, or after an exception of a callback or of the user's
+    code."""
 
     def saved() -> str:
         if directory is None:

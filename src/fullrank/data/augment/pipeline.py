@@ -1,4 +1,4 @@
-"""The preparation of batches: the registry of augmentations, and the pipeline that applies them and normalises.
+"""The preparation of batches: crops and flips, and the pipeline that applies augmentations and normalises.
 
 Everything here is a function of tensors on any device, without loops over samples or branches on their values, and
 with its random numbers as an argument. So the result is the same eagerly, under `vmap` and when traced.
@@ -17,22 +17,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullrank.data.augment.autoaugment import AutoAugment, RandAugment
 from fullrank.data.augment.constants import constant
-from fullrank.data.augment.geometry import Rotate
 from fullrank.data.augment.operation import Operation, describe, pick, reject_arguments
-from fullrank.data.augment.raug import Raug
-from fullrank.data.augment.resize import ResizedCrop
+from fullrank.data.augment.registry import AUGMENTATIONS, is_import_path
 from fullrank.data.dataset import DataSet, is_integer
 from fullrank.errors import InputError, nearest
-from fullrank.plugins import Registry, called
+from fullrank.plugins import called
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
 
 @dataclass(frozen=True)
 class Crop(Operation):
-    """Crop a random window of the original size from the image, padded with zeros or by reflection."""
+    """Crop a random window of the original size from the image, which is padded with zeros or by reflection."""
 
     pad: int
     reflect: bool = False
@@ -47,7 +44,7 @@ class Crop(Operation):
 
     @classmethod
     def parse(cls, arguments: str, dataset: DataSet, *, reflect: bool = False) -> Crop:
-        """Make the operation from the padding in pixels, by default an eighth of the image, but at most 4."""
+        """Create the operation from the padding in pixels, by default an eighth of the image, but at most 4."""
         height, width = dataset.input_shape[1:]
         side = min(height, width)
         if arguments and not (arguments.isdecimal() and int(arguments) > 0):
@@ -80,24 +77,24 @@ class Crop(Operation):
 
 @dataclass(frozen=True)
 class RandomCrop(Operation):
-    """A random square window of the image, as it is; the model is evaluated on the window in the middle."""
+    """Crop a random square window from the image; the model is evaluated on the window in the middle."""
 
     side: int
     draws: ClassVar[int] = 2
 
     def apply(self, x: Tensor, u: Tensor) -> Tensor:
-        """Cut one window per sample out."""
+        """Crop one window per sample."""
         windows = x.unfold(2, self.side, 1).unfold(3, self.side, 1)
         top, left = (pick(u[:, k], windows.shape[k + 2]) for k in (0, 1))
         return windows[torch.arange(x.shape[0], device=x.device), :, top, left]
 
     def crop(self, height: int, width: int) -> tuple[int, int]:
-        """Return the side of the window, twice."""
+        """Return the height and width of the window."""
         return self.side, self.side
 
     @classmethod
     def parse(cls, arguments: str, dataset: DataSet) -> RandomCrop:
-        """Make the operation from the side of the window in pixels."""
+        """Create the operation from the side of the window in pixels."""
         height, width = dataset.input_shape[1:]
         if not (arguments.isdecimal() and int(arguments) > 0):
             raise InputError(
@@ -123,33 +120,13 @@ class Flip(Operation):
 
     @classmethod
     def parse(cls, arguments: str, dataset: DataSet) -> Flip:
-        """Make the operation, which takes no arguments."""
+        """Create the operation, which takes no arguments."""
         reject_arguments("flip", arguments)
         return cls()
 
 
-AUGMENTATIONS: Registry[Callable[[str, DataSet], Operation] | type[Operation]] = Registry(
-    "augmentations",
-    "data.augment",
-    {
-        "crop": Crop,
-        "crop-reflect": partial(Crop.parse, reflect=True),
-        "random-crop": RandomCrop,
-        "flip": Flip,
-        "rotate": Rotate,
-        "resized-crop": ResizedCrop,
-        "autoaugment": AutoAugment,
-        "randaugment": RandAugment,
-        "raug": Raug,
-    },
-    "Class",
-    or_else='"none" in place of the list',
-)
-"""The augmentations that `data.augment` can name.
-
-An entry is a subclass of :class:`Operation`, or a function of the arguments, the text after the colon, and the data set
-that returns an operation.
-"""
+reflected_crop = partial(Crop.parse, reflect=True)
+"""A crop from the image padded by reflection."""
 
 
 @dataclass(frozen=True)
@@ -180,7 +157,16 @@ class Pipeline:
         normalise: str | Mapping[str, Sequence[float]] = "auto",
         augment: str | Sequence[str] = "auto",
     ) -> Pipeline:
-        """Build the pipeline that the keys `normalise` and `augment` of [data] describe."""
+        """Build the pipeline that the keys `normalise` and `augment` of [data] describe.
+
+        Args:
+            dataset: The data set.
+            normalise: The value of `data.normalise`.
+            augment: The value of `data.augment`.
+
+        Raises:
+            InputError: If a value is invalid, or does not fit the data set.
+        """
         operations, crop = _operations(dataset, augment)
         return cls(_statistics(dataset, normalise), operations, crop)
 
@@ -194,7 +180,12 @@ class Pipeline:
         return sum(operation.draws for operation in self.operations)
 
     def place(self, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
-        """Copy the constants to a device, which must be done before a CUDA graph is captured."""
+        """Copy the constants to a device, which must be done before a CUDA graph is captured.
+
+        Args:
+            device: The device.
+            dtype: The dtype of the prepared batches.
+        """
         for numbers in self.statistics or ():
             _per_channel(numbers, device, _exact(dtype))
             _per_feature(numbers, device, torch.float64)
@@ -202,7 +193,16 @@ class Pipeline:
             operation.place(device)
 
     def __call__(self, x: Tensor, uniform: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return the batch for training, given (N, draws) uniform numbers, or for evaluation, without."""
+        """Prepare a batch.
+
+        Args:
+            x: Samples as the data set stores them.
+            uniform: Uniform random numbers of [0, 1), of shape (N, draws), for training; None for evaluation.
+            dtype: The dtype of the prepared batch, unless samples are whole numbers that are no images.
+
+        Raises:
+            InputError: If the random numbers have another shape.
+        """
         if is_integer(x.dtype) and x.dtype != torch.uint8:
             return x
         if uniform is not None:
@@ -351,17 +351,6 @@ def _operation(text: str, dataset: DataSet) -> Operation:
         return tried
     except InputError as error:
         raise InputError(f'data.augment = "{text}": {error}') from None
-
-
-def is_import_path(text: str) -> bool:
-    """Return whether an augmentation is named by an import path, not by a name of the registry with arguments.
-
-    >>> is_import_path("crop:4"), is_import_path("mine:Cutout"), is_import_path("mine:Cutout:8")
-    (False, True, True)
-    """
-    first, _, rest = text.partition(":")
-    named = first in AUGMENTATIONS.own or not rest.partition(":")[0].isidentifier()
-    return not named and first not in AUGMENTATIONS.names()
 
 
 def _made(entry: Callable[[str, DataSet], Operation] | type[Operation], arguments: str, dataset: DataSet) -> Operation:

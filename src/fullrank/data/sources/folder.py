@@ -36,7 +36,17 @@ _DEEPEST = 3
 def folder(
     root: str | Path = "", seed: int = 0, size: int | Sequence[int] = 0, unreadable: Literal["stop", "skip"] = "stop"
 ) -> DataSet:
-    """Load a folder of images, as an entry of the registry does; see `list_folder`."""
+    """Load a folder of images, as :func:`list_folder` lists them.
+
+    Args:
+        root: The folder.
+        seed: The seed of the test part, for a folder without one.
+        size: As in `load_dataset`.
+        unreadable: As in `load_dataset`.
+
+    Raises:
+        InputError: If no folder is given, or it is not of the form that `list_folder` describes.
+    """
     if not str(root):
         raise InputError('data.name = "folder" needs data.root, the folder of the images')
     path = Path(root).expanduser().absolute()
@@ -53,14 +63,18 @@ def list_folder(root: Path, seed: int = 0) -> Listing:
     domain may have its own parts. Classes are the sorted union over all domains and parts, so that a domain may lack
     some, and images are in the order of domain, class and file name.
 
-    Without a test part, val takes its place, in each domain; otherwise val is left out. Without either anywhere, 30 %
-    of the images of each domain and class become the test part, by the seed.
+    In a domain without a test part, val takes its place; otherwise val is left out. Without either anywhere, 30 % of
+    the images of each domain and class, drawn by the seed, become the test part.
 
     `groups.csv` in the folder, with the columns path and group, names images that must not be separated. It must list
     every image; an image with an empty group belongs to no other.
 
     Raises:
         InputError: If the tree or `groups.csv` is not of this form, or a group is in both training and test.
+
+    Args:
+        root: The folder.
+        seed: The seed of the test part, for a folder without one.
     """
     found = _classes(root)
     names = tuple(sorted({place.name for place in found}))
@@ -73,7 +87,7 @@ def list_folder(root: Path, seed: int = 0) -> Listing:
         parts[split] += place.images(number[place.name], groups or {})
     remarks = []
     if groups is not None:
-        remarks += _unlike_files(root, found, groups)
+        remarks += _check_groups(root, found, groups)
     if parts["val"]:
         remarks.append(
             f"the {len(parts['val'])} images of the validation part in {root} are not used, because there is a test "
@@ -85,7 +99,7 @@ def list_folder(root: Path, seed: int = 0) -> Listing:
         train, test = _split_off(root, parts[""] or train, seed)
     if not train:
         raise InputError(f"{root} has a test part and no training part; name its folder train")
-    _reject_torn(root, train, test)
+    _reject_split_groups(root, train, test)
     described_by = (root / GROUPS,) if groups is not None else ()
     return Listing(train, test, names, described_by, tuple(remarks), f"seed {seed}" if by_seed else "")
 
@@ -173,7 +187,7 @@ def _depth(root: Path, tree: Sequence[_Folder]) -> int:
 
 
 def _above(root: Path, depth: int, of_classes: Sequence[_Folder]) -> tuple[str, ...]:
-    """Return what the folders above those of classes are."""
+    """Return the kinds of the folders above those of classes."""
     if depth == 1:
         names = {found.way[0] for found in of_classes}
         if all(name.lower() in SPLITS for name in names):
@@ -213,7 +227,7 @@ def _read_groups(root: Path) -> dict[str, str] | None:
     return groups
 
 
-def _unlike_files(root: Path, found: Sequence[_Class], groups: Mapping[str, str]) -> list[str]:
+def _check_groups(root: Path, found: Sequence[_Class], groups: Mapping[str, str]) -> list[str]:
     """Reject groups that lack images; return a remark on those that name others."""
     names = [f"{place.below}/{file}" for place in found for file in place.files]
     missing = [name for name in names if name not in groups]
@@ -247,7 +261,7 @@ def _split_off(root: Path, files: Sequence[ImageFile], seed: int) -> tuple[list[
     return train, [file for file, apart in zip(files, in_test, strict=True) if apart]
 
 
-def _reject_torn(root: Path, train: Sequence[ImageFile], test: Sequence[ImageFile]) -> None:
+def _reject_split_groups(root: Path, train: Sequence[ImageFile], test: Sequence[ImageFile]) -> None:
     """Reject groups that have images in both parts."""
     trained = {file.group: file for file in train if file.group}
     for file in test:
