@@ -132,7 +132,8 @@ def _imported(key: str) -> Any:
         with _environment(QUIET):
             return importlib.import_module("ray")
     except ModuleNotFoundError:
-        raise InputError(f"{key} needs Ray; pip install 'fullrank[ray]'") from None
+        asked = 'engine.name = "ray"' if key == "engine.address" else key
+        raise InputError(f"{asked} needs Ray; pip install 'fullrank[ray]'") from None
 
 
 def _running_here(key: str) -> str:

@@ -39,6 +39,8 @@ ROOM_SECONDS = 120.0
 """The number of seconds for which the engine waits for a worker while there is none."""
 ATTEMPTS = 3
 """How often a client's job is started before a worker that is lost with it counts as the client's failure."""
+SETTLE_SECONDS = 5.0
+"""The number of seconds for which the engine, once it has a worker, waits at its start for the others."""
 GPU_SHARES = 10_000
 """Ray counts shares of a GPU in ten-thousandths."""
 
@@ -76,6 +78,7 @@ class Ray(Engine):
             for _ in range(max(1, min(number, options.clients))):
                 self._workers.append(self._new_worker())
             self._ready()
+            self._wait_for_others()
         except BaseException:
             self.close()
             raise
@@ -116,6 +119,12 @@ class Ray(Engine):
             self._some()
         self._room_until = time.monotonic() + ROOM_SECONDS
         return ready
+
+    def _wait_for_others(self) -> None:
+        """Wait a short time until all workers are ready. Those for which there is no room yet join later."""
+        until = time.monotonic() + SETTLE_SECONDS
+        while time.monotonic() < until and not all(worker.ready for worker in self._workers):
+            self._some()
 
     def _some(self) -> dict[int, Result]:
         """Wait for an answer of a worker, for a short time, and return the results that it brings."""
