@@ -17,12 +17,12 @@ import pytest
 import torch
 
 import fullrank
+import ray_cluster
 from engines import result, same
 from fullrank.config.experiment import Experiment
 from fullrank.engine import open_engine
 from fullrank.engine.base import EngineOptions
 from fullrank.engine.ray import worker
-from fullrank.engine.ray.cluster import Cluster as Connection
 from fullrank.engine.recipe import samples_of
 from fullrank.engine.serial import Serial
 from fullrank.errors import ClientFailed, InputError
@@ -31,6 +31,7 @@ from fullrank.runs.display import amiss
 from lossy import Crashes, Sleeps, Speaks
 
 ray = pytest.importorskip("ray")
+cluster = ray_cluster.cluster
 
 SUPPORT = str(Path(__file__).parents[1] / "support")
 VALUES = {
@@ -47,23 +48,6 @@ VALUES = {
     "train.epochs": 1,
     "train.batch_size": 16,
 }
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    """Two nodes of one CPU each, to which this process is connected; `add` and `remove` change the nodes."""
-    from ray.cluster_utils import Cluster
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-        patch.setenv("RAY_worker_niceness", "0")
-        head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 10**8}
-        found = Cluster(initialize_head=True, head_node_args=head)
-        found.add_node(num_cpus=1, object_store_memory=10**8)
-        with Connection(found.address):
-            yield found
-        found.shutdown()
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fullrank.cli.options import AsJson, Overrides, Root, experiment_values, fail
+from fullrank.cli.options import AsJson, Overrides, RayAddress, Root, experiment_values, fail
 from fullrank.comparison.board import choose_board, number_of
 from fullrank.comparison.by_site import SiteTable, check_site_measure
 from fullrank.comparison.compare import compare
@@ -71,6 +71,7 @@ def compare_command(
         int,
         typer.Option("--jobs", "-j", metavar="N", help="Number of parallel runs. 0: one per core, or one on a GPU."),
     ] = 0,
+    ray: RayAddress = "",
     measure: Annotated[
         str,
         typer.Option(
@@ -156,15 +157,15 @@ def compare_command(
         reject_unwritable(Path(path))
     value = value or "last5"
     if runs:
-        if methods or vary or overrides or out or root:
-            raise InputError("--runs compares existing runs: omit --methods, --vary, --set, --root and --out")
+        if methods or vary or overrides or out or root or ray:
+            raise InputError("--runs compares existing runs: omit --methods, --vary, --set, --root, --ray and --out")
         found = compare_runs(inputs or [], measure=measure, value=value, reference=reference)
     else:
         there = [f"data.root={root}"] if root else []
         experiment = _experiment(inputs or [], methods, [*(overrides or []), *there])
         if chosen is not None:
             check_site_measure(chosen["measure"], Experiment.of(experiment))
-        views: dict[str, Any] = {"jobs": jobs, "measure": measure, "value": value}
+        views: dict[str, Any] = {"jobs": jobs, "ray": ray, "measure": measure, "value": value}
         views |= {"vary": parse_grid(vary or []), "reference": reference}
         found = _run(quiet or as_json, experiment, split_list(methods), parse_seeds(seeds), out, **views)
     for kind, path in files.items():

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fullrank import papers
 from fullrank.cli.compare import WIDE, parse_seeds
-from fullrank.cli.options import AsJson, Overrides, Root, fail
+from fullrank.cli.options import AsJson, Overrides, RayAddress, Root, fail
 from fullrank.comparison.board import choose_board
 from fullrank.config.experiment import dotted, parse_overrides, without_none
 from fullrank.errors import InputError, Interrupted
@@ -54,6 +54,7 @@ def reproduce_command(
         int,
         typer.Option("--jobs", "-j", metavar="N", help="Number of parallel runs. 0: one per core, or one on a GPU."),
     ] = 0,
+    ray: RayAddress = "",
     list_: Annotated[
         bool, typer.Option("--list", help="List the tables, or the cells of a table, and run nothing.")
     ] = False,
@@ -112,9 +113,9 @@ def reproduce_command(
         if dry_run:
             _show_plan(plan, jobs, timed, as_json)
             return
-        _announce(plan, jobs, silent)
+        _announce(plan, jobs, silent, ray)
         with choose_board(silent) as board:
-            done = complete(plan, jobs, [board])
+            done = complete(plan, jobs, [board], ray)
     except Interrupted as stop:
         sentence = str(stop)
     else:
@@ -174,13 +175,19 @@ def _list_cells(table: papers.Table, patterns: list[str], as_json: bool) -> None
 # The plan
 
 
-def _announce(plan: Plan, jobs: int, silent: bool) -> None:
-    """Print what will be run, and measure how long it will take."""
+def _announce(plan: Plan, jobs: int, silent: bool, ray: str) -> None:
+    """Print what will be run, and measure how long it will take, unless it will be run on other machines."""
     plan.check()
     if not silent:
         for one in plan.selected:
             if one.problem:
                 print(f"{one.cell.name} is left out: {one.problem}")
+    if ray:
+        if not silent:
+            pending = plan.pending()
+            left = counted(sum(task.rounds - task.done for task in pending), "round")
+            print(f"{counted(len(plan.tasks), 'run')} in {plan.folder}, of which {left} remain")
+        return
     with interrupt.guard():
         measure(plan, jobs)
     if not silent:

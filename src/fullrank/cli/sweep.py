@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fullrank.cli.compare import WIDE, parse_seeds
-from fullrank.cli.options import AsJson, File, Overrides, experiment_values, fail
+from fullrank.cli.options import AsJson, File, Overrides, RayAddress, experiment_values, fail
 from fullrank.comparison.board import choose_board
 from fullrank.comparison.space import parse_over
 from fullrank.comparison.sweep import PRUNERS, SAMPLERS, Sweep, sweep
@@ -58,6 +58,7 @@ def sweep_command(
         int,
         typer.Option("--jobs", "-j", metavar="N", help="Number of parallel runs. 0: one per core, or one on a GPU."),
     ] = 0,
+    ray: RayAddress = "",
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the table without progress.")] = False,
 ) -> None:
@@ -80,7 +81,7 @@ def sweep_command(
     if not out:
         raise InputError("name the folder of the sweep, as in --out runs/sweep")
     wanted: dict[str, Any] = {"sampler": sampler, "pruner": pruner, "measure": measure, "value": value}
-    wanted |= {"seeds": parse_seeds(seeds), "out": out, "jobs": jobs}
+    wanted |= {"seeds": parse_seeds(seeds), "out": out, "jobs": jobs, "ray": ray}
     searched = parse_over(over or [])
     for text in overrides or []:
         key = text.partition("=")[0].strip()

@@ -39,14 +39,17 @@ class Cluster:
         address: The address of a cluster as "host:port", "auto" for the one of which this machine is a node, or "" for
             a local Ray that is started now.
         cpus: The number of CPUs of a local Ray.
-        key: The key or option with the address, which errors mention.
+        key: The key or argument with the address, which errors mention.
+        asked: What asked for Ray, which the error mentions if it is not installed.
 
     Raises:
         InputError: If Ray is not installed, or there is no cluster at the address.
     """
 
-    def __init__(self, address: str = "", cpus: int = 1, key: str = "engine.address"):
-        self.ray = _imported(key)
+    def __init__(
+        self, address: str = "", cpus: int = 1, key: str = "engine.address", asked: str = 'engine.name = "ray"'
+    ):
+        self.ray = _imported(asked)
         self.address = address
         self._key = key
         self._own = not self.ray.is_initialized()
@@ -127,12 +130,11 @@ class Cluster:
             )
 
 
-def _imported(key: str) -> Any:
+def _imported(asked: str) -> Any:
     try:
         with _environment(QUIET):
             return importlib.import_module("ray")
     except ModuleNotFoundError:
-        asked = 'engine.name = "ray"' if key == "engine.address" else key
         raise InputError(f"{asked} needs Ray; pip install 'fullrank[ray]'") from None
 
 
@@ -187,3 +189,18 @@ def _signal_handlers_kept() -> Iterator[None]:
 def node_name(address: str, identity: str) -> str:
     """Return what messages call a node: its address, and the first digits of its id, as `ray list nodes` shows it."""
     return f"{address} ({identity[:SHOWN_DIGITS]})"
+
+
+def cause(error: Exception) -> str:
+    """Return why Ray lost a worker, as a clause."""
+    text = str(error)
+    if "No module named" in text:
+        module = re.search(r"No module named '?([\w.]+)", text)
+        return f"the module {module[1] if module else ''} is not installed there"
+    if "OutOfMemory" in type(error).__name__ or "memory monitor" in text or "running low on memory" in text:
+        return "its memory ran out"
+    if "node has died" in text or "node was terminated" in text or "NodeDied" in type(error).__name__:
+        return "the node was lost"
+    if "unavailable" in text or "Unavailable" in type(error).__name__:
+        return "the connection to it was lost"
+    return "its process died"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import sys
 import time
 from collections import Counter, deque
@@ -17,7 +16,7 @@ import torch
 from fullrank.engine.base import Engine, EngineOptions
 from fullrank.engine.dispatch import run_in_order
 from fullrank.engine.machine import cores
-from fullrank.engine.ray.cluster import Cluster
+from fullrank.engine.ray.cluster import Cluster, cause
 from fullrank.engine.ray.worker import (
     Introduction,
     RayWorker,
@@ -169,7 +168,7 @@ class Ray(Engine):
         """Replace a lost worker; its job is run again, or has failed."""
         number, job = worker.number, worker.job
         where = f"node {worker.node}" if worker.node else "a node"
-        why = f"{where}: {_cause(error)}"
+        why = f"{where}: {cause(error)}"
         worker.end()
         if not worker.ready:
             self._lost_early += 1
@@ -292,24 +291,10 @@ def _check_versions(told: Introduction) -> None:
             )
 
 
-def _cause(error: Exception) -> str:
-    """Return why Ray lost a worker, as a clause."""
-    text = str(error)
-    if "No module named" in text:
-        module = re.search(r"No module named '?([\w.]+)", text)
-        return f"the module {module[1] if module else ''} is not installed there"
-    if "OutOfMemory" in type(error).__name__ or "memory monitor" in text or "running low on memory" in text:
-        return "its memory ran out"
-    if "node has died" in text or "node was terminated" in text or "NodeDied" in type(error).__name__:
-        return "the node was lost"
-    if "unavailable" in text or "Unavailable" in type(error).__name__:
-        return "the connection to it was lost"
-    return "its process died"
-
-
 def _first_line(error: Exception) -> str:
-    cause = getattr(error, "cause", None) or error
-    return f"{type(cause).__name__}: {str(cause).strip().splitlines()[0] if str(cause).strip() else ''}"
+    inner = getattr(error, "cause", None) or error
+    lines = str(inner).strip().splitlines() or [""]
+    return f"{type(inner).__name__}: {lines[0]}"
 
 
 def _no_notes() -> dict[str, Any]:
