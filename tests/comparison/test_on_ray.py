@@ -186,6 +186,7 @@ rate = "train.lr"
 at = { method = "fedavg" }
 printed = ["70.00 ± 30.00"]
 """
+    (tmp_path / "paper.toml").write_text('title = "A paper"')
     (tmp_path / "settings.toml").write_text(settings)
     (tmp_path / "table.toml").write_text(table)
     there = papers.reproduce(tmp_path / "table.toml", [], [0, 1], out=tmp_path / "ray", ray=cluster.address)
