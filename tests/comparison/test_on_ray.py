@@ -16,7 +16,7 @@ import pytest
 import fullrank
 import ray_cluster
 from fullrank import papers
-from fullrank.errors import InputError, RunFailed
+from fullrank.errors import InputError
 
 psutil = pytest.importorskip("psutil")
 ray = pytest.importorskip("ray")
@@ -102,10 +102,11 @@ def test_without_ray_one_sentence_says_what_to_install(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_that_fails_is_marked_and_the_others_continue(cluster, tmp_path):
+    fullrank.compare(QUICK, ["fedavg"], [0], tmp_path / "out", ray=cluster.address)
     found = fullrank.compare(QUICK, ["fedavg", "fedbn"], [0], tmp_path / "out", ray=cluster.address)
     assert list(found.failed) == [("fedbn", 0)]
-    with pytest.raises(RunFailed, match="fedbn"):
-        fullrank.compare(QUICK, ["fedbn"], [0], tmp_path / "out", ray=cluster.address)
+    with pytest.raises(InputError, match="fedbn seed 0: "):
+        fullrank.compare(QUICK, ["fedbn"], [0], tmp_path / "other", ray=cluster.address)
 
 
 @pytest.mark.slow

@@ -29,6 +29,7 @@ from fullrank.errors import ClientFailed, InputError
 from fullrank.runs.assemble import assemble
 from fullrank.runs.display import amiss
 from lossy import Crashes, Sleeps, Speaks
+from small import on_its_network
 
 ray = pytest.importorskip("ray")
 cluster = ray_cluster.cluster
@@ -86,15 +87,12 @@ def test_scaffold_is_equal_to_serial_to_the_bit_on_two_nodes(cluster, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("optimizer_state", ["reset", "keep"])
+@pytest.mark.parametrize("optimizer_state", ["fresh", "keep"])
 @pytest.mark.parametrize(
     "method", ["fedavg", "fedprox+feddecorr", "scaffold", "fedmr", "fedetf", "fedbn", "fedrepopt", "fednova"]
 )
 def test_methods_are_equal_to_serial_to_the_bit(cluster, method, optimizer_state, tmp_path):
-    values = {**VALUES, "method.name": method, "train.optimizer_state": optimizer_state, "train.rounds": 3}
-    if method == "fedrepopt":
-        values = {key: value for key, value in values.items() if not key.startswith("model.")}
-        values |= {"model.name": "repvgg", "model.width": 4, "model.depths": [1, 1]}
+    values = on_its_network(VALUES, method) | {"train.optimizer_state": optimizer_state, "train.rounds": 3}
     one, other = compared(values, tmp_path)
     assert same(result(one), result(other))
 

@@ -52,7 +52,7 @@ def result(run):
     rows = [{key: value for key, value in row.items() if "seconds" not in key and key != "ray"} for row in run.metrics]
     assembly = run._assembled()
     states = {client: assembly.server.store.get(client) for client in range(assembly.federation.clients)}
-    return run.model().state_dict(), rows, states
+    return dict(assembly.server.model), rows, states
 
 
 def same(one, other):
