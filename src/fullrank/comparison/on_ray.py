@@ -1,4 +1,4 @@
-"""The runs of a comparison on the nodes of a Ray cluster, each in a process of its own."""
+"""The runs of a comparison on the nodes of a Ray cluster, each in its own process."""
 
 from __future__ import annotations
 

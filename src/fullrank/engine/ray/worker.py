@@ -157,7 +157,7 @@ def from_frames(frames: Sequence[np.ndarray]) -> Any:
 
 
 def as_arrays(samples: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
-    """Return tensors as arrays of their own memory, which the object store passes on without pickling them."""
+    """Return the memory of tensors as arrays, which the object store passes on without pickling them."""
     return {
         f"{name} {str(tensor.dtype).removeprefix('torch.')} {','.join(map(str, tensor.shape))}": tensor.reshape(-1)
         .view(torch.uint8)
