@@ -1,13 +1,14 @@
 # Two commands do everything on a fresh machine: `make demo` and `make test`.
 PYTHON ?= python3
 VENV ?= .venv
+FLOWER ?= .venv-flower
 BIN = $(VENV)/bin
 DEMO ?= runs/demo
 
 COLLAPSE ?= runs/collapse
 SET ?=
 
-.PHONY: demo collapse test check test-slow test-gpu clean
+.PHONY: demo collapse test check test-flower test-flower-slow test-slow test-gpu clean
 
 # The stamp is newer than what it was installed from, or the installation runs again.
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -30,13 +31,26 @@ collapse: $(VENV)/installed
 	$(BIN)/fullrank probes $(COLLAPSE)
 
 test: $(VENV)/installed check
-	$(BIN)/python -m pytest -n 2 tests src/fullrank --doctest-modules
+	$(BIN)/python -m pytest -n 2 tests src/fullrank --doctest-modules --ignore=src/fullrank/deploy/flower
 
 check: $(VENV)/installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Flower needs older typer and rich than constraints.txt has, so it has a separate environment.
+$(FLOWER)/installed: pyproject.toml constraints-flower.txt
+	$(PYTHON) -m venv $(FLOWER)
+	$(FLOWER)/bin/python -m pip install --quiet --upgrade pip
+	$(FLOWER)/bin/python -m pip install --quiet -c constraints-flower.txt -e '.[flower-simulation,bench]' pytest
+	touch $@
+
+test-flower: $(FLOWER)/installed
+	$(FLOWER)/bin/python -m pytest tests/deploy/flower
+
+test-flower-slow: $(FLOWER)/installed
+	$(FLOWER)/bin/python -m pytest -m slow tests/deploy/flower
 
 test-slow: $(VENV)/installed
 	$(BIN)/python -m pytest -n 2 -m slow tests
@@ -46,4 +60,4 @@ test-gpu:
 	$(PYTHON) -m pytest -m gpu tests
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FLOWER) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

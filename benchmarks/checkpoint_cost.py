@@ -1,7 +1,8 @@
-"""What a checkpoint costs: seconds and CPU-seconds of each `RunDirectory.save` of a short run, as JSON.
+"""Measure a checkpoint: seconds and CPU-seconds of each `RunDirectory.save` of a short run, as JSON.
 
-`cpu_round.py --with PATH` starts it in a fresh process for each checkout. SCAFFOLD, so that clients have states to
-write; files go where Python puts temporary ones (`TMPDIR`), and a file system in memory hides what `fsync` costs.
+`cpu_round.py --with PATH` starts it in a new process for each checkout. The method is SCAFFOLD, so that clients have
+states to write. Files are written into Python's temporary folder (`TMPDIR`); a file system in memory hides the cost of
+`fsync`.
 """
 
 from __future__ import annotations

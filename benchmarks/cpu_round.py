@@ -4,7 +4,7 @@ Run `python benchmarks/cpu_round.py --with pfl,flwr --json cpu.json`. The other 
 virtual environments under build/, which are created when they are first needed. Linux is required (/proc).
 
 `python benchmarks/cpu_round.py --with PATH` races this checkout of the repository against the one in PATH: every
-engine, and what a checkpoint costs. With this checkout's own path it measures the checkout's spread against itself.
+engine, and the cost of a checkpoint. With this checkout's own path it measures the checkout's spread against itself.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def contestant(name: str) -> Contestant:
 
 
 def install(name: str) -> Path:
-    """The python of a framework's environment, which is made if it is not there."""
+    """Return the Python of a framework's environment, which is created if it is missing."""
     home = ENVIRONMENTS / name
     python, complete = home / "bin" / "python", home / "complete"
     if not complete.exists():
@@ -70,12 +70,12 @@ def install(name: str) -> Path:
 # Another checkout
 
 ENGINES = {"serial": ("serial",), "vectorised": ("vectorised",), "processes": ("processes", "2")}
-"""What is raced against another checkout, with the arguments of `fullrank.bench.ours`: two workers at most."""
+"""The engines that are raced against another checkout, with their arguments of `fullrank.bench.ours`."""
 SIDES = ("this", "other")
 
 
 def sources(path: Path) -> dict[str, str]:
-    """The environment in which a process imports the fullrank of a checkout."""
+    """Return the environment in which a process imports the fullrank of a checkout."""
     found = path.resolve() / "src"
     if not (found / "fullrank" / "bench" / "ours.py").is_file():
         raise InputError(
@@ -112,13 +112,13 @@ def measure_checkouts(
 
 
 def pair(engine: str, imports: dict[str, dict[str, str]]) -> list[Contestant]:
-    """Both checkouts under one engine: a pair, so that the laps that are compared follow each other."""
+    """Return both checkouts under one engine: a pair, so that the laps that are compared follow each other."""
     command = (sys.executable, "-m", "fullrank.bench.ours", "{task}", *ENGINES[engine])
     return [Contestant(f"{engine}: {side}", command, place) for side, place in imports.items()]
 
 
 def checkpoints(imports: dict[str, dict[str, str]], path: Path, repeats: int) -> dict[str, list[dict[str, Any]]]:
-    """What `RunDirectory.save` costs under each checkout: a fresh process each time, in turns."""
+    """Measure `RunDirectory.save` under each checkout, alternately and each time in a new process."""
     found: dict[str, list[dict[str, Any]]] = {side: [] for side in imports}
     for repeat in range(repeats):
         for side in SIDES[:: 1 if repeat % 2 == 0 else -1]:
@@ -133,7 +133,7 @@ def checkpoints(imports: dict[str, dict[str, str]], path: Path, repeats: int) ->
 
 
 def _engine_row(engine: str, laps: Sequence[Lap]) -> list[str]:
-    """CPU-seconds a round on both sides, and the ratios of the laps that ran one after the other."""
+    """Return the CPU-seconds of a round on both sides, and the ratios of the laps that ran one after the other."""
     this, other = ([lap for lap in laps if lap.contestant == f"{engine}: {side}"] for side in SIDES)
     return [
         f"{engine}, round",
@@ -143,7 +143,7 @@ def _engine_row(engine: str, laps: Sequence[Lap]) -> list[str]:
 
 
 def _checkpoint_row(found: dict[str, list[dict[str, Any]]]) -> list[str]:
-    """The same of a checkpoint: of each process the median over its saves."""
+    """Return the same row for a checkpoint: for each process the median over its saves."""
     seconds = {
         (side, key): [statistics.median(save[key] for save in process["saves"]) for process in processes]
         for side, processes in found.items()
@@ -164,7 +164,7 @@ def _ratios(this: Sequence[float], other: Sequence[float]) -> str:
 
 
 def report_checkouts(result: dict[str, Any]) -> str:
-    """The race between two checkouts as a person reads it."""
+    """Format the race between two checkouts as text."""
     lines = [machine.sentence(result["machine"]), f"this checkout against {result['other']}"]
     headers = ["", "this, CPU-s", "other, CPU-s", "this / other, CPU", "this / other, wall"]
     for network, found in result["networks"].items():
@@ -174,7 +174,7 @@ def report_checkouts(result: dict[str, Any]) -> str:
 
 
 def say(text: str) -> None:
-    """Progress, at once."""
+    """Print progress immediately."""
     print(text, flush=True)
 
 
@@ -182,10 +182,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     told = "other frameworks (pfl, flwr), or the path of another checkout of this repository"
     parser.add_argument("--with", dest="others", default="", metavar="A,B or PATH", help=told)
-    parser.add_argument("--networks", default="cnn,linear", help="of cnn, linear")
-    parser.add_argument("--engines", default=",".join(ENGINES), help="with PATH: of serial, vectorised, processes")
+    parser.add_argument("--networks", default="cnn,linear", help="networks, of cnn and linear")
+    parser.add_argument(
+        "--engines", default=",".join(ENGINES), help="with PATH: engines, of serial, vectorised and processes"
+    )
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--tiny", action="store_true", help="a few steps, to see that it works; measures nothing")
+    parser.add_argument("--tiny", action="store_true", help="run a few steps as a test; the numbers are meaningless")
     parser.add_argument("--json", default="", metavar="FILE")
     arguments = parser.parse_args()
     networks, workload = arguments.networks.split(","), TINY if arguments.tiny else None

@@ -37,7 +37,7 @@ def seconds(loss: Callable[[Tensor], Tensor], z: Tensor) -> float:
 
 
 def compare(n: int, d: int, repeats: int) -> tuple[float, float]:
-    """The median seconds of (ours, the d×d form)."""
+    """Return the median seconds of our form and of the d×d form."""
     z = torch.relu(torch.randn(n, d)).requires_grad_()
     torch.testing.assert_close(decorrelation(z), full_matrix(z), rtol=1e-4, atol=0)
     for _ in range(5):

@@ -18,13 +18,13 @@ from fullrank.runs.assemble import federate
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", default="", help="where CIFAR-10 lies")
+    parser.add_argument("--root", default="", help="folder of CIFAR-10")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--feddecorr", action="store_true", help="with FedDecorr's term")
     parser.add_argument(
         "--fraction", type=float, default=1.0, help="run this fraction of the steps, for a quick estimate"
     )
-    parser.add_argument("--tiny", action="store_true", help="a few steps on random images, to see that it works")
+    parser.add_argument("--tiny", action="store_true", help="run a few steps on random images, as a test")
     arguments = parser.parse_args()
     try:
         experiment = Experiment.of(gpu.feddecorr_round(arguments.device, arguments.root, arguments.tiny))

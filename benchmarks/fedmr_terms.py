@@ -1,6 +1,6 @@
 """The cost of FedMR's two terms, compared with a training step of ResNet18 and with a loop over classes.
 
-Run `python benchmarks/fedmr_terms.py`. Forward and backward of each, in turns, medians of n = 5 repeats.
+Run `python benchmarks/fedmr_terms.py`. Forward and backward of each alternate; medians of n = 5 repeats.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ COEFFICIENT, EPS = 0.01, 1e-8
 
 
 def loop_over_classes(z: Tensor, y: Tensor) -> Tensor:
-    """L_intra as it is usually written: one d×d matrix for each class of the batch."""
+    """Compute L_intra as it is usually written: one d×d matrix for each class of the batch."""
     total, samples = z.new_zeros(()), 0
     for label in y.unique():
         some = z[y == label]
@@ -40,7 +40,7 @@ def loop_over_classes(z: Tensor, y: Tensor) -> Tensor:
 
 
 def timed(work: Callable[[], None], times: int) -> float:
-    """Seconds of one call, as a mean over some."""
+    """Return the seconds of one call, the mean over some calls."""
     start = time.perf_counter()
     for _ in range(times):
         work()
@@ -48,7 +48,7 @@ def timed(work: Callable[[], None], times: int) -> float:
 
 
 def backward_of(term: Callable[[Tensor], Tensor], z: Tensor) -> Callable[[], None]:
-    """The term's value and gradient."""
+    """Return a function that computes the term and its gradient."""
 
     def work() -> None:
         leaf = z.detach().requires_grad_()
@@ -58,7 +58,7 @@ def backward_of(term: Callable[[Tensor], Tensor], z: Tensor) -> Callable[[], Non
 
 
 def resnet_step(classes: int) -> Callable[[], None]:
-    """A training step on grey 28×28 images, as on Fashion-MNIST."""
+    """Return a function that runs a training step on grey 28×28 images, as on Fashion-MNIST."""
     net = models.build("resnet18", classes, 1)
     optimiser = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-5)
     x, y = torch.randn(BATCH, 1, 28, 28), torch.randint(classes, (BATCH,))
@@ -72,7 +72,7 @@ def resnet_step(classes: int) -> Callable[[], None]:
 
 
 def contestants(classes: int) -> dict[str, tuple[Callable[[], None], int]]:
-    """What is measured, and how often in a repeat."""
+    """Return the functions to measure, and how often each is called in a repeat."""
     z, y = torch.randn(BATCH, WIDTH).relu(), torch.randint(classes, (BATCH,))
     prototypes, available = torch.randn(classes, WIDTH).relu(), torch.ones(classes, dtype=torch.bool)
 

@@ -15,14 +15,14 @@ from fullrank.errors import InputError
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", default="", help="where CIFAR-10 lies")
-    parser.add_argument("--rounds", type=int, default=3, help="measured after the first")
+    parser.add_argument("--root", default="", help="folder of CIFAR-10")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds after the first")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--methods", default=",".join(gpu.METHODS))
     parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--eager-fraction", type=float, default=1.0, help="of the eager loop's steps")
-    parser.add_argument("--eager-feddecorr", action="store_true", help="time the eager loop with the term too")
-    parser.add_argument("--tiny", action="store_true", help="a few steps on random images, to see that it works")
+    parser.add_argument("--eager-fraction", type=float, default=1.0, help="fraction of the eager loop's steps to run")
+    parser.add_argument("--eager-feddecorr", action="store_true", help="time the eager loop with the term as well")
+    parser.add_argument("--tiny", action="store_true", help="run a few steps on random images, as a test")
     parser.add_argument("--json", default="", metavar="FILE")
     arguments = parser.parse_args()
     try:

@@ -1,7 +1,7 @@
 """The cost of a client for the host in the `cuda` engine, without its steps: clients train by replays that do nothing.
 
 Run `python benchmarks/host.py`: milliseconds of CPU time for each client of a round, one slot, one thread, on a CPU.
-Copies count too, although a GPU copies faster; the work of Python is the same. If clients make few steps, or if the
+Copies are included, although a GPU copies faster; the work of Python is the same. If clients make few steps, or if the
 device is fast, a round takes this time.
 """
 
@@ -34,7 +34,7 @@ SIZE = repopt.Size(clients=10, samples=160, pixels=32)
 
 
 def recorded(step: Callable[[], None], pool: Any) -> Callable[[], None]:
-    """One true step, so that everything has its shape; none from then on."""
+    """Run the step once, so that every tensor has its shape, and return a replay that does nothing."""
     step()
     return lambda: None
 

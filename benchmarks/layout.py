@@ -28,7 +28,7 @@ FORMATS = {"first": torch.contiguous_format, "last": torch.channels_last}
 
 
 def seconds_of(name: str, channels: int, side: int, batch_size: int, repeats: int) -> dict[str, list[float]]:
-    """Of each format's steps, in turns, after one to warm up."""
+    """Measure the steps of each format, alternately, after one step to warm up."""
     net = build(name, 10, channels)
     images = torch.randn(batch_size, channels, side, side)
     # by a copy: one channel is last in any order, and only strides say so

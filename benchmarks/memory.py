@@ -51,7 +51,7 @@ def peak(command: list[str]) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", default="", help="where CIFAR-10 lies")
+    parser.add_argument("--root", default="", help="folder of CIFAR-10")
     parser.add_argument("--rounds", type=int, default=1)
     arguments = parser.parse_args()
     data = load_dataset("cifar10", arguments.root)

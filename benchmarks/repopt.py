@@ -1,6 +1,6 @@
 """Time and memory of a round in each mode of a re-parameterisable network, as in FedRepOpt's Table 1.
 
-The modes alternate round by round, and a mode is compared with another in the same turn, so that a machine that slows
+The modes alternate round by round, and a mode is compared with another in the same repeat, so that a machine that slows
 down meanwhile slows all of them. On a CPU the CPU time of the process counts, which other processes distort less than
 wall-clock time. `repopt_round.py` is the command.
 """
@@ -24,7 +24,7 @@ from fullrank.bench.figures import Figure, table
 from fullrank.bench.overheads import open_engine_of
 from fullrank.config.experiment import Experiment
 from fullrank.data import DataSet, Pipeline, Split
-from fullrank.data.federation import Federation, given
+from fullrank.data.federation import Federation, divide_by_sizes
 from fullrank.engine.machine import threads
 from fullrank.errors import InputError, RunFailed, nearest
 from fullrank.methods.fedrepopt import FedRepOpt
@@ -112,7 +112,7 @@ def federation(size: Size) -> Federation:
     x = torch.randint(256, (number, 3, size.pixels, size.pixels), generator=noise, dtype=torch.uint8)
     y = torch.randint(CLASSES, (number,), generator=noise)
     data = DataSet("random images", Split(x, y), None, tuple(map(str, range(CLASSES))))
-    return given(data, Pipeline(), [size.samples] * size.clients)
+    return divide_by_sizes(data, Pipeline(), [size.samples] * size.clients)
 
 
 def measure(

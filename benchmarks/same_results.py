@@ -1,9 +1,9 @@
-"""Do two checkouts of this repository give the same results, to the bit?
+"""Compare the results of two checkouts of this repository, to the bit.
 
     python benchmarks/same_results.py --with PATH
 
 runs twelve small experiments of different methods, models and engines with this checkout and with the one in PATH, each
-in a fresh process on a CPU, and compares every weight and every value of the metrics that both have, except for times.
+in a new process on a CPU, and compares every weight and every value of the metrics that both have, except for times.
 Every key of the experiments is written out by the checkout in PATH, so that a changed default changes nothing here. A
 table is printed, and the exit status is 1 if anything differs.
 """
@@ -93,7 +93,7 @@ print(json.dumps(found))
 
 
 def python(checkout: Path, code: str, *arguments: str, stdin: str = "") -> str:
-    """The output of a piece of Python that imports fullrank from a checkout."""
+    """Return the output of a piece of Python that imports fullrank from a checkout."""
     around = {**os.environ, "PYTHONPATH": str(checkout / "src"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], input=stdin, env=around, capture_output=True, text=True

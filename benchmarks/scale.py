@@ -19,7 +19,7 @@ from torch import nn
 from fullrank import Method
 from fullrank.config.experiment import Experiment
 from fullrank.data import DataSet, Pipeline, Split
-from fullrank.data.federation import given
+from fullrank.data.federation import divide_by_sizes
 from fullrank.engine import open_engine
 from fullrank.runs.assemble import assemble
 from fullrank.runs.callbacks import Callbacks
@@ -64,7 +64,7 @@ class Session:
         }
         self.assembly = assemble(
             Experiment(**table).resolved(),
-            federation=given(data, Pipeline(), [SAMPLES] * clients),
+            federation=divide_by_sizes(data, Pipeline(), [SAMPLES] * clients),
             module=nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 10)),
             method=method,
         )
@@ -78,8 +78,9 @@ class Session:
         self.callbacks = all_callbacks(Callbacks([]), self.assembly, self.directory, prober)
         self.started = time.perf_counter() - start
 
-    def everybody_took_part(self) -> None:
-        """As after many rounds: every client was met, kept what it keeps, and is in a checkpoint."""
+    def all_took_part(self) -> None:
+        """Put the run into the state after many rounds: all clients have taken part, and their states are in a
+        checkpoint."""
         server, stateful = self.assembly.server, self.assembly.composition.defined("client_state")
         for first in range(0, server.clients, 1000):
             for client in range(first, min(first + 1000, server.clients)):
@@ -95,7 +96,7 @@ class Session:
         return time.perf_counter() - start
 
     def memory(self, rounds: int) -> tuple[float, float]:
-        """KiB of Python and NumPy: the most above the start of a round, and what a round leaves behind."""
+        """Return the KiB of Python and NumPy: the peak above the start of a round, and what remains after a round."""
         tracemalloc.start()
         self.round()
         peaks, left = [], []
@@ -116,7 +117,7 @@ def compare(method: Method, met: bool, taking_part: int, rounds: int) -> None:
         times: dict[int, list[float]] = {size: [] for size in SIZES}
         for session in sessions.values():
             if met:
-                session.everybody_took_part()
+                session.all_took_part()
             session.round()
         for _ in range(rounds):
             for size, session in sessions.items():
@@ -125,7 +126,7 @@ def compare(method: Method, met: bool, taking_part: int, rounds: int) -> None:
             median = statistics.median(times[size])
             peak, left = session.memory(5)
             print(
-                f"{method.name:<10}{'everybody' if met else 'nobody':<11}{size:>10,}{session.started:>9.2f}"
+                f"{method.name:<10}{'all' if met else 'none':<11}{size:>10,}{session.started:>9.2f}"
                 f"{1000 * median:>10.1f}{peak:>10.0f}{left:>10.1f}{median / statistics.median(times[SIZES[0]]):>8.2f}"
             )
 

@@ -1,4 +1,4 @@
-"""Writes RESULTS.md from the records in this folder: `python results/write.py`. No result in it is typed.
+"""Write RESULTS.md from the records in this folder: `python results/write.py`. No result in it is typed by hand.
 
 `runs.toml` says which record belongs to which cell of a paper's table, and what is left to run.
 `python results/write.py figure` draws the figure of FedDecorr's runs on CIFAR-10.
@@ -90,7 +90,7 @@ class Record:
         return table_of(self.entry["table"]).select([self.entry["cells"]])
 
     def printed(self) -> Printed:
-        """Return what the paper prints for the accuracy of the global model."""
+        """Return the printed accuracy of the global model."""
         (found,) = (cell.printed for cell in self.cells if cell.measure == "accuracy")
         assert found is not None
         return found
@@ -115,7 +115,8 @@ class Record:
         return 100 * statistics.fmean(row["accuracy"] for row in self.rows[first - 1 : last])
 
     def collapsed(self) -> int:
-        """Return in how many rounds after the warm-up the accuracy fell to that of guessing, or little more."""
+        """Return the number of rounds after the warm-up in which the accuracy fell to that of guessing, or little
+        more."""
         return sum(row["accuracy"] <= CHANCE for row in self.rows[WARM_UP:])
 
 

@@ -8,7 +8,7 @@ import torch
 
 import fullrank as fr
 from commands import fullrank
-from fullrank.data.partition import PARTITIONS
+from fullrank.data.named_partitions import PARTITIONS
 from fullrank.metrics.measures import METRICS, Metric
 
 OWN = """

@@ -14,7 +14,7 @@ app = ClientApp()
 
 @cache
 def parts():
-    """Loaded once an actor, as a careful user would."""
+    """Load the parts once per actor, as a careful user would."""
     torch.set_num_threads(1)
     task = RaceTask(os.environ["FULLRANK_BENCH_TASK"])
     return task, task.network()

@@ -53,7 +53,7 @@ LARGER: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet20 feddecorr": ("resnet20", WITH),
     "resnet20 feddecorr paper": ("resnet20", PAPER),
 }
-"""The same for a larger network, which needs a GPU and has a separate record."""
+"""Settings of a larger network, which needs a GPU and has a separate record."""
 LARGER_SHOWN = {
     "resnet20 feddecorr": "ResNet20, β = 0.1",
     "resnet20 feddecorr paper": 'ResNet20, β = 0.1, "paper"',
@@ -73,7 +73,7 @@ SHOWN = {
     "cnn, alpha 0.5 feddecorr": "CNN, α = 0.5",
     "mlp feddecorr": "perceptron",
 }
-"""What is compared with the FedAvg of the same setting, in the table's and the figure's order."""
+"""The settings that are compared with the FedAvg of the same setting, in the order of the table and the figure."""
 MOMENTS = {"rounds 6 to 10": slice(5, 10), "last five rounds": slice(-5, None)}
 
 
@@ -95,7 +95,7 @@ def make_runs(directory: Path, study: dict[str, tuple[str, dict[str, Any]]], fil
 
 
 def read(measure: str, record: Path = RECORD) -> dict[str, dict[int, list[float]]]:
-    """A measure of the recorded runs by round, by setting and seed."""
+    """Return a measure of the recorded runs by round, by setting and seed."""
     found: dict[str, dict[int, list[float]]] = {}
     for line in record.read_text().splitlines() if record.exists() else []:
         row = json.loads(line)
@@ -104,19 +104,19 @@ def read(measure: str, record: Path = RECORD) -> dict[str, dict[int, list[float]
 
 
 def base(setting: str) -> str:
-    """The FedAvg with which a setting is compared."""
+    """Return the FedAvg setting with which a setting is compared."""
     return f"{setting.partition(' feddecorr')[0]} fedavg"
 
 
 def differences(setting: str, rounds: slice, record: Path = RECORD) -> list[float]:
-    """FedDecorr's mean accuracy over some rounds less FedAvg's, in points, by seed."""
+    """Return FedDecorr's mean accuracy over some rounds less FedAvg's, in points, by seed."""
     accuracy = read("accuracy", record)
     mean = {name: {k: statistics.fmean(v[rounds]) for k, v in accuracy[name].items()} for name in accuracy}
     return [100 * (mean[setting][seed] - mean[base(setting)][seed]) for seed in SEEDS]
 
 
 def dead(setting: str, record: Path = RECORD) -> float:
-    """The share of dead features after the last round, mean over seeds."""
+    """Return the share of dead features after the last round, the mean over seeds."""
     return statistics.fmean(shares[-1] for shares in read("dead_features", record)[setting].values())
 
 
@@ -127,13 +127,13 @@ def print_table(shown: dict[str, str], record: Path) -> None:
     print("|---|---|---|---|---|")
     for setting, name in shown.items():
         reached = 100 * statistics.fmean(statistics.fmean(v[-5:]) for v in accuracy[base(setting)].values())
-        cells = [told(differences(setting, rounds, record)) for rounds in MOMENTS.values()]
+        cells = [with_interval(differences(setting, rounds, record)) for rounds in MOMENTS.values()]
         shares = f"| {dead(base(setting), record):.0%} → {dead(setting, record):.0%} |"
         print(f"| {name} | {reached:.1f} |", " | ".join(cells), shares)
 
 
-def told(values: list[float]) -> str:
-    """A mean with its interval; bold where the interval excludes 0."""
+def with_interval(values: list[float]) -> str:
+    """Format a mean with its interval, in bold if the interval excludes 0."""
     low, high = interval(values) or (float("nan"), float("nan"))
     text = f"{statistics.fmean(values):+.1f} ({low:+.1f} to {high:+.1f})"
     text = text.replace("-", "−")
@@ -141,7 +141,7 @@ def told(values: list[float]) -> str:
 
 
 LEFTMOST = -34
-"""Where the axis of differences ends; an arrow marks an interval that continues."""
+"""The end of the axis of differences; an arrow marks an interval that continues."""
 
 
 def draw(path: str) -> None:

@@ -1,4 +1,4 @@
-"""What clients and the server exchange: uploads, and the traffic in each direction."""
+"""The content of messages between clients and the server: uploads, and the traffic in each direction."""
 
 from __future__ import annotations
 
@@ -13,21 +13,38 @@ from fullrank.trees import Tree, elements, nbytes, pointwise
 
 @dataclass(frozen=True)
 class Sum:
-    """An upload that the server sums over clients."""
+    """An upload that the server sums over clients.
+
+    Args:
+        tree: The tensors that this client contributes.
+
+    >>> import torch
+    >>> Sum({"change": torch.ones(2)})
+    Sum(tree={'change': tensor([1., 1.])})
+    """
 
     tree: Tree
 
 
 @dataclass(frozen=True)
 class Mean:
-    """An upload that the server averages over clients with weights. Counters (integers) take the maximum."""
+    """An upload that the server averages over clients with weights. Of counters (integers) it takes the maximum.
+
+    Args:
+        tree: The tensors that this client contributes.
+        weight: The weight of this client in the mean.
+
+    >>> import torch
+    >>> Mean({"w": torch.ones(2)}, weight=3.0)
+    Mean(tree={'w': tensor([1., 1.])}, weight=3.0)
+    """
 
     tree: Tree
     weight: float = 1.0
 
 
 Upload: TypeAlias = dict[str, dict[str, "Sum | Mean"]]
-"""What one client sends, by space (the name of a method, or "" for the model itself) and by name."""
+"""The upload of one client, by space (the name of a method, or "" for the model itself) and by name."""
 
 
 def upload_names(upload: Mapping[str, Mapping[str, Any]]) -> set[str]:
@@ -40,12 +57,20 @@ def upload_names(upload: Mapping[str, Mapping[str, Any]]) -> set[str]:
 
 
 def part_name(space: str, name: str) -> str:
-    """Return the name of one part of an upload as it appears in messages."""
+    """Return the name of one part of an upload as it appears in messages.
+
+    Args:
+        space: The name of the method, or "" for the model.
+        name: The name of the part.
+
+    >>> part_name("scaffold", "change"), part_name("", "w")
+    ('scaffold/change', 'w')
+    """
     return f"{space}/{name}" if space else name
 
 
 def form_of(upload: Upload) -> Upload:
-    """Return an upload without its values: names, kinds, shapes and dtypes."""
+    """Return an upload without its values: tensors on the "meta" device that keep names, shapes and dtypes."""
     return {
         space: {name: type(part)(pointwise(part.tree, _without_values)) for name, part in parts.items()}
         for space, parts in upload.items()

@@ -19,7 +19,15 @@ from pydantic_core import ErrorDetails
 
 
 class FullrankError(Exception):
-    """The base class of every error that fullrank raises on purpose; its message is one sentence."""
+    """The base class of every error that fullrank raises on purpose; its message is one sentence.
+
+    >>> from fullrank import Experiment
+    >>> try:
+    ...     Experiment.of({"train.rounds": 0})
+    ... except FullrankError as error:
+    ...     print(error)
+    train.rounds = 0: must be at least 1
+    """
 
 
 class InputError(FullrankError, ValueError):
@@ -27,13 +35,25 @@ class InputError(FullrankError, ValueError):
 
 
 class Conflict(InputError):
-    """Raised if methods cannot be composed, or a method and a criterion cannot be combined."""
+    """Raised if methods cannot be composed, or a method and a criterion cannot be combined.
+
+    >>> from fullrank import methods
+    >>> try:
+    ...     methods.build("fedprox+fedprox")
+    ... except Conflict as error:
+    ...     print(error)
+    the method "fedprox" occurs twice in "fedprox+fedprox"
+    """
 
 
 class ClientFailed(FullrankError, RuntimeError):
     """Raised if a client raised an exception or sent something unusable.
 
-    The error has the client's id and, chained, the client's own exception.
+    The client's own exception, if there is one, is chained as the cause.
+
+    Args:
+        client: The id of the client.
+        reason: What happened, as a clause of the message.
     """
 
     def __init__(self, client: int, reason: str):
@@ -49,8 +69,16 @@ class ClientFailed(FullrankError, RuntimeError):
         return "".join(traceback.format_exception(cause)) if cause is not None else ""
 
 
+class SiteFailed(FullrankError, RuntimeError):
+    """Raised if a site of a deployment does not do a job, is lost or does not answer. The message names the site."""
+
+
 class WroteInPlace(InputError):
-    """Raised if a method has written into a tensor that it received, which other clients and the server may share."""
+    """Raised if a method has written into a tensor that it received, which other clients and the server may share.
+
+    Args:
+        method: The name of the method.
+    """
 
     def __init__(self, method: str):
         super().__init__(
@@ -60,13 +88,20 @@ class WroteInPlace(InputError):
 
 
 class RunFailed(FullrankError, RuntimeError):
-    """Raised if a run fails. The message names the run and the cause; `traceback` is the traceback of the cause, if
-    any.
+    """Raised if a run fails.
+
+    Args:
+        message: A sentence that names the run and the cause.
+        traceback: The traceback of the cause, if there is one.
     """
 
     def __init__(self, message: str, traceback: str = ""):
         super().__init__(message)
         self.traceback = traceback
+
+
+class TooFewClients(RunFailed):
+    """Raised if fewer clients than `run.min_clients` took part in a round, or answered a method's question."""
 
 
 class CallFailed(RunFailed):
@@ -93,7 +128,13 @@ class _RemoteTraceback(Exception):
 
 
 class RemoteError(Exception):
-    """An exception of a client in another process: its class name, its message, and its traceback as text."""
+    """An exception of a client in another process, of which only text was transferred.
+
+    Args:
+        kind: The name of the exception's class.
+        message: The exception's message.
+        traceback: The exception's traceback as text, which is printed with this exception.
+    """
 
     def __init__(self, kind: str, message: str, traceback: str):
         super().__init__(kind, message, traceback)
@@ -113,7 +154,14 @@ def message_of(error: BaseException) -> str:
 
 
 def in_words(error: BaseException) -> tuple[str, str]:
-    """Return the cause of a failed run in one sentence, and its traceback, if there is one."""
+    """Describe the error that ended a run.
+
+    Args:
+        error: The exception.
+
+    Returns:
+        The cause in one sentence, and the traceback; it is empty for errors that a user can correct from the sentence.
+    """
     if isinstance(error, ClientFailed):
         return str(error), error.traceback()
     if isinstance(error, RunFailed):
@@ -138,7 +186,16 @@ class StoppedNow(Interrupted):
 
 @contextmanager
 def writing(target: Path, kind: str = "", instead: str = "") -> Iterator[None]:
-    """Convert operating-system errors in the block, which writes a file or a folder, into errors of one sentence."""
+    """Convert errors of the operating system in a block that writes a file or a folder.
+
+    Args:
+        target: The file or folder, which the message names.
+        kind: What the target is, as the beginning of the message.
+        instead: What to do instead, as the end of the message.
+
+    Raises:
+        InputError: If the block raises an `OSError`.
+    """
     try:
         yield
     except OSError as error:
@@ -147,7 +204,11 @@ def writing(target: Path, kind: str = "", instead: str = "") -> Iterator[None]:
 
 @contextmanager
 def naming_file(file: Path) -> Iterator[None]:
-    """Add the name of a file to operating-system errors in the block, because that of a full disk has none."""
+    """Add the name of a file to errors of the operating system in the block, because that of a full disk has none.
+
+    Raises:
+        WriteFailed: If the block raises an `OSError`.
+    """
     try:
         yield
     except OSError as error:
@@ -155,7 +216,12 @@ def naming_file(file: Path) -> Iterator[None]:
 
 
 def nearest(wrong: str, right: Iterable[str], otherwise: str = "") -> str:
-    """Return a clause that suggests the nearest right name; if none is near, `otherwise` or a list of all names.
+    """Return a clause that suggests the most similar right name.
+
+    Args:
+        wrong: The name that was given.
+        right: The names that exist.
+        otherwise: The clause if no name is similar; by default a list of all names.
 
     >>> nearest("feddecor", ["fedavg", "feddecorr"])
     'did you mean "feddecorr"?'
@@ -170,9 +236,9 @@ def nearest(wrong: str, right: Iterable[str], otherwise: str = "") -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text that a terminal shows as it is: a name from a file could hold the codes that control one.
+    r"""Replace what a terminal would not print, such as the control codes in a name from a file, by question marks.
 
-    >>> printable("left\\nright")
+    >>> printable("left\nright")
     'left?right'
     """
     return "".join(letter if letter.isprintable() else "?" for letter in text)
@@ -196,7 +262,16 @@ _KINDS = {
 
 
 def checked(kind: Any, value: Any, where: str) -> Any:
-    """Return the value if it matches an annotation, else raise an `InputError` that names the key."""
+    """Return a value if it matches an annotation.
+
+    Args:
+        kind: The type that the value must have, with constraints as pydantic annotates them.
+        value: The value. A list stands for a tuple, because TOML has lists only.
+        where: The key that has the value, which the error names.
+
+    Raises:
+        InputError: If the value does not match.
+    """
     if isinstance(value, list) and tuple in (kind, get_origin(kind)):
         value = tuple(value)  # TOML has lists only
     try:
@@ -206,7 +281,12 @@ def checked(kind: Any, value: Any, where: str) -> Any:
 
 
 def sentence(where: str, detail: ErrorDetails) -> str:
-    """Convert one of pydantic's errors to a sentence."""
+    """Convert one of pydantic's errors to a sentence.
+
+    Args:
+        where: The key that has the invalid value.
+        detail: The error as pydantic reports it.
+    """
     kind, context, value = detail["type"], detail.get("ctx", {}), detail["input"]
     start = f"{where} = {shown(value)}: must be"
     if kind in _COMPARISONS:
@@ -237,6 +317,6 @@ def not_a_table(where: str, value: Any) -> str:
 def shown(value: Any) -> str:
     """Return a value in TOML's notation, shortened if it is long."""
     if isinstance(value, int) and abs(value) >= 10**60:
-        return f"{'-' * (value < 0)}1e{math.log10(abs(value)):.0f} or so"
+        return f"about {'-' * (value < 0)}1e{math.log10(abs(value)):.0f}"
     text = f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"

@@ -40,7 +40,15 @@ class Damaged(InputError):
 
 
 def write_atomically(path: Path, *content: bytes | memoryview) -> None:
-    """Write a file so that it is either complete or unchanged, even after a power failure."""
+    """Write a file so that it is either complete or unchanged, even after a power failure.
+
+    Args:
+        path: The file.
+        *content: The pieces of its content.
+
+    Raises:
+        WriteFailed: If the file cannot be written.
+    """
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     with naming_file(path):
         try:
@@ -64,7 +72,15 @@ def write_atomically(path: Path, *content: bytes | memoryview) -> None:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON object with its checksum, atomically."""
+    """Write a JSON object with its checksum, atomically.
+
+    Args:
+        path: The file.
+        value: The object.
+
+    Raises:
+        WriteFailed: If the file cannot be written.
+    """
     sealed = {**value, CHECKSUM: _checksum(json.dumps(value))}
     write_atomically(path, (json.dumps(sealed, indent=1) + "\n").encode())
 
@@ -87,7 +103,15 @@ def read_json(path: Path, shape: Any = dict[str, Any]) -> Any:
 
 
 def append_line(path: Path, value: Mapping[str, Any]) -> None:
-    """Append a JSON object with its checksum as a line, which a kill may truncate."""
+    """Append a JSON object with its checksum as a line, which a kill may truncate.
+
+    Args:
+        path: The file.
+        value: The object.
+
+    Raises:
+        WriteFailed: If the file cannot be written.
+    """
     with naming_file(path), path.open("a", encoding="utf-8") as file:
         file.write(_line(value))
         file.flush()
@@ -126,7 +150,12 @@ def read_lines(path: Path, shape: Any = dict[str, Any]) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Convert an error of the operating system in the block, which reads a file, into an `InputError`."""
+    """Convert errors of the operating system in a block that reads a file.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        InputError: If the block raises another `OSError`.
+    """
     try:
         yield
     except FileNotFoundError:
@@ -145,12 +174,16 @@ def writable(value: Any) -> Any:
 
 
 def sealed_text(text: str) -> str:
-    """Return a text with its checksum appended as a TOML comment."""
+    """Return a text with its checksum appended as a TOML comment, which `check_text` verifies."""
     return f"{text}# {CHECKSUM}: {_checksum(text)}\n"
 
 
 def check_text(text: str) -> None:
-    """Raise `Damaged` if a text ends with a checksum that does not match."""
+    """Check that a text matches the checksum in its last line, if it has one.
+
+    Raises:
+        Damaged: If it does not.
+    """
     content, comment, given = text.rpartition(f"# {CHECKSUM}: ")
     if comment and given.strip() != _checksum(content):
         raise Damaged("its content does not match its checksum; delete the last line if the change was intended")
@@ -195,7 +228,15 @@ def _checksum(text: str) -> str:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write a safetensors file with its checksum, atomically; tensors may share memory or be non-contiguous."""
+    """Write a safetensors file with its checksum, atomically.
+
+    Args:
+        path: The file.
+        tensors: The tensors by name, which may share memory or be non-contiguous.
+
+    Raises:
+        WriteFailed: If the file cannot be written.
+    """
     seen: set[int] = set()
     ready: Tensors = {}
     for name, tensor in tensors.items():
@@ -227,7 +268,12 @@ def load_tensors(path: Path) -> Tensors:
 
 
 def verify_tensors(path: Path) -> None:
-    """Raise `Damaged` if a safetensors file does not match its checksum; the file is memory-mapped, not copied."""
+    """Check that a safetensors file matches its checksum. The file is memory-mapped, not copied.
+
+    Raises:
+        Damaged: If the file is not a safetensors file, or does not match its checksum.
+        FileNotFoundError: If there is no such file.
+    """
     with reading(path), path.open("rb") as file:
         if os.fstat(file.fileno()).st_size < 8:
             raise Damaged("it is too short")

@@ -24,6 +24,8 @@ from fullrank.errors import CallFailed, ClientFailed, InputError, message_of, ne
 
 GIVEN = "given"
 """The module name in the names of data, partitions and models that a program passed as objects."""
+SITES = "sites"
+"""The name of the data of a deployment whose sites read their samples from their machines."""
 LIBRARY = {
     "data.name": "data",
     "data.partition": "",
@@ -50,6 +52,26 @@ HUB = "hub"
 """The word before the colon in the name of a data set that the library `datasets` reads."""
 
 T = TypeVar("T")
+
+
+class WhenNamed(Mapping[str, T]):
+    """Objects of the library by name. The module of an object is imported when the object is first used."""
+
+    def __init__(self, paths: Mapping[str, str]):
+        self._paths = paths
+
+    def __getitem__(self, name: str) -> T:
+        module, _, attribute = self._paths[name].partition(":")
+        return cast(T, getattr(importlib.import_module(module), attribute))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._paths
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._paths)
+
+    def __len__(self) -> int:
+        return len(self._paths)
 
 
 class Registry(Generic[T]):
@@ -112,6 +134,10 @@ class Registry(Generic[T]):
 def is_foreign(key: str, name: str) -> bool:
     """Return whether the name under a key, or one of names joined by "+", is an import path of code outside fullrank.
 
+    Args:
+        key: The key of an experiment.
+        name: The value of the key.
+
     >>> is_foreign("model.name", "mine:network"), is_foreign("model.name", "fullrank.models.reparam.repvgg:repvgg")
     (True, False)
     >>> is_foreign("method.name", "fedprox+mine:Method"), is_foreign("method.name", "fedprox")
@@ -134,7 +160,15 @@ def _is_foreign(key: str, name: str) -> bool:
 
 
 def reject_untrusted(source: object, names: Mapping[str, str]) -> None:
-    """Reject import paths of code outside fullrank in the names of a file, by key, because importing them runs code."""
+    """Reject names in a file that are import paths of code outside fullrank, because importing them runs code.
+
+    Args:
+        source: The file, which the error names.
+        names: The names in the file by the keys that have them.
+
+    Raises:
+        InputError: If a name is such an import path.
+    """
     foreign = [f'{key} = "{name}"' for key, name in names.items() if is_foreign(key, name)]
     if foreign:
         raise InputError(
@@ -150,12 +184,17 @@ def import_object(name: str, where: str, kind: str) -> Any:
         name: The path, `package.module:object`.
         where: The key that has the path, which errors mention.
         kind: What the path must name, which errors mention, such as "function" or "Class".
+
+    Raises:
+        InputError: If there is no such module or attribute, or the attribute cannot be called.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or module_name.startswith(".") or not attribute:
         raise InputError(f'{where} = "{name}" is not of the form "package.module:{kind}"')
     if module_name == GIVEN:
-        raise InputError(f'{where} = "{name}" is what a program passed to fullrank.fit, which cannot be imported')
+        raise InputError(
+            f'{where} = "{name}" names an object that a program passed to fullrank.fit, which cannot be imported'
+        )
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -172,7 +211,17 @@ def import_object(name: str, where: str, kind: str) -> Any:
 
 
 def called(function: Callable[..., Any], name: str, where: str, /, **arguments: Any) -> Any:
-    """Call a function that the key `where` names. An exception becomes a `CallFailed` with its name and traceback."""
+    """Call a user's function, and note the files that it reads (`collecting_files`).
+
+    Args:
+        function: The function.
+        name: The name by which an experiment has the function.
+        where: The key of the experiment, such as "data.name".
+        **arguments: The arguments of the function.
+
+    Raises:
+        CallFailed: If the function raises anything but an `InputError`; it names the function and has the traceback.
+    """
     try:
         with noting_files():
             return function(**arguments)
@@ -183,7 +232,16 @@ def called(function: Callable[..., Any], name: str, where: str, /, **arguments: 
 
 
 def hooked(part: Any, hook: str, /, *arguments: Any) -> Any:
-    """Call a hook of a method. An exception becomes a `CallFailed` that names method and hook, with the traceback."""
+    """Call a hook of a method.
+
+    Args:
+        part: The method.
+        hook: The name of the hook.
+        *arguments: The arguments of the hook.
+
+    Raises:
+        CallFailed: If the hook raises any other exception; it names the method and the hook, and has the traceback.
+    """
     try:
         return getattr(part, hook)(*arguments)
     except (InputError, CallFailed, ClientFailed):

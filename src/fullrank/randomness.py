@@ -14,13 +14,29 @@ import torch
 
 
 def key(seed: int, *purpose: str | int) -> int:
-    """Return a 63-bit number that depends on every argument and on nothing else."""
+    """Return a 63-bit number that depends on every argument and on nothing else.
+
+    Args:
+        seed: The seed of the experiment.
+        *purpose: The purpose of the random numbers, and what else they depend on, such as the round and the client.
+
+    >>> key(0, "batches", 3, 7) == key(0, "batches", 3, 7), key(0, "batches", 3, 7) == key(0, "batches", 4, 7)
+    (True, False)
+    """
     text = "/".join(map(str, (seed, *purpose)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
 
 
 def generator(seed: int, *purpose: str | int) -> np.random.Generator:
-    """Return a new NumPy generator for one purpose."""
+    """Return a new NumPy generator.
+
+    Args:
+        seed: The seed of the experiment.
+        *purpose: The purpose of the random numbers, and what else they depend on, as for `key`.
+
+    >>> bool(generator(0, "batches", 3).random() == generator(0, "batches", 3).random())
+    True
+    """
     return np.random.Generator(np.random.PCG64(key(seed, *purpose)))
 
 
@@ -34,9 +50,14 @@ def disable_seeding() -> None:
 
 @contextlib.contextmanager
 def seeded(seed: int, *purpose: str | int, device: torch.device | None = None) -> Iterator[None]:
-    """Seed the global generators of torch, NumPy and Python by the key in a `with` block, and restore them afterwards.
+    """Seed the global generators of torch, NumPy and Python in a `with` block, and restore them afterwards.
 
     The library uses only torch's generators (dropout, initialisation); a user's model may use any.
+
+    Args:
+        seed: The seed of the experiment.
+        *purpose: The purpose of the random numbers, and what else they depend on, as for `key`.
+        device: A CUDA device whose generator is seeded as well.
     """
     if getattr(_thread, "seeding_disabled", False):
         yield
@@ -71,7 +92,12 @@ def global_state(device: torch.device) -> tuple[Any, ...]:
 
 
 def restore_global_state(device: torch.device, state: tuple[Any, ...]) -> None:
-    """Set the global generators to a state from `global_state`."""
+    """Set the global generators to a state from `global_state`.
+
+    Args:
+        device: The device that `global_state` was called with.
+        state: The state that it returned.
+    """
     torch_states, python, (mode, numbers, *rest) = state
     for generator, before in zip(_torch_generators(device), torch_states, strict=True):
         generator.set_state(torch.frombuffer(bytearray(before), dtype=torch.uint8))

@@ -56,12 +56,30 @@ IN_GROUPS: dict[str, Any] = {
 
 
 class CheckFailed(AssertionError):
-    """A method does not have a property that it must have."""
+    """Raised if a method does not have a property that it must have.
+
+    >>> from fullrank import Method
+    >>> class InPlace(Method):
+    ...     def after(self, client):
+    ...         client.w0["head.bias"].add_(1)
+    ...         return {}
+    >>> try:
+    ...     check(InPlace(), only=["writes"])
+    ... except CheckFailed as error:
+    ...     print(str(error).partition(";")[0])
+    the method "inplace" wrote into a tensor that it received (w0, sent, own …) in place
+    """
 
 
 @dataclasses.dataclass
 class Checked:
-    """The results of the checks of a method."""
+    """The results of the checks of a method, which `print` lists.
+
+    >>> from fullrank.testing import check
+    >>> print(check("fedprox", only=["degenerate"]))
+    fedprox:
+    degenerate   holds
+    """
 
     method: str
     results: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -70,7 +88,8 @@ class Checked:
 
     def __str__(self) -> str:
         lines = [f"{name:<12} {result}" for name, result in self.results.items()]
-        return "\n".join([f"{self.method}:", *lines, f"{'travels':<12} {self.exchange}"])
+        exchanged = [f"{'exchanged':<12} {self.exchange}"] if self.exchange else []
+        return "\n".join([f"{self.method}:", *lines, *exchanged])
 
 
 def check(
@@ -127,8 +146,8 @@ def check(
     methods.reject_no_method(method)
     built = methods.build(method) if isinstance(method, str) else method
     methods.reject_undeclared(built)
-    trial = Trial(built, module, settings or {})
-    checks: dict[str, Callable[[Trial], str]] = {
+    trial = _Trial(built, module, settings or {})
+    checks: dict[str, Callable[[_Trial], str]] = {
         "writes": _writes,
         "degenerate": _degenerate,
         "trace": _trace,
@@ -154,11 +173,17 @@ def check(
 
 
 IN_WORDS = {"cuda": "a recorded step", "vectorised": "a group of clients"}
-"""The ways in which engines train clients, in words."""
+"""Descriptions of the ways in which engines train clients."""
 
 
-class Trial:
-    """A trial run of a method on the small federation."""
+class _Trial:
+    """A trial run of a method on the small federation.
+
+    Args:
+        method: The method.
+        module: A model to train in place of the experiment's.
+        settings: Further keys of the experiment, nested or dotted.
+    """
 
     def __init__(self, method: Method, module: nn.Module | None, settings: Mapping[str, Any]):
         self.method = method
@@ -175,12 +200,22 @@ class Trial:
         self.in_groups = merged(merged(values, IN_GROUPS), nested(settings))
 
     def assembled(self, method: Method | None = None, values: Mapping[str, Any] | None = None) -> Assembly:
-        """Assemble the federation with the method, or with another method."""
+        """Assemble the server, the site and the data of a run.
+
+        Args:
+            method: A method to use in place of the trial's.
+            values: The keys of an experiment to use in place of the trial's.
+        """
         chosen = method or self.method
         return assemble(self.experiment(chosen, values), module=copy.deepcopy(self.module), method=chosen)
 
     def experiment(self, method: Method, values: Mapping[str, Any] | None = None) -> Experiment:
-        """Return the experiment of a trial."""
+        """Return the experiment of a run with a method.
+
+        Args:
+            method: The method.
+            values: The keys of an experiment to use in place of the trial's.
+        """
         return Experiment(**merged(values or self.values, {"method": method_table(method)}))
 
     def trained(
@@ -189,7 +224,13 @@ class Trial:
         method: Method | None = None,
         values: Mapping[str, Any] | None = None,
     ) -> Assembly:
-        """Run all rounds, and return the parts of the run."""
+        """Run all rounds, and return the parts of the run.
+
+        Args:
+            engine_of: A function that creates the engine from the parts of the run.
+            method: A method to use in place of the trial's.
+            values: The keys of an experiment to use in place of the trial's.
+        """
         parts = self.assembled(method, values)
         engine = engine_of(parts)
         try:
@@ -204,7 +245,7 @@ def _serial(parts: Assembly) -> Engine:
     return Serial(parts.site)
 
 
-def _writes(trial: Trial) -> str:
+def _writes(trial: _Trial) -> str:
     """Check that no hook writes into a tensor that it receives, which a site detects by the tensors' versions."""
     parts = trial.assembled()
     found: list[str] = []
@@ -230,7 +271,7 @@ def _writes(trial: Trial) -> str:
     return "holds"
 
 
-def _uploads(trial: Trial) -> str:
+def _uploads(trial: _Trial) -> str:
     """Check that all uploads besides the model are declared."""
     parts = trial.assembled()
     engine = RecordingEngine(parts.site)
@@ -247,7 +288,7 @@ def _uploads(trial: Trial) -> str:
     return "holds"
 
 
-def _degenerate(trial: Trial) -> str:
+def _degenerate(trial: _Trial) -> str:
     """Check that the method is FedAvg at its neutral values."""
     neutral = [(part.name, dict(part.neutral)) for part in trial.method.parts if part.neutral]
     if not neutral:
@@ -266,7 +307,7 @@ def _degenerate(trial: Trial) -> str:
     return "holds"
 
 
-def _engines(trial: Trial) -> str:
+def _engines(trial: _Trial) -> str:
     """Check that the engines of the library give the result of `serial`; `_processes` checks worker processes."""
     for engine in ENGINES.own:
         if engine in ("serial", "processes"):
@@ -301,7 +342,7 @@ def _opened(engine: str, parts: Assembly) -> Engine:
     return open_engine(engine, parts.site, EngineOptions(clients=len(parts.server.sample(0))))
 
 
-def _processes(trial: Trial) -> str:
+def _processes(trial: _Trial) -> str:
     """Check that worker processes give the same bits."""
     want = _entries(trial.trained(_serial))
     two = EngineOptions(workers=2, clients=2)
@@ -315,14 +356,14 @@ def _processes(trial: Trial) -> str:
     return "holds"
 
 
-def _resume(trial: Trial) -> str:
+def _resume(trial: _Trial) -> str:
     """Check that a run that is stopped and resumed ends like one that is not, also if clients train as a group."""
     _resumed(trial, trial.experiment(trial.method), "")
     _resumed(trial, trial.experiment(trial.method, trial.in_groups), " where clients train as a group")
     return "holds"
 
 
-def _resumed(trial: Trial, experiment: Experiment, where: str) -> None:
+def _resumed(trial: _Trial, experiment: Experiment, where: str) -> None:
     short = Experiment(**merged(experiment.model_dump(), {"train": {"rounds": 1}}))
     with tempfile.TemporaryDirectory() as folder:
         for name, stages in (("whole", [experiment]), ("parts", [short, experiment])):
@@ -337,7 +378,7 @@ def _resumed(trial: Trial, experiment: Experiment, where: str) -> None:
             )
 
 
-def _checksums(trial: Trial) -> str:
+def _checksums(trial: _Trial) -> str:
     """Check that a flipped bit in the last tensor of any file of a stopped run is noticed when the run continues."""
     experiment = trial.experiment(trial.method)
     short = Experiment(**merged(experiment.model_dump(), {"train": {"rounds": 1}}))
@@ -361,7 +402,7 @@ def _saved(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in tensors if file.is_file()}
 
 
-def _trace(trial: Trial) -> str:
+def _trace(trial: _Trial) -> str:
     """Check that the step of every kind of fit is a pure function of tensors, which can be traced and mapped."""
     parts = trial.assembled()
     parts.server.run_round(_serial(parts))  # from the second round on, all state exists
@@ -403,7 +444,7 @@ def _problem(step: Step, state: State, context: Context, samples: Samples, dtype
     return []
 
 
-def _exchange(trial: Trial) -> str:
+def _exchange(trial: _Trial) -> str:
     """Check that the same is exchanged in every round and with every client, and nothing personal; count numbers."""
     parts = trial.assembled()
     seen: dict[str, Tree] = {}
@@ -468,8 +509,13 @@ def _inspect(name: str, upload: Any, personal: set[str], seen: dict[str, Tree]) 
                 raise CheckFailed(f'"{name}" uploads {where} in another form than in an earlier round: {problem}')
 
 
-class OtherNames(nn.Module):
-    """A network as a user may write it: other names than the library's, and the classifier inside another module."""
+class _OtherNames(nn.Module):
+    """A network as a user may write it: other names than the library's, and the classifier inside another module.
+
+    Args:
+        width: The number of features of the representation.
+        classes: The number of classes.
+    """
 
     def __init__(self, width: int, classes: int):
         super().__init__()
@@ -483,7 +529,7 @@ class OtherNames(nn.Module):
         return scores
 
 
-def _head(trial: Trial) -> str:
+def _head(trial: _Trial) -> str:
     """Check that the method runs with a module whose classifier is not called `head`."""
     if trial.module is not None:
         return "the other checks run with a module already"
@@ -491,7 +537,7 @@ def _head(trial: Trial) -> str:
         return "the method asks for a network"
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        other = Trial(trial.method, OtherNames(16, 10).double(), {})
+        other = _Trial(trial.method, _OtherNames(16, 10).double(), {})
     try:
         parts = other.trained(_serial)
         parts.server.finished(_serial(parts))

@@ -26,6 +26,13 @@ Tensors: TypeAlias = dict[str, Tensor]
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> Tensors:
     """Return the tensors of a tree by path. An empty subtree keeps its name, as `path/` with an empty tensor.
 
+    Args:
+        tree: The tree.
+        prefix: The path of the tree itself, with which all paths begin.
+
+    Raises:
+        InputError: If a name is not text, or contains a "/".
+
     >>> sorted(flatten({"a": {"b": torch.zeros(2)}, "c": {}}))
     ['a/b', 'c/']
     """
@@ -44,7 +51,11 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> Tensors:
 
 
 def unflatten(flat: Mapping[str, Tensor]) -> Tree:
-    """Return the tree that `flatten` converted."""
+    """Rebuild a tree from its tensors by path, the inverse of `flatten`.
+
+    >>> unflatten({"a/b": torch.tensor(1.0), "c/": torch.empty(0)})
+    {'a': {'b': tensor(1.)}, 'c': {}}
+    """
     tree: Tree = {}
     for path, tensor in flat.items():
         *above, name = path.split("/")
@@ -71,7 +82,10 @@ def by_name(tree: Mapping[str, Any]) -> Tree:
 def combine(tree: Mapping[str, Any], function: Callable[..., Tensor], *others: Mapping[str, Any]) -> Tree:
     """Apply a function to the tensors of the same name, for every name of the first tree.
 
-    The other trees may hold more names; a missing one is an error, never a silent skip.
+    Args:
+        tree: The tree whose names the result has.
+        function: A function of one tensor from each tree.
+        *others: Trees that hold at least the names of the first; a missing name is an error.
 
     >>> combine({"w": torch.tensor(1.0)}, lambda a, b: a + 2 * b, {"w": torch.tensor(3.0), "v": torch.tensor(0.0)})
     {'w': tensor(7.)}
@@ -117,7 +131,12 @@ class FlatLayout:
         return {name: (shape, strides) for name, shape, strides in self.places}
 
     def view(self, base: Tensor, name: str) -> Tensor:
-        """Return the part of a vector that holds one tensor, as a view with the tensor's shape."""
+        """Return one tensor of a flat tree as a view of its vector.
+
+        Args:
+            base: The vector, which has this layout.
+            name: The name of the tensor.
+        """
         return base.as_strided(*self._shapes[name], base.storage_offset() + self.offsets[name])
 
     def fits(self, tree: Mapping[str, Any]) -> bool:
@@ -130,7 +149,12 @@ class FlatLayout:
 class Flat(dict[str, Tensor]):
     """A tree without nesting whose tensors are views of one vector, so that `pointwise` is one operation on it.
 
-    The views are made when they are first asked for: hundreds of them cost more than an operation on the vector.
+    The views are made when they are first used: hundreds of them cost more than an operation on the vector.
+
+    Args:
+        base: The vector.
+        layout: The positions and shapes of the tensors in the vector.
+        tensors: Views of the vector that exist already, by name.
     """
 
     def __init__(self, base: Tensor, layout: FlatLayout, tensors: Mapping[str, Tensor] | None = None):
@@ -193,7 +217,12 @@ class Flat(dict[str, Tensor]):
 
     @classmethod
     def copied(cls, tensors: Mapping[str, Tensor], layout: FlatLayout) -> Flat:
-        """Return copies of tensors as views of a new vector."""
+        """Copy tensors into a new vector.
+
+        Args:
+            tensors: The tensors by name, all of one dtype and on one device.
+            layout: The layout of the vector.
+        """
         first = next(iter(tensors.values()))
         flat = cls(torch.empty(layout.offsets[""], dtype=first.dtype, device=first.device), layout)
         copy_(flat, tensors)
@@ -201,7 +230,12 @@ class Flat(dict[str, Tensor]):
 
     @classmethod
     def joined(cls, tensors: Mapping[str, Tensor], layout: FlatLayout) -> Flat:
-        """Concatenate tensors with the names and shapes of a layout into a new vector."""
+        """Concatenate tensors into a new vector.
+
+        Args:
+            tensors: The tensors by name, with the shapes of the layout.
+            layout: The layout of the vector.
+        """
         vectors = [_vector(tensors[name], strides) for name, _, strides in layout.places]
         return cls(torch.cat(vectors), layout)
 
@@ -240,6 +274,10 @@ def _vector(tensor: Tensor, strides: tuple[int, ...]) -> Tensor:
 def outline(tree: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[tuple[int, ...], torch.dtype | None]]:
     """Return shape and dtype of a tree's tensors by path: trees with equal outlines can be combined and stacked.
 
+    Args:
+        tree: The tree.
+        prefix: The path of the tree itself, with which all paths begin.
+
     >>> outline({"a": {"b": torch.zeros(2)}, "c": {}})
     {'a/b': ((2,), torch.float32), 'c/': ((), None)}
     """
@@ -255,13 +293,18 @@ def outline(tree: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[tuple[
 
 
 def flats(*trees: Mapping[str, Any]) -> list[Flat]:
-    """Return the same trees if all are flat in one layout, else an empty list."""
+    """Return the trees themselves if all are flat with the same layout, else an empty list."""
     found = [tree for tree in trees if isinstance(tree, Flat)]
     return found if len(found) == len(trees) and all(f.layout == found[0].layout for f in found) else []
 
 
 def pointwise(tree: Mapping[str, Any], function: Callable[..., Tensor], *others: Mapping[str, Any]) -> Tree:
     """Combine trees by an elementwise function, with a single call for flat trees of the same layout.
+
+    Args:
+        tree: The tree whose names the result has.
+        function: An elementwise function of one tensor from each tree.
+        *others: Trees that hold at least the names of the first.
 
     >>> pointwise({"w": torch.tensor(1.0)}, torch.add, {"w": torch.tensor(3.0)})
     {'w': tensor(4.)}
@@ -279,14 +322,33 @@ def pointwise(tree: Mapping[str, Any], function: Callable[..., Tensor], *others:
 
 
 def part_of(tree: Tensors, names: Collection[str]) -> Tensors:
-    """Return the entries of a tree with these names, as a `Flat` if the tree is one and they are contiguous."""
+    """Return some entries of a tree.
+
+    Args:
+        tree: A tree without nesting.
+        names: The names of the entries.
+
+    Returns:
+        The entries, as a `Flat` if the tree is one and they are contiguous.
+    """
     if isinstance(tree, Flat):
         return tree.part(name for name in tree if name in names)
     return {name: tensor for name, tensor in tree.items() if name in names}
 
 
 def merged(tree: Tensors, changed: Mapping[str, Tensor]) -> Tensors:
-    """Return a tree with some entries replaced, as a `Flat` if both arguments are."""
+    """Replace some entries of a tree.
+
+    Args:
+        tree: A tree without nesting, which is not changed.
+        changed: The new entries by name.
+
+    Returns:
+        A new tree, as a `Flat` if both arguments are.
+
+    >>> merged({"a": torch.tensor(1.0), "b": torch.tensor(2.0)}, {"b": torch.tensor(3.0)})
+    {'a': tensor(1.), 'b': tensor(3.)}
+    """
     if changed.keys() >= tree.keys():
         return changed if isinstance(changed, Flat) else dict(changed)
     if isinstance(tree, Flat) and isinstance(changed, Flat):
@@ -298,14 +360,24 @@ def merged(tree: Tensors, changed: Mapping[str, Tensor]) -> Tensors:
 
 @torch.no_grad()
 def copy_(into: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Copy the values of a tree into the tensors of `into` with the same names; the tree may have further entries."""
+    """Copy the values of a tree into the tensors of `into` with the same names, in place.
+
+    Args:
+        into: The tree that is overwritten.
+        values: A tree that holds at least the names of `into`.
+    """
     pairs = [(place, value) for place, value in matching(into, values) if place.numel()]
     if pairs:
         torch._foreach_copy_([place for place, _ in pairs], [value for _, value in pairs])
 
 
 def matching(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the pairs of tensors with the same name in two trees, or the two vectors if both are flat in one layout."""
+    """Yield the pairs of tensors with the same name in two trees, or the two vectors if both are flat in one layout.
+
+    Args:
+        tree: The tree whose names are used.
+        other: A tree that holds at least these names.
+    """
     if alike := flats(tree, other):
         yield alike[0].base, alike[1].base
         return
@@ -317,12 +389,16 @@ def matching(tree: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[tupl
 
 
 def zeros(tree: Mapping[str, Any]) -> Tree:
-    """Return a tree of zeros with the same names and shapes."""
+    """Return a tree of zeros with the same names and shapes.
+
+    >>> zeros({"w": torch.ones(2)})
+    {'w': tensor([0., 0.])}
+    """
     return pointwise(tree, torch.zeros_like)
 
 
 def clone(tree: Mapping[str, Any]) -> Tree:
-    """Return an independent copy, detached; trees that are not flat get the standard memory layout."""
+    """Return an independent, detached copy of a tree. Trees that are not flat get the standard memory layout."""
     return pointwise(tree, lambda tensor: tensor.detach().clone(memory_format=torch.contiguous_format))
 
 
@@ -332,7 +408,7 @@ def moved(tree: Mapping[str, Any], device: torch.device) -> Tree:
 
 
 def versions(*trees: Mapping[str, Any]) -> int:
-    """Return how often the tensors of trees have been written in place."""
+    """Return how often the tensors of the trees have been written in place, which two calls compare."""
     return sum(tensor._version for tree in trees for tensor in vectors(tree))
 
 
@@ -369,7 +445,18 @@ def norm(tree: Mapping[str, Tensor]) -> Tensor:
 
 
 def misfit(tree: Mapping[str, Any], like: Mapping[str, Any]) -> str | None:
-    """Describe the first difference in names or shapes between a tree and the expected one; None if there is none."""
+    """Describe the first difference in names or shapes between a tree and the expected one.
+
+    Args:
+        tree: The tree to check.
+        like: A tree with the expected names and shapes.
+
+    Returns:
+        A clause of an error message, or None if there is no difference.
+
+    >>> misfit({"w": torch.zeros(2)}, {"w": torch.zeros(3)})
+    'w has shape (2,) instead of (3,)'
+    """
     got, want = flatten(tree), flatten(like)
     if missing := sorted(want.keys() - got.keys()):
         return f"{missing[0]} is missing"

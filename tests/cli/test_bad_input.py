@@ -149,7 +149,7 @@ ATTACKS = {
     "rounds of 400 digits": (
         nothing,
         run_with(f"train.rounds={DIGITS}"),
-        "train.rounds = 1e400 or so: must be at most",
+        "train.rounds = about 1e400: must be at most",
     ),
     "epochs of 400 digits": (nothing, run_with(f"train.epochs={DIGITS}"), "must be at most"),
     "steps of 100 digits": (nothing, run_with(f"train.steps={'9' * 100}"), "must be at most"),

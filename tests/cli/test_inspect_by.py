@@ -1,4 +1,4 @@
-"""`fullrank inspect --by`: what a run kept of its models."""
+"""`fullrank inspect --by`: the results that a run recorded for its models."""
 
 import json
 import re
@@ -86,7 +86,7 @@ def test_without_a_global_model_the_sites_are_shown_in_place_of_the_representati
     [
         (["--by=klass"], '--by klass: did you mean "class"?'),
         (["--by=site", "--on=train"], "--on train: known:"),
-        (["--by=site", "--client=7"], "kept nothing of its models (client 7)"),
+        (["--by=site", "--client=7"], "has no results of its models (client 7)"),
     ],
 )
 def test_wrong_options(options, sentence, run, capsys):

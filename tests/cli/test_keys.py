@@ -7,7 +7,8 @@ import pytest
 from commands import fullrank
 from fullrank.config.experiment import Experiment, dotted
 from fullrank.data.augment.pipeline import AUGMENTATIONS
-from fullrank.data.partition import PARTITIONS, VARIANTS
+from fullrank.data.named_partitions import PARTITIONS
+from fullrank.data.partition import VARIANTS
 from fullrank.data.sources.registry import DATA_SETS
 from fullrank.federated.aggregation import AGGREGATORS
 

@@ -270,7 +270,7 @@ WRONG = {
     "a grid with a value twice": (["-m", "fedavg", "--vary", "train.lr=1,1"], "has the value 1 twice"),
     "a grid of seeds": (["-m", "fedavg", "--vary", "seed=1,2"], "seed cannot be varied"),
     "a grid of nobody": (["-m", "fedavg", "--vary", "method.moon.mu=1,2"], "no method of the comparison has"),
-    "set and varied": (["-m", "fedavg:train.lr=1", "--vary", "train.lr=1,2"], "which is varied too"),
+    "set and varied": (["-m", "fedavg:train.lr=1", "--vary", "train.lr=1,2"], "which is varied as well"),
     "unfinished": (["--runs", "unfinished"], "1 of 1 rounds, no result"),
     "another experiment": (["-m", "fedavg", "-s", "0", "--out", "there"], "holds another experiment: data.alpha"),
 }

@@ -287,7 +287,7 @@ def test_in_processes_of_their_own_the_trials_are_the_same(tmp_path):
         ({"train.epochs": (1.5, 3.5)}, {}, "must be a whole number"),
         ({"seed": [0, 1]}, {}, "all trials have the same seeds"),
         ({"data.alpha": [0.1, 1.0]}, {}, "all trials must have the same data and splits"),
-        ({"engine.threads": [1, 2]}, {}, "does not change what is learnt"),
+        ({"engine.threads": [1, 2]}, {}, "does not change what is learned"),
         ({"method.fedprox.mu": [0.1, 1.0]}, {}, r"has no effect, because the method is fedavg"),
         ({"train.lr": (0.1, 1.0)}, {"sampler": "grid"}, "a grid needs the values of train.lr as a list"),
         (GRID, {"sampler": "gird"}, 'no sampler "gird"; did you mean "grid"'),

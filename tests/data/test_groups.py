@@ -16,8 +16,8 @@ from commands import fullrank
 from fullrank import Experiment
 from fullrank.data import DataSet, Pipeline, Split, load_dataset, partition
 from fullrank.data.federation import divide
-from fullrank.data.groups import members, nearly
-from fullrank.data.partition import PARTITIONS
+from fullrank.data.groups import choose_groups, members
+from fullrank.data.named_partitions import PARTITIONS
 from fullrank.data.split import keep_share, split_by_class
 from fullrank.errors import InputError
 
@@ -62,7 +62,7 @@ def divided(data, seed=0, **table):
     ],
 )
 def test_groups_are_chosen_in_order_while_the_total_gets_nearer(sizes, wanted, most, want):
-    assert np.flatnonzero(nearly(sizes, wanted, most)).tolist() == want
+    assert np.flatnonzero(choose_groups(sizes, wanted, most)).tolist() == want
 
 
 def test_a_share_of_every_class_is_split_off_in_whole_groups():

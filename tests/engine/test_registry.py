@@ -165,7 +165,7 @@ def test_reading_a_run_does_not_need_its_engine(tmp_path):
 
 
 WRONG = {
-    "Bare": r"it makes a Bare without notes; derive its class from fullrank\.engine\.Engine",
+    "Bare": r"it created a Bare without notes; derive its class from fullrank\.engine\.Engine",
     "Unmade": "it raised OSError: no machine answers",
     "Broken": "it raised KeyError: 'nothing works'",
     "Unordered": r"it yielded the result of client \d where client \d's was due; keep the order of the jobs",

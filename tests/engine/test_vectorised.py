@@ -15,7 +15,7 @@ from fullrank import Method
 from fullrank.config.experiment import Experiment
 from fullrank.engine import EngineOptions
 from fullrank.engine.serial import Serial
-from fullrank.engine.vectorised import ClientGroup, Vectorised, turns, width_of
+from fullrank.engine.vectorised import ClientGroup, Vectorised, steps_together, width_of
 from fullrank.errors import ClientFailed, Interrupted
 from fullrank.local import interrupt
 from fullrank.local.plan import make_plan
@@ -166,7 +166,7 @@ def test_everybody_makes_the_steps_of_its_plan_in_order():
     settings = Settings(epochs=3, batch_size=5)
     plans = [make_plan(int(n), settings, rng) for n in rng.integers(0, 40, size=20)]
     at = [0] * len(plans)
-    for who in turns(plans):
+    for who in steps_together(plans):
         assert len({plans[client].sizes[at[client]] for client in who}) == 1
         for client in who:
             at[client] += 1
@@ -175,7 +175,7 @@ def test_everybody_makes_the_steps_of_its_plan_in_order():
 
 def test_equal_clients_step_all_together():
     plans = [make_plan(23, Settings(epochs=2, batch_size=5), np.random.default_rng(k)) for k in range(6)]
-    assert list(turns(plans)) == [tuple(range(6))] * 10
+    assert list(steps_together(plans)) == [tuple(range(6))] * 10
 
 
 # --- What cannot be grouped -------------------------------------------------------------------------

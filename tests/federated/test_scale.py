@@ -23,7 +23,7 @@ import fullrank.runs.directory
 from fullrank import Method
 from fullrank.config.experiment import Experiment
 from fullrank.data import DataSet, Pipeline, Split
-from fullrank.data.federation import Federation, given
+from fullrank.data.federation import Federation, divide_by_sizes
 from fullrank.engine import open_engine
 from fullrank.runs.assemble import assemble
 from fullrank.runs.callbacks import Callbacks
@@ -75,7 +75,7 @@ def federation(clients: int) -> Federation:
     x = torch.randn(4 * clients, 3, generator=generator)
     y = torch.randint(0, 2, (4 * clients,), generator=generator)
     data = DataSet("given", Split(x, y), Split(x[:20], y[:20]), ("0", "1"))
-    return given(data, Pipeline(), [4] * clients, holdout=0.25)
+    return divide_by_sizes(data, Pipeline(), [4] * clients, holdout=0.25)
 
 
 class Session:

@@ -243,7 +243,7 @@ def test_a_saved_partition_is_checked(tmp_path):
 
 
 def test_given_is_not_a_partition_for_files(tmp_path):
-    with pytest.raises(InputError, match="hands over"):
+    with pytest.raises(InputError, match="a program passes"):
         fullrank.run({**TINY, "data.partition": "given"}, tmp_path / "x")
 
 

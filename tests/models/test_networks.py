@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import fullrank
 from fullrank import Method, models
 from fullrank.cli import app as cli
-from fullrank.engine.cuda.odd_batches import can_be_filled
+from fullrank.engine.cuda.odd_batches import can_be_padded
 from fullrank.errors import InputError
 from fullrank.local.settings import Settings
 from fullrank.local.step import Context, Functional, State, Step
@@ -163,7 +163,7 @@ def test_where_convolutions_have_biases(name):
     else:
         assert all(with_bias)
     network = Network(net, "head", "head", 10, net.feature_dim)
-    assert can_be_filled(network)
+    assert can_be_padded(network)
     assert network.has_dropout == (name in STILL)
     assert not any(isinstance(layer, nn.Dropout) for layer in shapes_only(name, **STILL.get(name, {})).modules())
 

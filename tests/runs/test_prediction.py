@@ -55,7 +55,7 @@ def test_a_clients_own_model_at_a_stage(run, images):
         expected = by_hand(run.client_model(1, stage), images)
         np.testing.assert_allclose(run.predict(images, client=1, stage=stage).numpy(), expected, atol=2e-5)
     assert torch.equal(run.predict(images, client=1, stage="received"), run.predict(images))
-    with pytest.raises(InputError, match="choose client K's"):
+    with pytest.raises(InputError, match="choose the model of client K"):
         run.predict(images, stage="local")
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fullrank import Method, Run, methods
 from fullrank.config.experiment import Experiment, merged, nested
 from fullrank.data import DataSet, Pipeline, Split
-from fullrank.data.federation import given
+from fullrank.data.federation import divide_by_sizes
 from fullrank.runs.assemble import Assembly, assemble
 from fullrank.testing import check as check_method
 
@@ -108,7 +108,7 @@ def put_together(
         None,
         tuple(str(c) for c in range(int(max(y.max() for _, y in clients)) + 1)),
     )
-    federation = given(data, Pipeline(), [len(y) for _, y in clients])
+    federation = divide_by_sizes(data, Pipeline(), [len(y) for _, y in clients])
     table = {"model": {"name": "given"}, "method": {"name": f"given:{method.name}"}}
     experiment = Experiment(**merged(table, nested(settings or {})))
     return assemble(experiment, federation=federation, module=module, method=method)

@@ -44,7 +44,19 @@ def measure(
     say: Callable[[str], None] = lambda text: None,
     keep: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
-    """Race every contestant on every network; `keep` is called with the result so far after each network."""
+    """Race every contestant on every network.
+
+    Args:
+        networks: The names of the networks.
+        repeats: The number of laps of each contestant.
+        others: Contestants in addition to those of fullrank.
+        workload: A workload in place of the published one.
+        say: Called with each line of progress.
+        keep: Called with the result so far after each network.
+
+    Returns:
+        The result.
+    """
     check(networks, repeats)
     result: dict[str, Any] = {"machine": machine.describe(), "repeats": repeats, "networks": {}}
     contestants = [*own_contestants(), *others]
@@ -62,7 +74,11 @@ def measure(
 
 
 def check(networks: Sequence[str], repeats: int) -> None:
-    """Reject options of the benchmark that are impossible.
+    """Check the options of the benchmark.
+
+    Args:
+        networks: The names of the networks.
+        repeats: The number of laps.
 
     Raises:
         InputError: If a network is not known, or if there are no laps.
@@ -103,7 +119,7 @@ def differences(laps: Sequence[Lap]) -> list[str]:
 
 
 def report(result: dict[str, Any]) -> str:
-    """Format the result as text."""
+    """Format the result of the benchmark as text."""
     lines = [machine.sentence(result["machine"])]
     for network, found in result["networks"].items():
         lines += [

@@ -67,7 +67,15 @@ class Timed:
 
 
 class Images:
-    """Images and labels on a device, where batches are made from them."""
+    """Images and labels on a device, from which batches are made there.
+
+    Args:
+        x: 8-bit images of shape (N, C, H, W).
+        y: Labels of shape (N,).
+        mean: The mean of each channel.
+        std: The standard deviation of each channel.
+        device: The device.
+    """
 
     def __init__(self, x: Tensor, y: Tensor, mean: Sequence[float], std: Sequence[float], device: torch.device):
         self.x, self.y = x.to(device), y.to(device)
@@ -75,7 +83,15 @@ class Images:
         self.std = torch.tensor(std, device=device).view(1, -1, 1, 1) * 255
 
     def batch(self, rows: Tensor, border: int) -> tuple[Tensor, Tensor]:
-        """Return images after a random crop and flip of each, normalised, and their labels."""
+        """Crop and flip images at random, and normalise them.
+
+        Args:
+            rows: The positions of the images.
+            border: The width of the border of zeros.
+
+        Returns:
+            The images and their labels.
+        """
         x, device = self.x[rows], self.x.device
         count, _, height, width = x.shape
         corner = torch.randint(2 * border + 1, (2, count, 1), device=device)
@@ -100,6 +116,15 @@ def time_round(
 ) -> Timed:
     """Time one round: clients train from the same start, and their weights and buffers are averaged by numbers of
     samples.
+
+    Args:
+        network: The network.
+        features: Computes the representation of inputs.
+        head: The classifier.
+        images: The images of all clients.
+        parts: The positions of each client's images.
+        recipe: The settings of local training.
+        fraction: The share of the steps that is run.
     """
     device = images.x.device
     plans = [batches(len(part), recipe) for part in parts]
@@ -126,7 +151,16 @@ def time_round(
 
 
 def batches(samples: int, recipe: Recipe) -> list[Tensor]:
-    """Return the rows of each batch of shuffled epochs; a last batch of a single sample is left out (BatchNorm)."""
+    """Plan the batches of shuffled epochs. A last batch of a single sample is left out, because BatchNorm cannot use
+    it.
+
+    Args:
+        samples: The number of samples.
+        recipe: The settings of local training.
+
+    Returns:
+        The positions of the samples of each batch.
+    """
     split = [rows for _ in range(recipe.epochs) for rows in torch.split(torch.randperm(samples), recipe.batch_size)]
     return [rows for rows in split if len(rows) > 1]
 

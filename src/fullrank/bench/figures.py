@@ -25,7 +25,14 @@ class Figure:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Figure:
-        """Return the median, the least and the greatest of one or more values."""
+        """Summarise measurements.
+
+        Args:
+            values: One or more values.
+
+        Raises:
+            InputError: If there is no value.
+        """
         if not values:
             raise InputError("a median needs at least one measurement")
         return cls(statistics.median(values), min(values), max(values), len(values))
@@ -51,6 +58,10 @@ def ratio(value: Figure, base: Figure) -> float:
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Format aligned columns: the first to the left, the others to the right.
+
+    Args:
+        headers: The titles of the columns.
+        rows: The texts of each row.
 
     >>> print(table(["a", "bb"], [["x", "1"], ["long", "22"]]))
     a     bb

@@ -26,7 +26,13 @@ Say = Callable[[str], None]
 
 
 def feddecorr_round(device: str, root: str = "", tiny: bool = False) -> dict[str, Any]:
-    """Return the experiment of the FedDecorr papers on CIFAR-10; with `tiny`, one that takes seconds on a CPU."""
+    """Return the experiment of the FedDecorr papers on CIFAR-10.
+
+    Args:
+        device: The device.
+        root: The folder of the data.
+        tiny: Whether the experiment is one that takes seconds on a CPU instead.
+    """
     values: dict[str, Any] = {
         "data": {"name": "cifar10", "root": root, "alpha": 0.05, "variant": "balanced", "clients": 10},
         "model": {"name": "mobilenetv2"},
@@ -70,9 +76,25 @@ def measure(
     say: Say = lambda text: None,
     keep: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
-    """Measure the eager loop for a round, then each method; `keep` is called with the result so far after each stage.
+    """Measure the eager loop for a round, then each method.
 
     A stage that fails is recorded and the next one starts, because time on a GPU is expensive.
+
+    Args:
+        values: The keys of the experiment.
+        rounds: The number of rounds after the first.
+        methods: The methods.
+        overrides: Further keys, as `key=value`.
+        eager_fraction: The share of the steps of the eager loop that is run.
+        eager_decorrelation: Whether the eager loop is timed with FedDecorr's term as well.
+        say: Called with each line of progress.
+        keep: Called with the result so far after each stage.
+
+    Returns:
+        The result.
+
+    Raises:
+        InputError: If an option is out of range.
     """
     if rounds < 1:
         raise InputError(f"--rounds {rounds}: must be at least 1, not counting the first round")
@@ -115,7 +137,18 @@ def measure(
 def eager_round(
     experiment: Experiment, federation: Federation, device: torch.device, fraction: float = 1.0, beta: float = 0.0
 ) -> eager.Timed:
-    """Time the eager loop on an experiment's data, model and settings."""
+    """Time the eager loop on an experiment's data, model and settings.
+
+    Args:
+        experiment: The experiment.
+        federation: The data, divided among clients.
+        device: The device.
+        fraction: The share of the steps that is run.
+        beta: The weight of FedDecorr's term.
+
+    Raises:
+        InputError: If the data have no mean and standard deviation.
+    """
     data, train = federation.data, experiment.train
     if data.mean is None or data.std is None:
         raise InputError(f'the eager loop normalises images, but the data set "{data.name}" has no mean and std')
@@ -130,7 +163,7 @@ def eager_round(
 
 
 def report(result: Mapping[str, Any]) -> str:
-    """Format the result as text."""
+    """Format the result of the benchmark as text."""
     lines = [machine.sentence(result["machine"])]
     for name in ("eager", "eager+feddecorr"):
         if name in result:

@@ -18,7 +18,14 @@ from fullrank.runs.environment import cpu_name
 
 
 def describe(device: str = "cpu") -> dict[str, Any]:
-    """Return the hardware and the versions of libraries."""
+    """Return the hardware and the versions of libraries.
+
+    Args:
+        device: The device of the benchmark.
+
+    Raises:
+        InputError: If this machine does not have the device.
+    """
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise InputError(
             f'--device {device}: this machine has no CUDA device that torch can use; try "--device cpu --tiny"'

@@ -12,7 +12,7 @@ from fullrank._version import __version__
 from fullrank.bench.standalone.task import RaceTask, mark
 from fullrank.config.experiment import Experiment
 from fullrank.data import DataSet, Pipeline, Split
-from fullrank.data.federation import Federation, given
+from fullrank.data.federation import Federation, divide_by_sizes
 from fullrank.plugins import GIVEN
 from fullrank.runs.assemble import assemble
 from fullrank.runs.display import Display
@@ -37,7 +37,14 @@ class _Marks(Display):
 
 
 def experiment(task: RaceTask, engine: str, workers: int = 0, rounds: int = 0) -> Experiment:
-    """Return the experiment that runs the task with an engine."""
+    """Return the experiment that runs the task with an engine.
+
+    Args:
+        task: The task.
+        engine: The name of the engine.
+        workers: The number of worker processes.
+        rounds: The number of rounds; 0 for that of the task.
+    """
     train = {
         "rounds": rounds or task.rounds,
         "participation": len(task.cohorts[0]),
@@ -60,11 +67,17 @@ def experiment(task: RaceTask, engine: str, workers: int = 0, rounds: int = 0) -
 def federation(task: RaceTask) -> Federation:
     """Return the task's data, divided among its clients."""
     data = DataSet("synthetic", Split(task.x, task.y), None, tuple("0123456789"))
-    return given(data, Pipeline(), [task.samples] * task.clients)
+    return divide_by_sizes(data, Pipeline(), [task.samples] * task.clients)
 
 
 def main(path: str, engine: str, workers: int = 0) -> None:
-    """Run the task, and mark the end of each round."""
+    """Run the task, and mark the end of each round.
+
+    Args:
+        path: The directory of the task.
+        engine: The name of the engine.
+        workers: The number of worker processes.
+    """
     torch.set_num_threads(1)
     task = RaceTask(path)
     parts: dict[str, Any] = {"federation": federation(task), "module": task.network()}

@@ -1,6 +1,6 @@
-"""The cost of each method compared with FedAvg. All methods run their rounds in turns, in one process.
+"""The cost of each method compared with FedAvg. All methods run their rounds alternately, in one process.
 
-A round is compared with FedAvg's round of the same turn, so that a machine that slows down meanwhile slows both.
+A round is compared with FedAvg's round of the same repeat, so that a machine that slows down meanwhile slows both.
 """
 
 from __future__ import annotations
@@ -37,7 +37,13 @@ def default_methods() -> list[str]:
 
 
 def default_experiment(device: str, root: str = "", tiny: bool = False) -> dict[str, Any]:
-    """Return the embedded digits and a small CNN on a CPU; on a GPU FedDecorr's round with fewer epochs."""
+    """Return the experiment of the benchmark: the embedded digits and a small CNN, or FedDecorr's round on a GPU.
+
+    Args:
+        device: The device.
+        root: The folder of the data.
+        tiny: Whether the experiment is one that takes seconds.
+    """
     if tiny or device.startswith("cuda"):
         values = feddecorr_round(device, root, tiny)
         return values if tiny else merged(values, {"train": {"epochs": GPU_EPOCHS}})
@@ -53,7 +59,22 @@ def measure(
     say: Callable[[str], None] = lambda text: None,
     keep: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> dict[str, Any]:
-    """Measure the training seconds of a round by method, `repeats` times in turns, after a warm-up round."""
+    """Measure the training seconds of a round of each method, after a warm-up round.
+
+    Args:
+        values: The keys of the experiment.
+        names: The methods.
+        repeats: The number of rounds of each method, which alternate.
+        overrides: Further keys, as `key=value`.
+        say: Called with each line of progress.
+        keep: Called with the result so far after each repeat.
+
+    Returns:
+        The result.
+
+    Raises:
+        InputError: If there is no repeat.
+    """
     if repeats < 1:
         raise InputError(f"--repeats {repeats}: must be at least 1")
     names = list(dict.fromkeys([BASE, *names]))
@@ -95,7 +116,7 @@ def measure(
 
 
 def overheads(rounds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]]:
-    """Return the seconds of a round and the excess over FedAvg's round of the same turn, in percent and seconds, by
+    """Return the seconds of a round, and the excess over FedAvg's round of the same repeat in percent and seconds, by
     method.
 
     >>> overheads({"fedavg": [1.0, 2.0], "other": [1.5, 3.0]})["other"]["percent"]["median"]
@@ -114,7 +135,7 @@ def overheads(rounds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, Any]
 
 
 def report(result: Mapping[str, Any]) -> str:
-    """Format the result as text."""
+    """Format the result of the benchmark as text."""
     n = statistics.mode(len(rounds["later"]) for rounds in result["rounds"].values())
     rows = []
     for name, found in result["overheads"].items():

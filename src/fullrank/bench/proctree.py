@@ -13,7 +13,11 @@ if TYPE_CHECKING:
 
 
 def require() -> None:
-    """Raise an error on systems that do not count the CPU time of ended children or the shared memory of processes."""
+    """Check that this system counts the CPU time of ended children and the shared memory of processes.
+
+    Raises:
+        InputError: If it does not, or psutil is not installed.
+    """
     try:
         import psutil
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""A race of programs that run the same task in turns, each in a fresh process, and are measured from outside."""
+"""A race of programs that run the same task alternately, each in a new process, and are measured from outside."""
 
 from __future__ import annotations
 
@@ -71,7 +71,17 @@ def race(
     repeats: int,
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Lap]:
-    """Run every contestant `repeats` times, in turns, so that changes of the machine's load affect all equally."""
+    """Run every contestant several times, alternately, so that changes of the machine's load affect all equally.
+
+    Args:
+        contestants: The contestants.
+        task: The directory of the task.
+        repeats: The number of laps of each contestant.
+        say: Called with each line of progress.
+
+    Returns:
+        The measurements of each lap.
+    """
     proctree.require()
     laps: list[Lap] = []
     for repeat in range(repeats):
@@ -88,7 +98,15 @@ def race(
 
 
 def lap(contestant: Contestant, task: Path) -> Lap:
-    """Run one contestant's process from its start to its end."""
+    """Run one contestant's process from its start to its end.
+
+    Args:
+        contestant: The contestant.
+        task: The directory of the task.
+
+    Raises:
+        RunFailed: If the process ends before its last round.
+    """
     with tempfile.TemporaryDirectory(prefix="fullrank-bench-") as scratch, socket.socket(socket.AF_UNIX) as marks:
         address = os.path.join(scratch, "marks")
         marks.bind(address)

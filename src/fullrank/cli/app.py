@@ -19,6 +19,7 @@ from fullrank.cli import data as datacli
 from fullrank.cli import evaluate as evaluatecli
 from fullrank.cli import export as exportcli
 from fullrank.cli import figure as figurecli
+from fullrank.cli import flower as flowercli
 from fullrank.cli import inspect as inspectcli
 from fullrank.cli import keys as keyscli
 from fullrank.cli import methods as methodscli
@@ -29,6 +30,7 @@ from fullrank.cli import reproduce as reproducecli
 from fullrank.cli import search_scales as searchcli
 from fullrank.cli import sweep as sweepcli
 from fullrank.cli import theory as theorycli
+from fullrank.cli import watch as watchcli
 from fullrank.cli.options import (
     AsJson,
     Command,
@@ -50,6 +52,7 @@ from fullrank.errors import InputError, Interrupted
 from fullrank.local import interrupt
 from fullrank.runs import client_tables, display
 from fullrank.runs.assemble import federate
+from fullrank.runs.display import say
 from fullrank.runs.run import run as run_experiment
 
 app = command_group(
@@ -63,6 +66,7 @@ app.add_typer(datacli.app, name="data", rich_help_panel="Data")
 app.add_typer(methodscli.app, name="methods", rich_help_panel="Models and methods")
 app.add_typer(theorycli.app, name="theory", rich_help_panel="Reproduce")
 app.add_typer(benchcli.app, name="bench", rich_help_panel="Tools")
+app.add_typer(flowercli.app, name="flower", rich_help_panel="Tools")
 
 
 def _version(asked: bool) -> None:
@@ -125,10 +129,11 @@ def run(
     rounds = display.counted(summary["rounds"], "round")
     ending = summary.get("ending_seconds", 0)
     after = f" ({ending:.1f} s of it after the last round)" if ending >= 1 else ""
-    print(f"{rounds} complete, {traffic}, {summary['seconds']:.1f} s{after}; results in {finished.path}")
+    say(f"{rounds} complete, {traffic}, {summary['seconds']:.1f} s{after}; results in {finished.path}")
 
 
 for name, panel, command in (
+    ("watch", "Run", watchcli.watch_command),
     ("keys", "Run", keyscli.list_keys),
     ("compare", "Compare", comparecli.compare_command),
     ("sweep", "Compare", sweepcli.sweep_command),
@@ -173,22 +178,22 @@ def partition(
         return
     print(draw_text(federation.class_counts, federation.data.classes, Console().width, federation.names))
     size, entropy, emd = facts["size"], facts["entropy"], facts["emd"]
-    print()
-    print(f"clients              {facts['clients']}")
-    print(f"training samples     {facts['samples']}" + _not_for_training(facts))
+    say()
+    say(f"clients              {facts['clients']}")
+    say(f"training samples     {facts['samples']}" + _not_for_training(facts))
     if left_out := federation.left_out():
-        print(f"without a client     {left_out}")
-    print(f"size                 {size['min']} to {size['max']}, median {size['median']:g}")
+        say(f"without a client     {left_out}")
+    say(f"size                 {size['min']} to {size['max']}, median {size['median']:g}")
     if federation.groups is not None:
         least, most, median = federation.groups.min(), federation.groups.max(), np.median(federation.groups)
-        print(f"groups per client    {least} to {most}, median {median:g}, of the training samples")
-    print(f"classes per client   {facts['classes_per_client']:.2f} on average, of {federation.data.num_classes}")
-    print(f"label entropy        {entropy['mean']:.3f} nats on average")
-    print(f"distance to global   {emd['mean']:.3f} on average (earth mover's, 0 equal to 2 disjoint)")
-    print(f"partition hash       {facts['hash']}")
-    print(f"data fingerprint     {federation.data.fingerprint()}")
+        say(f"groups per client    {least} to {most}, median {median:g}, of the training samples")
+    say(f"classes per client   {facts['classes_per_client']:.2f} on average, of {federation.data.num_classes}")
+    say(f"label entropy        {entropy['mean']:.3f} nats on average")
+    say(f"distance to global   {emd['mean']:.3f} on average (earth mover's, 0 equal to 2 disjoint)")
+    say(f"partition hash       {facts['hash']}")
+    say(f"data fingerprint     {federation.data.fingerprint()}")
     if png is not None:
-        print(f"drawn in             {png}")
+        say(f"drawn in             {png}")
 
 
 def _not_for_training(facts: dict[str, Any]) -> str:

@@ -26,6 +26,7 @@ from fullrank.errors import InputError, Interrupted
 from fullrank.metrics.measures import single_numbers
 from fullrank.report.style import reject_unwritable
 from fullrank.runs import client_tables
+from fullrank.runs.display import say
 
 WIDE = 10_000
 
@@ -177,7 +178,7 @@ def compare_command(
     else:
         _show(found)
     for warning in found.warnings():
-        print(f"fullrank: warning: {warning}", file=sys.stderr)
+        say(f"fullrank: warning: {warning}", file=sys.stderr)
     if found.failed:
         every = len(found.failed) + len(found.runs)
         fail(f"{len(found.failed)} of {every} runs failed; see log.txt in the directory of each", 1)
@@ -246,14 +247,14 @@ def _show(found: Comparison) -> None:
         console = wide  # lines in a file can have any length
     elif wide.measure(table).maximum > console.width:
         table = table_of(found, by_seed=False)
-    print(f"\n{title_of(found)}\n")
+    say(f"\n{title_of(found)}\n")
     console.print(table)
-    print()
+    say()
     for remark in found.remarks():
         console.print(remark, markup=False)
     where = f"; results in {found.out}" if found.out is not None else ""
     failed = f", {len(found.failed)} failed" if found.failed else ""
-    print(f"{number_of(found.runs, 'run')} complete{failed}{where}")
+    say(f"{number_of(found.runs, 'run')} complete{failed}{where}")
 
 
 def _show_by_site(found: SiteTable, as_json: bool) -> None:
@@ -265,7 +266,7 @@ def _show_by_site(found: SiteTable, as_json: bool) -> None:
     unit = " in percent" if found.is_share else ""
     name = found.measure.replace("_", " ")
     where, whose = client_tables.SETS[found.set], client_tables.STAGES[found.stage]
-    print(f"\n{name[0].upper()}{name[1:]}{unit}, {whose}, on {where}, {values[found.value]}; mean ± std over seeds:\n")
+    say(f"\n{name[0].upper()}{name[1:]}{unit}, {whose}, on {where}, {values[found.value]}; mean ± std over seeds:\n")
     table = Table(box=None, pad_edge=False)
     for column in ("method", *found.sites):
         table.add_column(client_tables.shown_name(column), no_wrap=True)
@@ -274,10 +275,10 @@ def _show_by_site(found: SiteTable, as_json: bool) -> None:
         table.add_row(row.method, *cells)
     console = Console(highlight=False)
     (console if console.is_terminal else Console(highlight=False, width=WIDE)).print(table)
-    print()
+    say()
     for row in found.rows:
         for reason in dict.fromkeys(row.absent.values()):
-            print(f"{row.method}: {reason}")
+            say(f"{row.method}: {reason}")
 
 
 def _of_site(mean: float | None, std: float | None, is_share: bool) -> str:

@@ -25,6 +25,7 @@ from fullrank.data.sources.stored import FileFacts, Stored
 from fullrank.errors import InputError, nearest, printable
 from fullrank.runs import display
 from fullrank.runs.client_tables import shown_name
+from fullrank.runs.display import say
 
 EMBEDDED = "digits"
 SIDE = 32
@@ -49,11 +50,11 @@ def get(name: Name, root: Root = "") -> None:
     Example: fullrank data get cifar10 --root data
     """
     if name == EMBEDDED:
-        print(f"{name} is part of fullrank: there is nothing to download")
+        say(f"{name} is part of fullrank: there is nothing to download")
         return
     with _progress() as watch:
         said = get_data(_known(name), root, watch)
-    print(said)
+    say(said)
 
 
 @app.command(cls=Command)
@@ -77,10 +78,10 @@ def check(
         _print(facts)
     altered = [file["name"] for file in facts["files"] if file["state"] == "altered"]
     if altered:
-        print(f"fullrank: in {facts['folder']}, {', '.join(altered)} is not the official file", file=sys.stderr)
+        say(f"fullrank: in {facts['folder']}, {', '.join(altered)} is not the official file", file=sys.stderr)
         raise typer.Exit(1)
     if facts["unreadable"]:
-        print(f"fullrank: {display.counted(len(facts['unreadable']), 'file')} cannot be read", file=sys.stderr)
+        say(f"fullrank: {display.counted(len(facts['unreadable']), 'file')} cannot be read", file=sys.stderr)
         raise typer.Exit(1)
 
 
@@ -88,7 +89,7 @@ def _known(name: str) -> Stored:
     if name not in stored_sets():
         if name in DATA_SETS.own:
             raise InputError(
-                f'"{name}" cannot be downloaded by fullrank; "fullrank data check {name}" says where it is searched'
+                f'"{name}" cannot be downloaded by fullrank; "fullrank data check {name}" shows its folders'
             )
         raise InputError(f'unknown data set "{name}": {nearest(name, DATA_SETS.own)}')
     return stored_sets()[name]
@@ -126,7 +127,7 @@ def _form(name: str, of_images: bool) -> str:
 
 
 def _images(data: DataSet) -> dict[str, dict[str, list[int]]]:
-    """Return how many images each class has in training and test, by domain."""
+    """Return the numbers of images in training and test by domain and class."""
     found: dict[str, dict[str, list[int]]] = {}
     for number, domain in enumerate(data.domains or ("",)):
         counts = [
@@ -161,20 +162,20 @@ def _print(facts: dict[str, Any]) -> None:
         table.add_row(*row)
     if facts["files"]:
         console.print(table, highlight=False)
-    print(f"training samples  {facts['train']}")
-    print(f"test samples      {facts['test']}")
+    say(f"training samples  {facts['train']}")
+    say(f"test samples      {facts['test']}")
     if facts["shape"]:
-        print(f"sample            {'×'.join(map(str, facts['shape']))}")
-    print(f"classes           {len(facts['classes'])}: {printable(_shortened(facts['classes']))}")
+        say(f"sample            {'×'.join(map(str, facts['shape']))}")
+    say(f"classes           {len(facts['classes'])}: {printable(_shortened(facts['classes']))}")
     if facts["fingerprint"]:
-        print(f"fingerprint       {facts['fingerprint']}")
+        say(f"fingerprint       {facts['fingerprint']}")
     if facts["images"]:
         _print_images(console, facts)
 
 
 def _print_images(console: Console, facts: dict[str, Any]) -> None:
     """Print the numbers of images, one line per class, and the files that cannot be read."""
-    print("images of each class, in training and test:")
+    say("images of each class, in training and test:")
     table = Table(box=None, pad_edge=False)
     table.add_column("class")
     for domain in facts["images"]:
@@ -184,9 +185,9 @@ def _print_images(console: Console, facts: dict[str, Any]) -> None:
         table.add_row(shown_name(name), *(f"{train} + {test}" for train, test in counts))
     console.print(table, highlight=False, markup=False)
     for text in facts["remarks"]:
-        print(text)
+        say(text)
     for text in facts["unreadable"]:
-        print(f"unreadable        {printable(text)}")
+        say(f"unreadable        {printable(text)}")
 
 
 def _shortened(names: list[str], most: int = 10) -> str:

@@ -17,7 +17,7 @@ from fullrank.metrics.bootstrap import LEVEL, RESAMPLES, Interval
 from fullrank.metrics.measures import Metric
 from fullrank.report.evaluate import PARTS, Evaluated, Measured, evaluate_run
 from fullrank.runs.client_tables import shown_name
-from fullrank.runs.display import STAGES
+from fullrank.runs.display import STAGES, say
 from fullrank.runs.result import run_at
 
 CLASSES_SHOWN = 20
@@ -52,10 +52,10 @@ def evaluate_command(
     all samples.
 
     Samples are prepared as in the run, images of another size are resized, and classes are matched by their names.
-    Where the data come in domains or from natural clients, the metrics are printed for each of these sites too.
+    If the data come from domains or natural clients, the metrics are printed for each of these sites as well.
 
-    An interval lies between two percentiles of the values on samples that are drawn with replacement. It says how far
-    the value depends on the samples, and nothing about another training run.
+    An interval lies between two percentiles of the values on samples that are drawn with replacement. It shows how
+    much the value depends on the samples, not how much it would vary between training runs.
 
     Example: fullrank evaluate runs/demo --metrics balanced-accuracy,per-class
     """
@@ -79,11 +79,11 @@ def evaluate_command(
 
 
 def _show(found: Evaluated) -> None:
-    print(f"model     {found.model}" + (f", {found.stage}: {STAGES[found.stage]}" if found.stage else ""))
+    say(f"model     {found.model}" + (f", {found.stage}: {STAGES[found.stage]}" if found.stage else ""))
     samples = {"test": "test samples", "train": "training samples", "all": "all samples"}[found.part]
-    print(f"data      {found.data}, {samples}")
+    say(f"data      {found.data}, {samples}")
     for note in found.notes:
-        print(f"note      {note}")
+        say(f"note      {note}")
     console = Console(soft_wrap=True)
     single = [metric for metric in found.metrics if not isinstance(found.all.values[metric.key], list)]
     at_once = max(1, (console.width - ROW_NAMES) // COLUMN)
@@ -92,7 +92,7 @@ def _show(found: Evaluated) -> None:
     for metric in found.metrics:
         if metric not in single:
             _show_classes(console, metric, found)
-    print(f"[low, high]: {100 * LEVEL:g} % bootstrap intervals over samples, {found.resamples} draws")
+    say(f"[low, high]: {100 * LEVEL:g} % bootstrap intervals over samples, {found.resamples} draws")
 
 
 def _table(metrics: list[Metric], rows: dict[str, Measured]) -> Table:

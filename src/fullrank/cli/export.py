@@ -12,7 +12,7 @@ from fullrank.deploy.export import Exported, ExportFailed, export
 from fullrank.deploy.formats import FORMATS
 from fullrank.deploy.prepared import Inputs
 from fullrank.federated.site import Stage
-from fullrank.runs.display import STAGES, size
+from fullrank.runs.display import STAGES, say, size
 
 
 def export_command(
@@ -37,7 +37,7 @@ def export_command(
         typer.Option(
             "--input",
             metavar="raw|prepared",
-            help="What the models take: samples as the data of the run have them, or normalised ones.",
+            help="Inputs of the models: samples in the form of the run's data, or normalised samples.",
         ),
     ] = "raw",
     root: Root = "",
@@ -49,9 +49,9 @@ def export_command(
     Re-parameterisable networks (repvgg, repghost) are converted to plain convolutions with fused BatchNorm. The file
     model.json describes what a program needs to use the model: network, classes, input shape and normalisation.
 
-    By default, the models take samples as the data of the run have them and normalise them themselves: 8-bit images
-    with values 0 to 255 (uint8) of the size of the run, where it was trained on images. With --input prepared they
-    take float32 values that your program has normalised as model.json describes.
+    By default, the models take samples in the form of the run's data and normalise them: for images, 8-bit images
+    with values 0 to 255 (uint8) of the size of the run. With --input prepared they take float32 values that your
+    program has normalised as model.json describes.
 
     Each file is compared with the model of the run. A file whose scores differ by more than 1e-4 of the largest score
     is removed, and the exit status is not 0. The global model can be exported without the data; it is then compared on
@@ -83,11 +83,11 @@ def export_command(
 def _print(done: Exported) -> None:
     model, shape = done.facts["model"], "×".join(map(str, done.facts["input"]["shape"]))
     form = "in its plain form, with fused BatchNorm" if model["form"] == "plain" else "as it was trained"
-    print(f"{model['name']} {form}: {model['parameters']:,} parameters, input {shape}")
-    print(f"takes {done.facts['input']['description']}")
+    say(f"{model['name']} {form}: {model['parameters']:,} parameters, input {shape}")
+    say(f"takes {done.facts['input']['description']}")
     if done.facts["client"] is not None:
         stage = done.facts["stage"]
-        print(f"client {done.facts['client']}, stage {stage}: {STAGES[stage]}")
+        say(f"client {done.facts['client']}, stage {stage}: {STAGES[stage]}")
     for name, file in done.facts["files"].items():
         print(
             f"{name}: {size(file['bytes'])}, largest difference from the run's model {file['largest_difference']:.1e} "
@@ -95,7 +95,7 @@ def _print(done: Exported) -> None:
             f"{file['samples']} {done.facts['checked_on']}"
         )
     for remark in done.remarks:
-        print(f"note: {remark}")
+        say(f"note: {remark}")
     if done.facts["note"]:
-        print(f"note: {done.facts['note']}")
+        say(f"note: {done.facts['note']}")
     print(f"written to {done.path}, with model.json")

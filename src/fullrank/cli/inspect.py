@@ -18,7 +18,7 @@ from fullrank.federated.site import Stage
 from fullrank.files import writable
 from fullrank.report.inspect import FILE, Inspected, inspect_model, inspect_run, is_run
 from fullrank.runs import client_tables
-from fullrank.runs.display import STAGES
+from fullrank.runs.display import STAGES, say
 from fullrank.runs.result import Run, run_at
 
 SHOWN = {
@@ -49,7 +49,7 @@ KEPT: dict[str, Any] = {
     "class": client_tables.by_class,
     "confusion": client_tables.by_confusion,
 }
-"""What --by shows of a run."""
+"""The values of --by."""
 
 
 def inspect_command(
@@ -79,7 +79,7 @@ def inspect_command(
         typer.Option(
             "--by",
             metavar="WHAT",
-            help="Only print what a run kept of its models, without the data: site (accuracy of each client or site), "
+            help="Only print the results that a run recorded for its models: site (accuracy of each client or site), "
             "class (recalls) or confusion (matrices). --client, --stage and --on select.",
         ),
     ] = "",
@@ -96,8 +96,8 @@ def inspect_command(
     --set sets options of the model and the normalisation, as in --set model.norm=batch --set data.normalise=none.
 
     For a run, the accuracy of the clients' own models follows, by client or site and by stage, as it was when the run
-    ended. With --by, nothing is measured: what the run kept of its models is shown, also of a run whose method has no
-    global model.
+    ended. With --by, nothing is measured: the results that the run recorded for its models are shown, also for a run
+    whose method has no global model.
 
     Example: fullrank inspect runs/digits-fedavg-12345678 --png spectrum.png
 
@@ -127,7 +127,7 @@ def inspect_command(
         return
     _show(found)
     if png is not None:
-        print(f"drawn in              {png}")
+        say(f"drawn in              {png}")
     if is_run(what) and client is None and not data:
         _show_sites(run)
 
@@ -139,7 +139,7 @@ def _has_only_clients(run: Run, client: int | None, stage: str | None, data: str
     lacking = run._without_data().no_global_model
     if not lacking or not _show_sites(run):
         return False
-    print(f"\nno complete global model: {lacking}; --client K measures the representation of client K's model")
+    say(f"\nno complete global model: {lacking}; --client K measures the representation of client K's model")
     return True
 
 
@@ -151,9 +151,9 @@ def _show_sites(run: Run) -> bool:
 
 
 def _show_kept(what: str, by: str, client: int | None, stage: str | None, on: str, as_json: bool) -> None:
-    """Show what a run kept of its models."""
+    """Print the results that a run recorded for its models."""
     if not is_run(what):
-        raise InputError(f'--by and --on show what a run kept, and "{what}" is not a run directory')
+        raise InputError(f'--by and --on show recorded results of a run, and "{what}" is not a run directory')
     run = run_at(what)
     flat = run.clients({"site": "metric"}.get(by, by)) if by in KEPT else None
     if flat is None:
@@ -168,10 +168,10 @@ def _show_kept(what: str, by: str, client: int | None, stage: str | None, on: st
     rows: list[Any] = [row for row in run.kept() or [] if all(row.get(key) == value for key, value in asked.items())]
     if not rows:
         named = ", ".join(f"{key} {value}" for key, value in asked.items())
-        raise InputError(f'the run in "{what}" kept nothing of its models' + (f" ({named})" if named else ""))
+        raise InputError(f'the run in "{what}" has no results of its models' + (f" ({named})" if named else ""))
     if by == "site":
         if line := client_tables.whole_test(rows):
-            print(line)
+            say(line)
         tables = client_tables.by_site(rows)
     else:
         tables = KEPT[by](rows if stage or client is not None else _last_stage(rows), run.classes)
@@ -197,22 +197,22 @@ def _inspect(what: str, data: str, client: int | None, model: str, root: str, ov
 
 def _show(found: Inspected) -> None:
     numbers = found.numbers
-    print(f"model                 {found.model}")
+    say(f"model                 {found.model}")
     if found.stage:
-        print(f"stage                 {found.stage}, {STAGES[found.stage]}")
-    print(f"data                  {found.data}, {found.samples} samples, {len(found.classes)} classes")
-    print(f"accuracy              {100 * numbers['accuracy']:.2f} %")
+        say(f"stage                 {found.stage}, {STAGES[found.stage]}")
+    say(f"data                  {found.data}, {found.samples} samples, {len(found.classes)} classes")
+    say(f"accuracy              {100 * numbers['accuracy']:.2f} %")
     significant = f"{numbers['significant']} of {found.features} singular values above {THRESHOLD:.3f}"
-    print(f"significant           {significant}")
+    say(f"significant           {significant}")
     words: dict[str, Any] = {"features": found.features}
     words |= {name: _number(numbers[name]) for name in ("nc2_norm", "nc2_angle")}
     for name, title in SHOWN.items():
         if name in numbers and not (name == "classifier_bias" and numbers[name] is None):
-            print(f"{title:<21} {_number(numbers[name]):<9} {WORDS[name].format(**words)}")
+            say(f"{title:<21} {_number(numbers[name]):<9} {WORDS[name].format(**words)}", hang=32)
     if "classifier_cv" not in numbers:
-        print("classifier norms      none: the classifier is not linear")
+        say("classifier norms      none: the classifier is not linear")
     largest = ", ".join(_number(float(value)) for value in found.arrays["spectrum"][:5])
-    print(f"largest values        {largest}{', …' if found.features > 5 else ''}")
+    say(f"largest values        {largest}{', …' if found.features > 5 else ''}")
     _show_classes(found)
 
 
@@ -223,10 +223,10 @@ def _show_classes(found: Inspected) -> None:
         by_class = sorted(by_class, key=lambda pair: pair[1])[:CLASSES_SHOWN]
         print(f"accuracy by class     the {CLASSES_SHOWN} worst; --json has all")
     else:
-        print("accuracy by class")
+        say("accuracy by class")
     width = max(len(name) for name, _ in by_class)
     for name, share in by_class:
-        print(f"  {name:<{width}}  {_number(float(share)) if math.isnan(share) else f'{share:.3f}'}")
+        say(f"  {name:<{width}}  {_number(float(share)) if math.isnan(share) else f'{share:.3f}'}")
 
 
 def _number(value: float | None) -> str:

@@ -122,7 +122,7 @@ def _choices(annotation: Any) -> Iterator[Any]:
 
 
 def _type(annotation: Any, metadata: Iterable[Any] = ()) -> str:
-    """Describe a type, with what is annotated of it, in the words of TOML.
+    """Describe a type and its annotations in the words of TOML.
 
     >>> _type(Literal["auto", "none"] | list[str])
     'auto, none or list of strings'

@@ -16,7 +16,7 @@ from fullrank import methods
 from fullrank.cli.options import AsJson, Command, command_group
 from fullrank.config.experiment import Experiment
 from fullrank.data import DataSet, Pipeline, Split
-from fullrank.data.federation import given
+from fullrank.data.federation import divide_by_sizes
 from fullrank.engine.recording import RecordingEngine
 from fullrank.errors import kind_of, message_of
 from fullrank.methods import Method
@@ -35,14 +35,14 @@ MEASUREMENTS = (
     "The server process receives the upload of each client; methods see sums and means. Hiding single uploads from "
     "the server is secure aggregation, which fullrank does not implement.",
 )
-"""What a result contains in addition to uploads, and who sees it."""
+"""Sentences about what a result contains in addition to uploads, and who sees it."""
 SIMULATION = "fullrank simulates clients on one machine: checkpoints contain what a client keeps between rounds."
 
 app = command_group(
     """List the federated methods, or explain one of them.
 
-    For each method, the list has what it does, what leaves a site, what a client keeps, its hyper-parameters and its
-    paper. Methods are combined with +, as in fedprox+feddecorr.
+    For each method, the list has a description, the data that leave a site, the state that a client keeps, the
+    hyper-parameters and the paper. Methods are combined with +, as in fedprox+feddecorr.
     """,
     invoke_without_command=True,
 )
@@ -165,7 +165,7 @@ def small_federation(method: Method) -> Assembly:
     model = next((dict(part.tried_on) for part in method.parts if part.tried_on), NETWORK)
     table = {"rounds": 1, "steps": 1, "batch_size": SAMPLES}
     experiment = Experiment(model=model, train=table, data={"clients": 2}, method=method_table(method))
-    return assemble(experiment, federation=given(data, Pipeline(), [SAMPLES, SAMPLES]), method=method)
+    return assemble(experiment, federation=divide_by_sizes(data, Pipeline(), [SAMPLES, SAMPLES]), method=method)
 
 
 def _worded(seen: dict[str, dict[str, Any]], parts: Assembly) -> dict[str, str]:

@@ -13,6 +13,7 @@ from rich.padding import Padding
 
 from fullrank import models
 from fullrank.cli.options import AsJson
+from fullrank.runs.display import say
 
 _CIFAR, _DIGITS = (3, 32, 32), (1, 8, 8)
 _COUNTED_AT = {  # input shapes for which parameters are counted; all other networks use that of CIFAR
@@ -40,8 +41,8 @@ def list_models(as_json: AsJson = False) -> None:
         for label, text in {"": known["what"], "options: ": options}.items():
             if text:
                 console.print(Padding(f"[dim]{label}[/dim]{escape(text)}", (0, 0, 0, 4)))
-    print("\nNumbers of parameters are for 10 classes.")
-    print('To use your own network: --set model.name="package.module:function".')
+    say("\nNumbers of parameters are for 10 classes.")
+    say('To use your own network: --set model.name="package.module:function".')
 
 
 def _facts(name: str) -> dict[str, Any]:

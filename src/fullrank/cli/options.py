@@ -23,6 +23,7 @@ from fullrank.config.experiment import merged, parse_overrides, read_toml, witho
 from fullrank.config.schema import Model
 from fullrank.data.sources.progress import watching
 from fullrank.errors import ClientFailed, InputError, RunFailed, WriteFailed, in_words, printable
+from fullrank.runs.display import say
 
 File = Annotated[
     str | None,
@@ -33,7 +34,7 @@ Overrides = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Set a key, as in --set data.alpha=0.05; nothing after = removes it. Can be repeated.",
+        help="Set a key, as in --set data.alpha=0.05; an empty value removes it. Can be repeated.",
     ),
 ]
 Root = Annotated[str, typer.Option("--root", metavar="DIR", help="Folder of the data set, instead of data.root.")]
@@ -247,5 +248,5 @@ def _give_up_output() -> None:
 def fail(sentence: str, status: int) -> NoReturn:
     """End the process with one sentence and an exit status."""
     lines = map(printable, sentence.split("\n"))  # one for each problem
-    print("fullrank:", "\n".join(lines), file=sys.stderr)
+    say("fullrank: " + "\n".join(lines), file=sys.stderr)
     sys.exit(status)

@@ -12,7 +12,7 @@ import typer
 from fullrank.cli.options import AsJson, Client, Root, StageName, Trust
 from fullrank.deploy.predict import Predictions, predict, reject_others
 from fullrank.federated.site import Stage
-from fullrank.runs.display import counted
+from fullrank.runs.display import counted, say
 
 SHOWN = 10
 """The largest number of classes whose counts are printed."""
@@ -70,14 +70,14 @@ def predict_command(
         print(json.dumps(_facts(found, out), indent=1))
         return
     for note in found.notes:
-        print(f"note: {note}", file=sys.stderr)
+        say(f"note: {note}", file=sys.stderr)
     if out is None:
         print(found.as_csv(), end="")
         return
     shown = [f"{name}: {number}" for name, number in list(found.counts.items())[:SHOWN]]
     more = ", …" if len(found.counts) > SHOWN else ""
-    print(f"{counted(len(found.names), 'sample')}, by predicted class: {', '.join(shown)}{more}")
-    print(f"written to {out}")
+    say(f"{counted(len(found.names), 'sample')}, by predicted class: {', '.join(shown)}{more}")
+    say(f"written to {out}")
 
 
 def _facts(found: Predictions, out: str | None) -> dict[str, Any]:

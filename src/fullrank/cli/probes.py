@@ -18,6 +18,7 @@ from fullrank.files import writable
 from fullrank.probe.layers import CLASSIFIER
 from fullrank.report.labels import titles_of
 from fullrank.report.probed import Probe, mean, probe_at, probes_of
+from fullrank.runs.display import say
 
 CLIENTS_TOO = ("accuracy", "significant", "effective_rank")
 """Measures that are shown for the global model and, as a mean, for the probed clients."""
@@ -33,7 +34,7 @@ def probes_command(
 
     Probes show how far the representation has collapsed. The table has the accuracy on the test set, the number of
     significant singular values (λ > e⁻²) and the effective rank of the representation, each for the global model and,
-    after the slash, as a mean over the probed clients; R is the gap between their spectra. CKA tells how alike the
+    after the slash, as a mean over the probed clients; R is the gap between their spectra. CKA measures how similar the
     probed clients are: the mean over layers, the representation and the classifier and, after the slash, that of the
     classifier. --json adds CKA by layer, NC1 and the variance of eigenvalues within classes. To record probes, run with
     --set probe.every=N.
@@ -44,7 +45,7 @@ def probes_command(
     # runs without probes are skipped in a folder, but not if they were named themselves
     runs = [run for run in found if run.probes or str(run.path) in inputs] or found
     if len(runs) < len(found):
-        print(f"fullrank: skipped {len(found) - len(runs)} of {len(found)} runs, without probes", file=sys.stderr)
+        say(f"fullrank: skipped {len(found) - len(runs)} of {len(found)} runs, without probes", file=sys.stderr)
     rows = [
         {"run": name, **_facts(probe)}
         for name, run in zip(titles_of(runs), runs, strict=True)
@@ -59,7 +60,7 @@ def probes_command(
     for row in rows:
         table.add_row(*_cells(row))
     Console(soft_wrap=True).print(table)
-    print("global model / mean of the probed clients; CKA: mean over layers / classifier")
+    say("global model / mean of the probed clients; CKA: mean over layers / classifier")
 
 
 def _facts(probe: Probe) -> dict[str, Any]:

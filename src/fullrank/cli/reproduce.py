@@ -21,7 +21,7 @@ from fullrank.papers.drawing import draw_panels
 from fullrank.papers.plan import Plan, estimate, make_plan, measure
 from fullrank.papers.reproduction import REPORT, Reproduction, check_jobs, complete
 from fullrank.papers.verdict import COMPARED, RULE
-from fullrank.runs.display import clock, counted, setting
+from fullrank.runs.display import clock, counted, say, setting
 
 
 def reproduce_command(
@@ -122,9 +122,9 @@ def reproduce_command(
         files, problems = draw_panels(done)
         print(done.to_json()) if as_json else _show(done)
         for problem in problems:
-            print(f"fullrank: warning: {problem}", file=sys.stderr)
+            say(f"fullrank: warning: {problem}", file=sys.stderr)
         for file in files if not as_json else ():
-            print(f"drawn in {file}")
+            say(f"drawn in {file}")
         if done.failed:
             fail(f"{done.failed} of {counted(len(plan.tasks), 'run')} failed; see log.txt in the directory of each", 1)
         return
@@ -167,7 +167,7 @@ def _list_cells(table: papers.Table, patterns: list[str], as_json: bool) -> None
         ]
         print(json.dumps(facts, indent=1))
         return
-    print(f"{table.name}: {table.title}{_unavailable(table)}\n{table.paper}\n")
+    say(f"{table.name}: {table.title}{_unavailable(table)}\n{table.paper}\n")
     rows = [[cell.name, str(cell.printed or ""), f"{cell.measure} {cell.value}"] for cell in cells]
     _print_table(["cell", "paper", "measure"], rows)
 
@@ -181,17 +181,17 @@ def _announce(plan: Plan, jobs: int, silent: bool, ray: str) -> None:
     if not silent:
         for one in plan.selected:
             if one.problem:
-                print(f"{one.cell.name} is left out: {one.problem}")
+                say(f"{one.cell.name} is left out: {one.problem}")
     if ray:
         if not silent:
             pending = plan.pending()
             left = counted(sum(task.rounds - task.done for task in pending), "round")
-            print(f"{counted(len(plan.tasks), 'run')} in {plan.folder}, of which {left} remain")
+            say(f"{counted(len(plan.tasks), 'run')} in {plan.folder}, of which {left} remain")
         return
     with interrupt.guard():
         measure(plan, jobs)
     if not silent:
-        print(_time_left(plan, jobs))
+        say(_time_left(plan, jobs))
 
 
 def _show_plan(plan: Plan, jobs: int, timed: bool, as_json: bool) -> None:
@@ -210,7 +210,7 @@ def _show_plan(plan: Plan, jobs: int, timed: bool, as_json: bool) -> None:
         about = one.problem or setting(tasks[0].experiment)
         rows.append([one.cell.name, str(len(tasks)), complete, about])
     _print_table(["cell", "runs", "rounds complete", "each run"], rows)
-    print(f"\n{_time_left(plan, jobs)}")
+    say(f"\n{_time_left(plan, jobs)}")
 
 
 def _time_left(plan: Plan, jobs: int) -> str:
@@ -233,13 +233,13 @@ def _time_left(plan: Plan, jobs: int) -> str:
 
 def _show(found: Reproduction) -> None:
     table = found.plan.table
-    print(f"\n{table.name}: {table.title}\n{table.paper}\n")
+    say(f"\n{table.name}: {table.title}\n{table.paper}\n")
     _print_table(*found.rows(selected=True))
-    print()
+    say()
     for remark in found.remarks(selected=True):
-        print(remark)
+        say(remark)
     if any(result.verdict.kind in COMPARED for result in found.selected):
-        print(RULE)
+        say(RULE)
     print(f"The report is in {found.plan.folder / REPORT}.md and .json.")
 
 

@@ -11,6 +11,7 @@ from fullrank.cli.options import AsJson, Overrides, Quiet, fail
 from fullrank.config.experiment import merged, nested, parse_overrides
 from fullrank.errors import InputError, Interrupted
 from fullrank.runs import display
+from fullrank.runs.display import say
 from fullrank.search.scales import search_scales, searched
 
 
@@ -64,6 +65,6 @@ def search_command(
     if as_json:
         print(json.dumps({"scales": str(found.scales), "facts": str(found.facts)}))
     elif not quiet:
-        print(f"scales written to {found.scales}, their origin to {found.facts}")
+        say(f"scales written to {found.scales}, their origin to {found.facts}")
         keys = {"method.name": "fedrepopt", "model.name": model, "model.mode": "repopt", "model.scales": found.scales}
-        print("to use them:", *(f"--set {key}={value}" for key, value in keys.items()))
+        say(" ".join(["to use them:", *(f"--set {key}={value}" for key, value in keys.items())]))

@@ -16,7 +16,7 @@ from fullrank.comparison.board import choose_board
 from fullrank.comparison.space import parse_over
 from fullrank.comparison.sweep import PRUNERS, SAMPLERS, Sweep, sweep
 from fullrank.errors import InputError, Interrupted
-from fullrank.runs.display import counted
+from fullrank.runs.display import counted, say
 
 
 def sweep_command(
@@ -107,19 +107,19 @@ def _show(found: Sweep) -> None:
     console = Console(highlight=False)
     unit, word = " in percent" if found.is_share else "", {"best": "best over rounds"}.get(found.value, found.value)
     name = found.measure.replace("_", " ")
-    print(f"\n{name[0].upper()}{name[1:]}{unit}, {word}, over {counted(len(found.seeds), 'seed')}:\n")
+    say(f"\n{name[0].upper()}{name[1:]}{unit}, {word}, over {counted(len(found.seeds), 'seed')}:\n")
     (console if console.is_terminal else Console(highlight=False, width=WIDE)).print(_table(found))
-    print()
+    say()
     for trial in found.trials:
         if trial.reason:
             console.print(f"trial {trial.number} {trial.state}: {trial.reason}", markup=False, soft_wrap=True)
     settings = ", ".join(f"{key}={_shown(value)}" for key, value in found.best.settings.items())
-    print(f"best: trial {found.best.number}, {settings}")
+    say(f"best: trial {found.best.number}, {settings}")
     where = "in the round with the best validation score" if found.test_value == "validated" else found.test_value
     for measure, scores in found.test.items():
         text = _with_spread(scores["mean"], scores["std"], found.is_share or measure == "accuracy")
-        print(f"its test {measure.replace('_', ' ')}: {text} ({where})")
-    print(f"results in {found.path}; run the best settings with: fullrank run {found.path / 'best.toml'}")
+        say(f"its test {measure.replace('_', ' ')}: {text} ({where})")
+    say(f"results in {found.path}; run the best settings with: fullrank run {found.path / 'best.toml'}")
 
 
 def _table(found: Sweep) -> Table:

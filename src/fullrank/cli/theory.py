@@ -22,7 +22,7 @@ from fullrank.theory.sphere_study import unit_sphere
 from fullrank.theory.theorem import aligned_example, dropped_share, rates
 from fullrank.theory.toy_study import toy_sphere
 
-app = command_group("Draw what the papers' theory says, and print it in numbers.", no_args_is_help=True)
+app = command_group("Draw figures of the papers' theory, and print their numbers.", no_args_is_help=True)
 
 
 def _within(least: float, most: float = math.inf) -> Callable[[typer.CallbackParam, float], float]:
@@ -82,7 +82,7 @@ Root = Annotated[str, typer.Option("--root", metavar="DIR", help="Folder of the 
 
 @app.command("theorem", cls=Command)
 def theorem_command(out: Out, examples: Examples = 12) -> None:
-    """Compare speeds of singular values, exact and by both forms of FedDecorr's Theorem 1.
+    """Compare the speeds of singular values, exact and by both forms of FedDecorr's Theorem 1.
 
     Example: fullrank theory theorem --out theorem.pdf
     """

@@ -35,6 +35,10 @@ def raw(x: Array) -> Tensor:
 def matrix(x: Array, what: str = "features") -> Tensor:
     """Return a matrix (samples, width) in its own dtype.
 
+    Args:
+        x: The numbers.
+        what: What they are, as the beginning of an error.
+
     Raises:
         InputError: If the numbers have another shape.
     """

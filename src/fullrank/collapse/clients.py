@@ -30,8 +30,7 @@ def prototype_consistency(prototypes: Array, held: Array | None = None) -> dict[
 
     Returns:
         `mean` over the classes that at least two clients hold, `classes`, the number of those classes, and `by_class`,
-        the
-        mean cosine of each class, of shape (C,), which is nan where no two clients hold it.
+        the mean cosine of each class, of shape (C,), which is nan where no two clients hold it.
 
     Raises:
         InputError: If a shape is wrong, or there is nothing to compare.
@@ -63,8 +62,7 @@ def classifier_cosine(classifiers: Array) -> dict[str, Any]:
 
     Returns:
         `mean`, `classes` and `by_class` as in `prototype_consistency`, and `matrix`, the mean over classes for each
-        pair
-        of clients, of shape (clients, clients).
+        pair of clients, of shape (clients, clients).
 
     Raises:
         InputError: If the weights have another shape, or there are none.

@@ -142,7 +142,11 @@ class Moments:
 
     @property
     def within(self) -> Tensor:
-        """The covariance Σ_W within classes, the mean of the classes' biased covariances (d, d)."""
+        """The covariance Σ_W within classes, the mean of the classes' biased covariances (d, d).
+
+        Raises:
+            InputError: If the sizes of classes are not those that were given beforehand.
+        """
         classes = self.classes
         if self.announced is None:
             return sum((self._scatters[int(c)] / self._counts[c] for c in classes), self._within) / len(classes)

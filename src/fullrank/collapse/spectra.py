@@ -34,8 +34,7 @@ def spectrum(features: Features | Moments) -> Numbers:
 
     Returns:
         The values in descending order, of shape (d,). They are never negative; they are 0 for a single sample, and nan
-        if
-        a feature is not finite.
+        if a feature is not finite.
 
     Raises:
         InputError: If there are no samples, or the features have another shape.

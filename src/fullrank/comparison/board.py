@@ -9,18 +9,24 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import IO, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.progress import TaskID
 
 from fullrank.comparison.parallel import ComparisonCallback, Task
-from fullrank.runs.display import PAUSE, Pace, amiss, clock, counted, scores, setting
+from fullrank.runs.display import PAUSE, Bars, Pace, clock, counted, print_above, problems_of, scores, setting
 from fullrank.runs.notebook import Bar, in_notebook
 
 SHOWN = ("accuracy", "loss")
 """The measures in the line of a run that has ended."""
+WIDE_ENOUGH = 110
+"""The number of columns of a terminal from which the line of an active run has all measures; else the accuracy."""
 
 
 class PlainBoard(ComparisonCallback):
-    """Prints a line when a run starts or ends, and its progress from time to time."""
+    """Prints a line when a run starts or ends, and its progress from time to time.
+
+    Args:
+        stream: Where the lines are printed.
+    """
 
     def __init__(self, stream: IO[str]):
         self.stream = stream
@@ -42,7 +48,7 @@ class PlainBoard(ComparisonCallback):
 
     def round_done(self, task: Task, row: Mapping[str, Any]) -> None:
         """Print the progress of a run, unless it was printed a moment ago."""
-        for warning in (*row.get("cautions", []), *amiss(row)):
+        for warning in (*row.get("cautions", []), *problems_of(row)):
             self._say(f"{task.name}: {warning}")
         if row["round"] < task.rounds and time.monotonic() - self.spoken[task.name] > PAUSE:
             self.spoken[task.name] = time.monotonic()
@@ -73,11 +79,15 @@ class PlainBoard(ComparisonCallback):
 
 
 class LiveBoard(ComparisonCallback):
-    """Shows a progress bar for all runs together and one for each active run."""
+    """Shows a progress bar for all runs together and one for each active run.
+
+    Args:
+        console: Where the bars are shown.
+    """
 
     def __init__(self, console: Console):
-        columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[state]}"))
-        self.progress = Progress(*columns, console=console, transient=True)
+        self.narrow = console.width < WIDE_ENOUGH
+        self.progress = Bars(console, bar_width=10 if self.narrow else 24)
         self.bars: dict[str, TaskID] = {}
 
     def __enter__(self) -> LiveBoard:
@@ -105,11 +115,12 @@ class LiveBoard(ComparisonCallback):
 
     def round_done(self, task: Task, row: Mapping[str, Any]) -> None:
         """Advance the progress bar of the run and that of all runs."""
-        state = f"{row['round']}/{task.rounds}{scores(row)}"
+        shown = {key: row.get(key) for key in SHOWN[:1]} if self.narrow else row
+        state = f"{row['round']}/{task.rounds}{scores(shown)}"
         self.progress.update(self.bars[task.name], completed=row["round"], state=state)
         self.pace.round_done()
         self.progress.update(self.all, **self._state())
-        for warning in (*row.get("cautions", []), *amiss(row)):
+        for warning in (*row.get("cautions", []), *problems_of(row)):
             self._print(f"{task.name}: {warning}", style="yellow")
 
     def progressed(self, task: Task, phase: str, done: int, clients: int) -> None:
@@ -144,7 +155,7 @@ class LiveBoard(ComparisonCallback):
         self.progress.update(self.all, **self._state())
 
     def _print(self, text: str, style: str | None = None) -> None:
-        self.progress.console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+        print_above(self.progress.console, text, style)
 
     def _state(self) -> dict[str, Any]:
         left = f"  left {clock(self.pace.left())}" if self.pace.finished and self.pace.remaining else ""
@@ -168,7 +179,7 @@ class CellBoard(ComparisonCallback):
     def round_done(self, task: Task, row: Mapping[str, Any]) -> None:
         """Advance the bar."""
         self._done[task.name] = row["round"]
-        self._problems += [f"{task.name}: {warning}" for warning in (*row.get("cautions", []), *amiss(row))]
+        self._problems += [f"{task.name}: {warning}" for warning in (*row.get("cautions", []), *problems_of(row))]
         self._show()
 
     def ended(self, task: Task, summary: Mapping[str, Any]) -> None:
@@ -228,7 +239,7 @@ def opening(tasks: Sequence[Task], pending: Sequence[Task]) -> list[str]:
 
 
 def number_of(things: Collection[object], noun: str) -> str:
-    """Return how many things there are, with their noun.
+    """Return the number of things with their noun.
 
     >>> number_of(["fedavg"], "method")
     '1 method'

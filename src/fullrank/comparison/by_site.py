@@ -45,8 +45,8 @@ class SiteRow:
 class SiteTable:
     """A table of methods by sites.
 
-    `value` says where the numbers come from: "final" is the table of clients that a run writes at its end,
-    "validated" the accuracy of the models as received in the round that was best in validation.
+    `value` is the source of the numbers: "final" is the table of clients that a run writes at its end, "validated" the
+    accuracy of the models as received in the round that was best in validation.
     """
 
     measure: str
@@ -72,7 +72,15 @@ class SiteTable:
 
 
 def check_site_measure(measure: str, experiment: Experiment) -> None:
-    """Reject a measure that the table of clients of an experiment would not have."""
+    """Check that the table of clients of an experiment will have a measure.
+
+    Args:
+        measure: The measure.
+        experiment: The experiment.
+
+    Raises:
+        InputError: If it will not.
+    """
     known = site_measures(find_metrics(experiment.evaluate.metrics))
     if measure not in known:
         raise InputError(f'no run would have "{measure}" by site; known: {", ".join(known)}')
@@ -92,16 +100,19 @@ def by_site(
     on: str = "",
     value: str = "final",
 ) -> SiteTable:
-    """Return the table of methods by sites.
+    """Compare methods by site.
 
     Args:
         runs: Complete runs by method and seed.
         methods: The methods in their order.
         measure: A metric of `evaluate.metrics`, accuracy, loss or balanced_accuracy.
-        stage: "received" (the model as a client receives it: the global model, with the client's personal entries where
-            it has any), "local", "personalised", or "global".
-        on: "test" or "holdout"; by default the test parts, where any run has them.
+        stage: "received" (the model as a client receives it: the global model, with the client's personal entries if it
+            has any), "local", "personalised", or "global".
+        on: "test" or "holdout"; by default the test parts, if any run has them.
         value: "final", after the last round, or "validated", in the round with the best validation accuracy.
+
+    Returns:
+        The table of methods by sites.
 
     Raises:
         InputError: If no run has such values.

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from fullrank.comparison.parallel import (
     experiment_file,
     run_all,
 )
+from fullrank.comparison.planned import FILE, PlanRecord
 from fullrank.comparison.table import Comparison, check_comparable, check_measure, check_value
 from fullrank.comparison.variants import (
     Variant,
@@ -82,8 +83,8 @@ def compare(
         value: The value of a run: "last5", "last", "best", "validated" or "final".
         vary: Values by dotted key, as in {"data.alpha": [0.05, 0.5]}: each method is run with every combination.
             Differences are only between rows on the same data.
-        reference: The method, or the row of the table, to which differences are. By default the first method. A row is
-            compared with the row of the reference that has the same varied keys.
+        reference: The method, or the row of the table, with which the others are compared. By default the first method.
+            A row is compared with the row of the reference that has the same varied keys.
         callbacks: Objects that are notified of the progress of the runs.
         progress: Whether the progress of the runs is shown. None shows it in a notebook only.
 
@@ -122,7 +123,8 @@ def compare(
         reference_row(reference, firsts, list(dict.fromkeys(label for label, _ in tasks)))
     existed = folder.exists()
     try:
-        failures = _complete(list(tasks.values()), jobs, ComparisonCallbacks(callbacks), folder, ray)
+        watching = ComparisonCallbacks([PlanRecord(folder), *callbacks])
+        failures = _complete(list(tasks.values()), jobs, watching, folder, ray)
     except InputError:
         _remove_traces(tasks.values(), folder, existed)
         raise
@@ -139,15 +141,16 @@ def compare(
     return found
 
 
-def _remove_traces(tasks: Iterable[Task], folder: Path, existed: bool) -> None:
+def _remove_traces(tasks: Collection[Task], folder: Path, existed: bool) -> None:
     """Remove the files of runs that did not start, and empty folders, after a comparison was rejected."""
     for task in tasks:
         if not RunDirectory(task.path).started:
             experiment_file(task).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # something is in them
-        (folder / "experiments").rmdir()
-        if not existed:
-            folder.rmdir()
+    if not any(RunDirectory(task.path).started for task in tasks):
+        (folder / FILE).unlink(missing_ok=True)
+    for empty in (folder / "experiments", *([] if existed else [folder])):
+        with contextlib.suppress(OSError):  # something is in it
+            empty.rmdir()
 
 
 # Planning the runs
@@ -175,7 +178,17 @@ def _reject_equal_rows(planned: Mapping[tuple[str, int], Any], tasks: Mapping[tu
 
 
 def checked_seeds(seeds: Sequence[int]) -> list[int]:
-    """Return the seeds; reject none at all, a seed twice, and what is no seed."""
+    """Check the seeds of a comparison.
+
+    Args:
+        seeds: The seeds.
+
+    Returns:
+        The seeds in a list.
+
+    Raises:
+        InputError: If there are none, one is given twice, or one is not a whole number of at least 0.
+    """
     found = list(seeds)
     if not found:
         raise InputError("give at least one seed")
@@ -256,7 +269,7 @@ def complete_runs(
     begun: bool = False,
     ray: str = "",
 ) -> dict[Path, Failure]:
-    """Complete runs, several at a time where the machine has room, and return the failures by directory.
+    """Complete runs, several at a time if the machine has room.
 
     Args:
         tasks: All runs.
@@ -266,6 +279,9 @@ def complete_runs(
         folder: The folder of the runs, which the message names if they are interrupted.
         begun: Whether a run that fails before any has started is one failure among others, as in `run_all`.
         ray: The address of the Ray cluster on which the runs are made; if empty, they are made here.
+
+    Returns:
+        The failures by directory.
 
     Raises:
         Interrupted: If the runs are interrupted; the same call continues them.
@@ -284,7 +300,13 @@ def complete_runs(
 
 
 def at_once(pending: Sequence[Task], jobs: int, place: Place | None = None) -> int:
-    """Return how many of the runs are made at the same time, if `jobs` are asked for (0: as the place has room)."""
+    """Return the number of runs that are made at the same time.
+
+    Args:
+        pending: The runs.
+        jobs: The number that the user wants; 0 for as many as there is room for.
+        place: Where the runs are made, if not on this machine.
+    """
     if place is not None:
         room = place.room(pending)
         return min(jobs or room, len(pending))
@@ -293,7 +315,7 @@ def at_once(pending: Sequence[Task], jobs: int, place: Place | None = None) -> i
 
 
 def sharing_cores(pending: Sequence[Task], number: int, place: Place | None = None) -> list[Task]:
-    """Return the tasks for `number` parallel runs: each of several, and each at another place, uses one process."""
+    """Return the tasks for a number of parallel runs. If there are several, or another place, each uses one process."""
     several = number > 1 or place is not None
     return [alongside_others_of(task) for task in pending] if several else list(pending)
 

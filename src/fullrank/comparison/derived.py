@@ -26,22 +26,29 @@ class Derived:
     """A measure with one number per run."""
 
     title: str
-    """What it measures, as the title of a table says it."""
+    """The title of a table with the measure."""
     of: Callable[[Run, Run | None], Found]
     """A function of the run and of FedAvg's run with the same seed in the comparison, if there is one."""
     needs: Callable[[Experiment], str] = lambda experiment: ""
     """A function that returns what an experiment lacks for it, or an empty string."""
     kind: Callable[[Run], str] = lambda run: ""
-    """A function that returns what was measured in a run, where runs can differ in it; else an empty string."""
+    """A function that returns what was measured in a run, for a measure that differs between machines; else an empty
+    string."""
 
     def title_for(self, runs: Iterable[Run]) -> str:
-        """Return the title, with what was measured in these runs."""
+        """Return the title, with the kinds of measurements in these runs."""
         kinds = " or ".join(dict.fromkeys(filter(None, map(self.kind, runs))))
         return f"{self.title} ({kinds})" if kinds else self.title
 
 
 def derived(measure: str) -> Derived | None:
-    """Return the measure of this name, or None if there is no such measure.
+    """Return a measure that is computed from a run.
+
+    Args:
+        measure: The name of the measure.
+
+    Returns:
+        The measure, or None if no measure of this kind has the name.
 
     Raises:
         InputError: If it is `rounds_to` without a possible accuracy.
@@ -57,7 +64,14 @@ def derived(measure: str) -> Derived | None:
 
 
 def accuracy_of(text: str) -> float:
-    """Return an accuracy that is given in per cent, as a share."""
+    """Convert an accuracy in per cent to a share.
+
+    Args:
+        text: The number.
+
+    Raises:
+        InputError: If it is not a number above 0 and at most 100.
+    """
     try:
         share = Fraction(text) / 100  # exact, so that 29 % is reached by 29 of 100 samples
     except (ValueError, ZeroDivisionError):
@@ -71,7 +85,16 @@ def accuracy_of(text: str) -> float:
 
 
 def rounds_to(run: Run, target: float, text: str) -> Found:
-    """Return the first round after which the global model was evaluated with at least this test accuracy."""
+    """Return the first round after which the global model had at least a test accuracy.
+
+    Args:
+        run: The run.
+        target: The accuracy, as a share.
+        text: The accuracy as the user wrote it, for messages.
+
+    Returns:
+        The round, or None and the reason of its absence.
+    """
     known = [(row["round"], row["accuracy"]) for row in run.metrics if row.get("accuracy") is not None]
     summary = run.summary()
     if "accuracy" in summary:
@@ -101,6 +124,13 @@ def time_ratio(run: Run, reference: Run | None) -> Found:
     """Return the seconds per round of a run divided by those of FedAvg's run.
 
     The first round, in which kernels are chosen and caches are filled, does not count if there are others.
+
+    Args:
+        run: The run.
+        reference: FedAvg's run with the same seed, if there is one.
+
+    Returns:
+        The ratio, or None and the reason of its absence.
     """
     if reference is None:
         return None, f"the comparison has no run of {REFERENCE} with the same seed"
@@ -124,7 +154,7 @@ def peak_memory(run: Run, _: Run | None = None) -> Found:
 
 
 def memory_kind(run: Run) -> str:
-    """Return what the peak memory of a run is, in words."""
+    """Describe what the peak memory of a run includes."""
     found = recorded_peak(run.path) if run.path is not None else None
     return KINDS[found["of"]] if found is not None else ""
 

@@ -14,7 +14,14 @@ def std(values: Sequence[float]) -> float | None:
 
 
 def interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
-    """Return Student's confidence interval of the mean of independent values; None for fewer than two values.
+    """Return Student's confidence interval of the mean of independent values.
+
+    Args:
+        values: The values.
+        confidence: The confidence level.
+
+    Returns:
+        The lower and the upper end; None for fewer than two values.
 
     >>> [round(end, 4) for end in interval([1.0, 2.0, 3.0])]
     [-0.4841, 4.4841]
@@ -58,7 +65,7 @@ def p_value(values: Sequence[float]) -> float | None:
     """Return the two-sided p-value of Student's t-test that the mean of independent values is 0.
 
     With paired differences as values it is the paired t-test. It is None for fewer than two values, and for values
-    without any spread, of which there is no test.
+    without any spread, for which the test is not defined.
 
     >>> round(p_value([1.0, 2.0, 3.0]), 4)
     0.0742

@@ -70,32 +70,77 @@ class ComparisonCallback:
     """
 
     def planned(self, tasks: Sequence[Task], pending: Sequence[Task]) -> None:
-        """Called when the comparison starts. `tasks` are all its runs, `pending` those that are not complete yet."""
+        """Called when the comparison starts.
+
+        Args:
+            tasks: All runs of the comparison.
+            pending: The runs that are not complete yet.
+        """
 
     def started(self, task: Task) -> None:
-        """Called when a run starts or resumes. `task.name`, `task.experiment` and `task.path` identify it."""
+        """Called when a run starts or resumes.
+
+        Args:
+            task: The run, with `task.name`, `task.experiment` and `task.path`.
+        """
 
     def round_done(self, task: Task, row: Mapping[str, Any]) -> None:
-        """Called when a round of a run is complete. `row` is its row in metrics.jsonl."""
+        """Called when a round of a run is complete.
+
+        Args:
+            task: The run.
+            row: The row of the round in metrics.jsonl.
+        """
 
     def progressed(self, task: Task, phase: str, done: int, clients: int) -> None:
-        """Called when `done` of `clients` clients have finished in a phase after the last round of a run."""
+        """Called when a client has finished in a phase after the last round of a run.
+
+        Args:
+            task: The run.
+            phase: The name of the phase.
+            done: The number of clients that have finished.
+            clients: The number of all clients of the phase.
+        """
 
     def printed(self, task: Task, text: str) -> None:
-        """Called when the user's own code in a run has printed a line."""
+        """Called when the user's own code in a run has printed a line.
+
+        Args:
+            task: The run.
+            text: The line.
+        """
 
     def ended(self, task: Task, summary: Mapping[str, Any]) -> None:
-        """Called when a run is complete. `summary` is what `Run.summary` returns."""
+        """Called when a run is complete.
+
+        Args:
+            task: The run.
+            summary: The result of `Run.summary`.
+        """
 
     def failed(self, task: Task, reason: str) -> None:
-        """Called when a run has failed; the others continue."""
+        """Called when a run has failed; the others continue.
+
+        Args:
+            task: The run.
+            reason: The reason, in a sentence.
+        """
 
     def stopped(self, task: Task, reason: str) -> None:
-        """Called when a sweep has stopped a run before its last round, because others are better."""
+        """Called when a sweep has stopped a run before its last round, because others are better.
+
+        Args:
+            task: The run.
+            reason: The reason, in a sentence.
+        """
 
 
 class ComparisonCallbacks(ComparisonCallback):
-    """A callback that passes each event on to several callbacks, in their order."""
+    """A callback that passes each event to several callbacks, in their order.
+
+    Args:
+        callbacks: The callbacks.
+    """
 
     def __init__(self, callbacks: Sequence[ComparisonCallback]):
         self.callbacks = callbacks
@@ -186,10 +231,24 @@ def run_all(
     begun: bool = False,
     place: Place | None = None,
 ) -> dict[Path, Failure]:
-    """Run or complete all tasks, `jobs` at a time, here or at another place, and return the failures by directory.
+    """Run or complete all tasks, here or at another place.
 
     A run that fails does not stop the others, unless it fails before it starts and no run has started, among these or
-    earlier (`begun`): then nothing is lost, and most often the same is wrong with all of them.
+    earlier (`begun`): then nothing is lost, and most often all of them would fail for the same reason.
+
+    Args:
+        tasks: The runs.
+        jobs: The number of parallel runs.
+        callbacks: What is notified of the progress.
+        begun: Whether a run has started earlier.
+        place: Where the runs are made, if not on this machine.
+
+    Returns:
+        The failures by directory.
+
+    Raises:
+        InputError: If the first run is rejected before it starts.
+        RunFailed: If it fails before it starts.
     """
     failed: dict[Path, Failure] = {}
 
@@ -218,7 +277,7 @@ Note = Callable[[Task, "Failure | None"], None]
 
 
 class _Passing(Display):
-    """Passes the events of one run on to the callbacks of the comparison."""
+    """Passes the events of one run to the callbacks of the comparison."""
 
     def __init__(self, task: Task, callbacks: ComparisonCallback):
         self.task, self.callbacks = task, callbacks
@@ -325,7 +384,7 @@ class _Child(RunProcess):
             stdout=subprocess.PIPE,
             stderr=self.errors,
             env=_surroundings(),
-            start_new_session=True,  # Ctrl-C is for this process to pass on, or children would get it twice
+            start_new_session=True,  # this process passes Ctrl-C on; otherwise children would receive it twice
             text=True,
             errors="replace",
         )
@@ -341,7 +400,7 @@ class _Child(RunProcess):
     def end(self) -> Failure | None:
         """Wait for the process, which has closed its output, and return its failure, if it failed."""
         status = self.process.wait()
-        interrupt.check()  # a Ctrl-C reaches the children too: then they have not failed
+        interrupt.check()  # Ctrl-C reaches the children as well: then they have not failed
         self.errors.seek(0)
         text = self.errors.read()
         self.errors.close()
@@ -371,7 +430,13 @@ def failure(status: int, text: str) -> Failure | None:
 
 
 def pass_on(task: Task, line: str, callbacks: ComparisonCallback) -> None:
-    """Notify callbacks of one line of a run's output, which is an event or was printed by the user's own code."""
+    """Notify callbacks of a line of a run's output.
+
+    Args:
+        task: The run.
+        line: The line, which is an event in JSON or was printed by the user's own code.
+        callbacks: The callbacks.
+    """
     try:
         event = json.loads(line)
         kind = event.pop("event")

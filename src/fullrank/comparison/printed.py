@@ -1,4 +1,4 @@
-"""The table of a comparison as people read it."""
+"""The table of a comparison for display in a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Show = Callable[[float, bool], str]
 
 
 def title_of(found: Comparison) -> str:
-    """Return the title of the table: what was measured, and which value of each run it has."""
+    """Return the title of the table: the measure, and the value of each run."""
     experiment, measure = found.experiment, found.measure
     evaluated = "round" if experiment.evaluate.every == 1 else "evaluation"
     values = {
@@ -46,14 +46,19 @@ def title_of(found: Comparison) -> str:
 
 
 def table_of(found: Comparison, by_seed: bool = True) -> Table:
-    """Return the table of a comparison, with a column for each seed if they are wanted."""
+    """Return the table of a comparison.
+
+    Args:
+        found: The comparison.
+        by_seed: Whether the table has a column for each seed.
+    """
     show = format_of(found)
     seeds, rows = found.seeds if by_seed else (), found.rows()
     several, staged = len(found.methods) > 1, len(found.stages()) > 1
     references = {row.difference.to for row in rows if row.difference is not None}
     tested = any(p_text(row) for row in rows)
     table = Table(box=None, pad_edge=False)
-    table.add_column("method")
+    table.add_column("method", overflow="fold")
     if staged:
         table.add_column("stage")
     for seed in seeds:

@@ -18,7 +18,7 @@ from fullrank.errors import InputError
 FREE_OF_DATA = ("data.augment", "data.normalise")
 """Keys of [data] that do not change which samples each client has."""
 NO_MATTER = ("run.", "engine.", "probe.", "evaluate.")
-"""Keys that do not change what is learnt."""
+"""Keys that do not change what is learned."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,17 @@ Space: TypeAlias = dict[str, Dimension]
 
 
 def parse_over(texts: Iterable[str]) -> dict[str, str]:
-    """Split `KEY=VALUES` texts at the first equals sign."""
+    """Parse the space of a sweep on the command line.
+
+    Args:
+        texts: Texts of the form `KEY=VALUES`.
+
+    Returns:
+        The values by key, as text.
+
+    Raises:
+        InputError: If a text is not of this form, or a key is given twice.
+    """
     found: dict[str, str] = {}
     for text in texts:
         key, sign, values = text.partition("=")
@@ -163,7 +173,7 @@ def _check_key(key: str, base: Experiment, any_method: bool) -> None:
             "shows its influence"
         )
     if key.startswith(NO_MATTER):
-        raise InputError(f"{key} cannot be searched, because it does not change what is learnt")
+        raise InputError(f"{key} cannot be searched, because it does not change what is learned")
     used = {methods.find(piece).name for piece in base.method.name.split("+")}
     owner = key.split(".")[1] if key.startswith("method.") and key.count(".") > 1 else ""
     if owner and owner not in used and not any_method:
@@ -200,7 +210,14 @@ def experiment_at(base: Experiment, point: Mapping[str, Any]) -> Experiment:
 
 
 def grid_of(space: Space) -> list[dict[str, Any]]:
-    """Return all points of a space of lists, the first key changing slowest."""
+    """Return all points of a space of lists; the first key changes slowest.
+
+    Args:
+        space: The space.
+
+    Raises:
+        InputError: If a key has a range instead of a list.
+    """
     for key, dimension in space.items():
         if isinstance(dimension, Range):
             raise InputError(

@@ -18,8 +18,8 @@ NAME = "sweep"
 class Study:
     """The trials of a sweep in an SQLite file, which `optuna-dashboard` can open.
 
-    The settings of a trial depend on its number, the seed, and the trials before it that it is shown: a sweep that was
-    interrupted continues with the trials that it would have had.
+    The settings of a trial depend on its number, the seed, and the results of the trials before it that the sampler
+    knows: a sweep that was interrupted continues with the trials that it would have had.
 
     Args:
         file: The SQLite file; it is created if it is missing.
@@ -55,7 +55,12 @@ class Study:
         return "failed" if state == "fail" else str(state)
 
     def suggest(self, number: int, before: int) -> dict[str, Any]:
-        """Return settings for the trial with a number, from what is known of the trials before another number."""
+        """Return settings for a trial.
+
+        Args:
+            number: The number of the trial.
+            before: The sampler knows the results of the trials before this number.
+        """
         samplers = {"random": self._optuna.samplers.RandomSampler, "tpe": self._optuna.samplers.TPESampler}
         seed = int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0])
         with self._quiet():
@@ -99,7 +104,7 @@ class Study:
 
     @contextlib.contextmanager
     def _quiet(self) -> Iterator[None]:
-        """Keep Optuna from printing what it does, which the sweep says itself."""
+        """Keep Optuna from printing its progress, which the sweep reports."""
         logging = self._optuna.logging
         before = logging.get_verbosity()
         logging.set_verbosity(logging.WARNING)
@@ -110,7 +115,11 @@ class Study:
 
 
 def import_optuna() -> Any:
-    """Return Optuna, or say how to install it."""
+    """Import Optuna.
+
+    Raises:
+        InputError: If it is not installed.
+    """
     try:
         import optuna
     except ImportError as error:

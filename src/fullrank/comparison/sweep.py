@@ -19,6 +19,7 @@ from fullrank.comparison.compare import checked_seeds, sharing_cores
 from fullrank.comparison.intervals import std
 from fullrank.comparison.on_ray import place_of
 from fullrank.comparison.parallel import ComparisonCallback, ComparisonCallbacks, Failure, Place, Task, run_all
+from fullrank.comparison.planned import FILE, PlanRecord
 from fullrank.comparison.space import Space, experiment_at, grid_of, make_space
 from fullrank.comparison.study import Study
 from fullrank.comparison.table import Comparison, check_measure, check_value
@@ -73,6 +74,12 @@ class Sweep:
 
     `trials` are in the order in which they were chosen. `test` has, for the best trial only, the measures of the test
     set by name, each with its values by seed, mean and standard deviation.
+
+    >>> import fullrank, tempfile
+    >>> few = {"train.rounds": 1, "data.clients": 2, "model.name": "mlp", "data.validation": 0.2}
+    >>> found = fullrank.sweep(few, {"train.lr": [0.01, 0.1]}, sampler="grid", out=tempfile.mkdtemp(), jobs=1)
+    >>> [trial.state for trial in found.trials], found.best is found.trials[found.best.number]
+    (['complete', 'complete'], True)
     """
 
     path: Path
@@ -97,7 +104,7 @@ class Sweep:
         return Experiment.from_toml(self.path / "best.toml")
 
     def __repr__(self) -> str:
-        """Return in one line what was found."""
+        """Describe the result in one line."""
         found = ", ".join(f"{key}={value}" for key, value in self.best.settings.items())
         return f"Sweep({len(self.trials)} trials, best {found}, {self.measure} {self.best.mean:.4f}, {self.path})"
 
@@ -177,7 +184,7 @@ def sweep(
     points = grid_of(space) if sampler == "grid" else None
     number = _number_of_trials(trials, points)
     folder = Path(out)
-    watching = ComparisonCallbacks([*boards(progress), *callbacks])
+    watching = ComparisonCallbacks([PlanRecord(folder), *boards(progress), *callbacks])
     existed = folder.exists()
     with place_of(ray) as place:
         chosen = (measure, value, lower, is_share, sampler, pruner, points, jobs, place)
@@ -224,7 +231,7 @@ def _number_of_trials(trials: int | None, points: Sequence[Any] | None) -> int:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Everything that a sweep was asked for."""
+    """The arguments of a sweep, after their checks."""
 
     base: Experiment
     space: Space
@@ -294,8 +301,8 @@ class _Plan:
             raise InputError(f'"{self.folder}" holds another sweep: {shown}; choose another --out')
 
     def remove_traces(self, existed: bool) -> None:
-        """Remove what a sweep has written of which no run has started."""
-        for file in ("sweep.json", "optuna.db"):
+        """Remove the files of a sweep of which no run has started."""
+        for file in ("sweep.json", "optuna.db", FILE):
             (self.folder / file).unlink(missing_ok=True)
         shutil.rmtree(self.folder / "trials", ignore_errors=True)
         if not existed:
@@ -389,7 +396,7 @@ def _known(plan: _Plan, study: Study) -> list[Trial]:
 
 
 def _announce(plan: _Plan, trials: Sequence[Trial], number: int, callbacks: ComparisonCallback) -> None:
-    """Tell callbacks of all runs; the settings of trials that are yet to be chosen are those of the experiment."""
+    """Notify callbacks of all runs; the settings of trials that are yet to be chosen are those of the experiment."""
     known = {trial.number: trial for trial in trials}
     tasks, pending = [], []
     for n in range(max(number, len(trials))):
@@ -430,7 +437,7 @@ def _has_ended(task: Task) -> bool:
 
 
 def _with_results(plan: _Plan, trial: Trial, failures: Mapping[Path, Failure]) -> Trial:
-    """Return a trial whose runs have ended, with its state and values."""
+    """Return a trial with its state and values, after its runs have ended."""
     paths = {seed: trial.path(plan.folder, seed) for seed in plan.seeds}
     pruned = [path for path in paths.values() if (path / MARK).exists()]
     failed = [failures[path].reason for path in paths.values() if path in failures and path not in pruned]

@@ -96,6 +96,12 @@ class Comparison:
     from the run ("rounds_to.75", "eigenvalue_variance", "time_ratio", "peak_memory"); `value` selects one of its
     numbers: "last5" (mean of the last five rounds), "last", "best" (over rounds), "validated" (at the round that was
     best in validation) or "final" (after the method's finish, where it has one, else the last).
+
+    >>> import fullrank, tempfile
+    >>> few = {"train.rounds": 1, "data.clients": 2, "model.name": "mlp"}
+    >>> found = fullrank.compare(few, ["fedavg", "fedprox"], seeds=[0], out=tempfile.mkdtemp(), jobs=1)
+    >>> [row.method for row in found.by("loss").rows()]
+    ['fedavg', 'fedprox']
     """
 
     runs: Mapping[tuple[str, int], Run]
@@ -125,7 +131,7 @@ class Comparison:
             raise InputError(f'no run has the measure "{self.measure}"; {_nearest(self.measure, known)}')
 
     def __repr__(self) -> str:
-        """Return in one line what was compared."""
+        """Describe the comparison in one line."""
         failed = f", {len(self.failed)} failed" if self.failed else ""
         where = f", {self.out}" if self.out is not None else ""
         return f"Comparison({', '.join(self.methods)}; {counted(len(self.runs), 'run')}{failed}, {self.measure}{where})"
@@ -154,7 +160,7 @@ class Comparison:
 
     @property
     def asked(self) -> Sequence[Metric]:
-        """The metrics that the runs were asked for."""
+        """The metrics of the runs."""
         return next(iter(self.runs.values())).asked
 
     @property
@@ -185,7 +191,14 @@ class Comparison:
     def by_site(
         self, measure: str = "accuracy", stage: str = "received", on: str = "", value: str = "final"
     ) -> SiteTable:
-        """Return the methods by sites, as `fullrank.comparison.by_site` describes it."""
+        """Return the methods by sites, as `fullrank.comparison.by_site` describes it.
+
+        Args:
+            measure: As in `fullrank.comparison.by_site.by_site`.
+            stage: As there.
+            on: As there.
+            value: As there.
+        """
         return by_site(self.runs, self.methods, measure, stage, on, value)
 
     @property
@@ -200,7 +213,7 @@ class Comparison:
 
     @property
     def lower_is_better(self) -> bool | None:
-        """Whether lower values of the measure are better; None if neither is known to be."""
+        """Whether lower values of the measure are better; None if this is not known."""
         first, *below = self.measure.split(".")
         if first in COSTS:
             return True
@@ -279,7 +292,7 @@ class Comparison:
         return bool(both) and all(self._splits[one, seed] == self._splits[two, seed] for seed in both)
 
     def best(self) -> set[str]:
-        """Return the rows that are the best on their data, and those that their seeds do not tell from the best.
+        """Return the rows that are the best on their data, and those whose difference to the best is not significant.
 
         A row counts as a tie if the 95 % confidence interval of its paired difference to the best row includes 0.
         """
@@ -484,9 +497,17 @@ def all_runs(paths: Iterable[str | Path]) -> list[Run]:
 
 
 def runs_in(path: Path) -> list[Run]:
-    """Return the run in a directory, or all runs in a folder, by method (in the order of the comparison) and seed.
+    """Load the runs of a directory.
 
-    Runs in folders of such a folder come after its own, in the order of the folders' names.
+    Args:
+        path: A run directory, or a folder of run directories. Runs in its subfolders come after its own, in the order
+            of the folders' names.
+
+    Returns:
+        The runs by method (in the order of the comparison) and seed.
+
+    Raises:
+        InputError: If there is no run.
     """
     if RunDirectory(path).started or not path.is_dir():
         return [load_run(path)]
@@ -516,7 +537,14 @@ def _division(run: Run) -> Any:
 
 
 def check_comparable(runs: Sequence[Run]) -> None:
-    """Reject runs with the same keys of [data] whose data differ, or whose partitions differ for one seed."""
+    """Check that runs with the same keys of [data] have the same data and, with the same seed, the same partition.
+
+    Args:
+        runs: The runs.
+
+    Raises:
+        InputError: If two of them differ.
+    """
     first_of: dict[Any, Run] = {}
     for run in runs:
         data = data_of(run.experiment)
@@ -568,7 +596,7 @@ def _corrected(rows: Sequence[Row]) -> list[Row]:
 
 
 def _is_tie(row: Row, best: Row) -> bool:
-    """Return whether the seeds of both do not tell a row from the best one."""
+    """Return whether the confidence interval of a row's difference to the best one includes 0."""
     found = interval([row.values[seed] - best.values[seed] for seed in row.values if seed in best.values], CONFIDENCE)
     return found is not None and found[0] <= 0 <= found[1]
 
@@ -597,7 +625,7 @@ def measures(metrics: Sequence[Metric] = ()) -> tuple[str, ...]:
     """Return the names of all measures in a run's summary that can be compared.
 
     Args:
-        metrics: The metrics that the runs were asked for, if they are not the library's.
+        metrics: The metrics of the runs that are not the library's.
     """
     numbers = ("mean", "weighted", "std", "worst_decile", "clients")
     keys = ("", *(f"{metric.key}." for metric in single_numbers(metrics) if metric.key != "accuracy"))
@@ -619,7 +647,12 @@ def measures(metrics: Sequence[Metric] = ()) -> tuple[str, ...]:
 
 
 def is_share(measure: str, metrics: Sequence[Metric] = ()) -> bool:
-    """Return whether a measure of runs that were asked for these metrics is a share, which is shown in per cent."""
+    """Return whether a measure is a share, which is shown in per cent.
+
+    Args:
+        measure: The measure.
+        metrics: The metrics of the runs that are not the library's.
+    """
     first, *below = measure.split(".")
     known = metrics_by_key(metrics)
     if first not in OF_CLIENTS:
@@ -635,6 +668,9 @@ def check_measure(measure: str, experiment: Experiment, methods: Collection[str]
         measure: The measure.
         experiment: The experiment of one of the runs.
         methods: The names of the methods of all runs, whose terms of the loss are measures too.
+
+    Raises:
+        InputError: If no run can have the measure.
     """
     if (found := derived(measure)) is not None:
         if lacking := found.needs(experiment):
@@ -662,7 +698,14 @@ def _nearest(measure: str, known: Sequence[str]) -> str:
 
 
 def check_value(value: str) -> None:
-    """Reject a value that no measure has."""
+    """Check that measures have a value.
+
+    Args:
+        value: The name of the value, such as "last5".
+
+    Raises:
+        InputError: If there is no such value.
+    """
     if value not in VALUES:
         raise InputError(f'there is no value "{value}" of a measure; {nearest(value, VALUES)}')
 
@@ -675,6 +718,9 @@ def measured(run: Run, measure: str, value: str, reference: Run | None = None) -
         measure: The measure, as in `Comparison`.
         value: The value of the measure, as in `Comparison`.
         reference: FedAvg's run with the same seed, for `time_ratio`.
+
+    Returns:
+        The number, or None, and the reason if there is none.
     """
     if (found := derived(measure)) is not None:
         return found.of(run, reference)

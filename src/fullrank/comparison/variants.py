@@ -46,7 +46,13 @@ class Variant:
 
 
 def parse_variant(text: str) -> Variant:
-    """Parse `NAME:KEY=VALUE:KEY=VALUE…`, where a key is a hyper-parameter of the method or a key of the experiment.
+    """Parse a method with its own settings.
+
+    Args:
+        text: `NAME:KEY=VALUE:KEY=VALUE…`, where a key is a hyper-parameter of the method or a key of the experiment.
+
+    Raises:
+        InputError: If the method does not have such a key, or a key is given twice.
 
     >>> parse_variant("fedavg+feddecorr:beta=0.5:train.lr=0.01").values
     {'method.feddecorr.beta': 0.5, 'train.lr': 0.01}
@@ -97,9 +103,18 @@ def _full_key(key: str, variant: Variant) -> str:
 
 
 def parse_grid(texts: Iterable[str]) -> dict[str, list[Any]]:
-    """Parse `KEY=VALUE,VALUE…` into the values by key.
+    r"""Parse `KEY=VALUE,VALUE…` into the values by key.
 
-    >>> parse_grid(["train.lr=0.01,0.1", "data.augment=[\\"flip\\"],none"])
+    Args:
+        texts: The values of each key.
+
+    Returns:
+        The values by key.
+
+    Raises:
+        InputError: If a text is not of this form, or a key is given twice.
+
+    >>> parse_grid(["train.lr=0.01,0.1", "data.augment=[\"flip\"],none"])
     {'train.lr': [0.01, 0.1], 'data.augment': [['flip'], 'none']}
     """
     grid: dict[str, list[Any]] = {}
@@ -136,7 +151,15 @@ def split_list(text: str) -> list[str]:
 
 
 def check_grid(grid: Mapping[str, Sequence[Any]], variants: Sequence[Variant]) -> None:
-    """Reject a grid with keys that cannot be varied, without values, or with a value twice."""
+    """Check the grid of a comparison.
+
+    Args:
+        grid: The values by key.
+        variants: The methods.
+
+    Raises:
+        InputError: If a key cannot be varied, has no values, or has a value twice.
+    """
     for key, values in grid.items():
         if key in NOT_SET_HERE:
             raise InputError(f"{key} cannot be varied, because {NOT_SET_HERE[key]}")
@@ -147,7 +170,7 @@ def check_grid(grid: Mapping[str, Sequence[Any]], variants: Sequence[Variant]) -
                 raise InputError(f"the key {key} has the value {value} twice")
         for variant in variants:
             if key in variant.values:
-                raise InputError(f'"{variant.text}" sets {key}, which is varied too; give it in one place')
+                raise InputError(f'"{variant.text}" sets {key}, which is varied as well; give it in one place')
         if not any(_has_effect(key, variant) for variant in variants):
             raise InputError(f"{key} cannot be varied, because no method of the comparison has this hyper-parameter")
 
@@ -155,9 +178,16 @@ def check_grid(grid: Mapping[str, Sequence[Any]], variants: Sequence[Variant]) -
 def rows_of(
     grid: Mapping[str, Sequence[Any]], variants: Sequence[Variant]
 ) -> dict[str, tuple[Variant, dict[str, Any]]]:
-    """Return the rows of a comparison by name: each method at each point of a grid.
+    """Return the rows of a comparison: each method at each point of a grid.
 
     A method has no rows for the hyper-parameters of other methods.
+
+    Args:
+        grid: The values by key.
+        variants: The methods.
+
+    Returns:
+        For each row, by its name, the method and the values of the keys.
 
     Raises:
         InputError: If two methods that are written differently are the same.
@@ -177,7 +207,15 @@ def _has_effect(key: str, variant: Variant) -> bool:
 
 
 def with_settings(values: Mapping[str, Any], *settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the nested values of an experiment with further dotted keys."""
+    """Set dotted keys in the nested values of an experiment.
+
+    Args:
+        values: The nested values, which are not changed.
+        *settings: Values by dotted key; later ones replace earlier ones.
+
+    Returns:
+        The new nested values.
+    """
     found = dict(values)
     for each in settings:
         found = merged(found, nested(each))
@@ -185,7 +223,12 @@ def with_settings(values: Mapping[str, Any], *settings: Mapping[str, Any]) -> di
 
 
 def row_name(variant: Variant, point: Mapping[str, Any]) -> str:
-    """Return the name that a row has in the names of directories; it does not depend on the other rows."""
+    """Return the name of a row in the names of directories, which does not depend on the other rows.
+
+    Args:
+        variant: The method with its own settings.
+        point: The values of the varied keys.
+    """
     settings = {**variant.values, **point}
     if not settings:
         return variant.name
@@ -237,7 +280,7 @@ def setting_of(experiment: Experiment) -> dict[str, Any]:
 
 
 def data_of(experiment: Experiment) -> tuple[tuple[str, str], ...]:
-    """Return the keys that say which data the clients have; for one seed they must give the same samples."""
+    """Return the keys that determine the data of the clients; for one seed they give the same samples."""
     return tuple((k, repr(v)) for k, v in sorted(setting_of(experiment).items()) if k.startswith("data."))
 
 

@@ -49,6 +49,13 @@ DEEPEST = 20
 class Experiment(Table):
     """The description of one run. Every key has a default: `Experiment()` is a run on the embedded digits.
 
+    Args:
+        **values: The values of keys and tables, as in a TOML file; `Experiment.of` accepts dotted keys as well.
+
+    Raises:
+        InputError: If a key is unknown, or a value is invalid; the message names every such key.
+        Conflict: If the methods cannot be composed.
+
     >>> Experiment.of({"data.alpha": 0.05, "method": {"name": "fedavg+feddecorr"}}).data.alpha
     0.05
     """
@@ -107,7 +114,14 @@ class Experiment(Table):
 
     @classmethod
     def of(cls, source: Experiment | str | Path | Mapping[str, Any]) -> Experiment:
-        """Return an experiment from an experiment, the path of a TOML file, or a dict with nested or dotted keys."""
+        """Return the experiment that a source describes.
+
+        Args:
+            source: An experiment, the path of a TOML file, or a dict with nested or dotted keys.
+
+        Raises:
+            InputError: If the source cannot be read, or is not a valid experiment.
+        """
         if isinstance(source, Recorded):
             return source.opened()
         if isinstance(source, Experiment):
@@ -118,7 +132,15 @@ class Experiment(Table):
 
     @classmethod
     def from_toml(cls, path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
-        """Read an experiment from a TOML file and apply `key=value` overrides."""
+        """Read an experiment from a TOML file.
+
+        Args:
+            path: The file.
+            overrides: Values that replace those of the file, as `key=value`.
+
+        Raises:
+            InputError: If the file cannot be read, or is not a valid experiment.
+        """
         return cls(**merged(read_toml(path), parse_overrides(overrides)))
 
     def to_toml(self, path: str | Path) -> None:
@@ -130,13 +152,23 @@ class Experiment(Table):
         return tomli_w.dumps(without_none(self.model_dump()))
 
     def but(self, **dotted: Any) -> Experiment:
-        """Return a copy with other values; `data__alpha=0.1` and `data={"alpha": 0.1}` both set `data.alpha`."""
+        """Return a copy with other values.
+
+        Args:
+            **dotted: The values: `data__alpha=0.1` and `data={"alpha": 0.1}` both set `data.alpha`.
+
+        Raises:
+            InputError: If a value is invalid.
+
+        >>> Experiment().but(data__alpha=0.5).data.alpha
+        0.5
+        """
         return type(self)(**merged(self.model_dump(), nested({k.replace("__", "."): v for k, v in dotted.items()})))
 
     # Names and differences
 
     def import_paths(self) -> dict[str, str]:
-        """Return the names that refer to code outside the library by key; those of a list are joined by "+"."""
+        """Return the names of code outside the library by key; those of a list are joined by "+"."""
         found: dict[str, str] = {}
         for key in LIBRARY:
             table, _, field = key.partition(".")
@@ -234,6 +266,9 @@ class Recorded(Experiment):
         Args:
             path: The run directory.
             trust: Whether modules outside the library that it names may be imported.
+
+        Raises:
+            InputError: If there is no experiment in the directory, or it cannot be read.
         """
         file = path / "experiment.toml"
         values = read_toml(file)
@@ -257,7 +292,7 @@ class Recorded(Experiment):
         """Return the experiment that was run.
 
         Args:
-            data: Whether the data will be loaded too, so that the modules that [data] names are imported.
+            data: Whether the data will be loaded, so that the modules that [data] names are imported.
             track: Whether it will be run, so that the modules of `run.track` are imported.
             engine: Whether clients will be trained by the engine of the run. If not, an engine outside the library is
                 replaced by `serial`, and its module is not imported.
@@ -277,7 +312,7 @@ class Recorded(Experiment):
     def named_by(self, experiment: Experiment) -> Experiment:
         """Return the experiment that was run if `experiment` names the same code, otherwise the recorded one.
 
-        Callbacks do not count: those that a resumed run has are named by the new experiment.
+        Callbacks are not compared: those of a resumed run are the ones that the new experiment names.
         """
         theirs = {key: name for key, name in self.import_paths().items() if key != "run.track"}
         known = experiment.import_paths().items() >= theirs.items()
@@ -314,7 +349,11 @@ class Recorded(Experiment):
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """Read a TOML file as nested dicts."""
+    """Read a TOML file as nested dicts.
+
+    Raises:
+        InputError: If there is no such file, or it cannot be read.
+    """
     try:
         with Path(path).open("rb") as file:
             return tomllib.load(file)
@@ -329,7 +368,14 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """Parse `key=value` texts into nested dicts; the last value of a repeated key wins."""
+    """Parse values of the command line into nested dicts.
+
+    Args:
+        overrides: Texts of the form `key=value`; the last value of a repeated key wins.
+
+    Raises:
+        InputError: If a text is not of this form.
+    """
     values: dict[str, Any] = {}
     for text in overrides:
         key, sign, value = text.partition("=")
@@ -369,6 +415,12 @@ def _takes_text(key: str) -> bool:
 def nested(values: Mapping[str, Any]) -> dict[str, Any]:
     """Convert dotted keys to nested dicts.
 
+    Args:
+        values: Values by keys, which may be dotted.
+
+    Raises:
+        InputError: If a key has more parts than any key of an experiment.
+
     >>> nested({"data.alpha": 0.1, "data": {"clients": 5}})
     {'data': {'alpha': 0.1, 'clients': 5}}
     """
@@ -389,7 +441,15 @@ def _text(value: Any) -> Any:
 
 
 def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Convert nested dicts to dotted keys."""
+    """Convert nested dicts to dotted keys, the inverse of `nested`.
+
+    Args:
+        values: The nested dicts.
+        prefix: A prefix of all keys, including its dot.
+
+    >>> dotted({"data": {"alpha": 0.1, "clients": 5}})
+    {'data.alpha': 0.1, 'data.clients': 5}
+    """
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
@@ -412,6 +472,9 @@ def same(a: Any, b: Any) -> bool:
     """Return whether two values of a key are equal and of the same type.
 
     The type matters: `train.participation = 1` means one client, and 1.0 means all of them.
+
+    >>> same(1, 1), same(1, 1.0)
+    (True, False)
     """
     return type(a) is type(b) and a == b
 
@@ -425,6 +488,9 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any], where: str = "") 
         below: The first dict.
         above: The second dict.
         where: The dotted name of both in the experiment, followed by a dot.
+
+    Raises:
+        InputError: If a value that must be a table is not one.
     """
     result = dict(below)
     for key, value in above.items():

@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator,
 from pydantic_core import PydanticCustomError
 
 from fullrank.data.augment.pipeline import AUGMENTATIONS
-from fullrank.data.partition import COLUMNS, PARTITIONS, SITE_PARTITIONS, VARIANTS, check_options
+from fullrank.data.named_partitions import COLUMNS, PARTITIONS, SITE_PARTITIONS, check_options
+from fullrank.data.partition import VARIANTS
 from fullrank.data.partition_files import is_file
 from fullrank.data.sources.load import READING
 from fullrank.data.sources.registry import DATA_SETS
@@ -81,7 +82,7 @@ class Data(Table):
     classes: Annotated[int, Field(ge=1)] = 2
     """Classes per client in the pathological and class-disjoint partitions."""
     passes: Literal[1, 2] = 1
-    """How often the class-disjoint partition deals out each sample. 2 reproduces the code released with FedMR."""
+    """How often the class-disjoint partition divides the data. 2 reproduces the code released with FedMR."""
     equal: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Samples per client in the domain partition, as a fraction of the size of the smallest domain. 0 gives each
     client all samples of its domain."""
@@ -174,7 +175,7 @@ class Model(Table):
     what they do not fill keeps its initial values. Otherwise they are an error."""
     freeze: list[str] = []
     """Patterns of the names of parameters and buffers that are not trained. A normalisation layer whose parameters are
-    all frozen keeps its statistics too."""
+    all frozen keeps its statistics as well."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -216,7 +217,7 @@ class Train(Table):
     batch_size: Annotated[int, Field(ge=1)] = 64
     """Samples per local step."""
     last_batch: Literal["auto", "keep", "drop", "wrap"] = "auto"
-    """What to do with an incomplete last batch of an epoch: keep it, drop it, or fill it with samples from the start
+    """Treatment of an incomplete last batch of an epoch: keep it, drop it, or fill it with samples from the start
     of the epoch (wrap). auto keeps it, but with BatchNorm drops one of fewer than 16 samples and than half a batch,
     unless it is the only batch of a client. With BatchNorm, a batch of a single sample is left out in any case."""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
@@ -363,7 +364,13 @@ class RunTable(Table):
     """Whether the own model of each client is saved at the end, for example as personal/000003.safetensors. It can
     then be loaded without the data."""
     track: list[str] = []
-    """Callbacks that follow the run, as `package.module:Class`, each a subclass of `fullrank.Callback` that needs no
-    arguments, or as names that installed packages declare."""
+    """What follows the run: tensorboard, mlflow or wandb (Weights & Biases, without a connection unless WANDB_MODE is
+    online), which receive the metrics of each round and need `fullrank[track]`; `package.module:Class`, a subclass of
+    `fullrank.Callback` that needs no arguments; or a name that an installed package declares."""
     on_client_error: Literal["stop", "skip"] = "stop"
     """Whether the failure of a client stops the run, or the round continues without that client (skip)."""
+    min_clients: Annotated[int, Field(ge=1)] = 1
+    """Number of clients of a round that must succeed, with on_client_error = "skip"; with fewer, the run stops."""
+    client_timeout: NotNegative = 0.0
+    """Seconds within which a client of a deployment must answer; one that does not has failed. 0 waits for an hour. In
+    a simulation clients have no limit."""

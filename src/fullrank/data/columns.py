@@ -36,7 +36,7 @@ class Column:
 
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Column:
-        """Return the column that `dataclasses.asdict` described, also after a way through JSON."""
+        """Restore a column from the dict that `dataclasses.asdict` returned, which may have been stored as JSON."""
         known = facts["categories"]
         return cls(facts["name"], None if known is None else tuple(known), facts["missing"])
 
@@ -51,7 +51,13 @@ class Column:
         return (1 if self.categories is None else len(self.categories)) + self.missing
 
     def encode(self, cells: Numbers | Texts) -> Numbers:
-        """Return the features (N, width) of the column's cells. A category that is not known gives zeros.
+        """Return the features of a column's cells, of shape (N, width).
+
+        Args:
+            cells: The cells of each row. A category that is not known gives zeros.
+
+        Raises:
+            InputError: If the column is numeric and the cells are not, or the other way round.
 
         >>> Column("sex", ("f", "m")).encode(["m", "x"])
         array([[0., 1.],
@@ -73,7 +79,15 @@ class Column:
 
 
 def described(name: str, cells: Numbers | Texts) -> Column | None:
-    """Return the column that the cells of the training part make, or None if none of them has a value."""
+    """Describe a column as features.
+
+    Args:
+        name: The name of the column.
+        cells: Its cells in the training part.
+
+    Returns:
+        The column, or None if no cell has a value.
+    """
     if isinstance(cells, np.ndarray):
         absent = np.isnan(cells)
         return None if absent.all() else Column(name, None, bool(absent.any()))

@@ -70,6 +70,12 @@ class DataSet:
 
     `mean` and `std` are those of x / 255 per channel for uint8 images and of x itself for floating images; those of a
     table are known when it is divided among clients. `augment` names the operations that "auto" stands for.
+
+    >>> train = Split(torch.rand(4, 3), torch.tensor([0, 1, 0, 1]))
+    >>> test = Split(torch.rand(2, 3), torch.tensor([0, 1]))
+    >>> data = DataSet("mine", train, test, classes=("cat", "dog"))
+    >>> data.num_classes, data.input_shape
+    (2, (3,))
     """
 
     name: str
@@ -88,7 +94,7 @@ class DataSet:
     unreadable: tuple[str, ...] = ()
     """The files that could not be read and were left out, each with the reason."""
     remarks: tuple[str, ...] = ()
-    """What a user should know about how the files were read, one sentence each."""
+    """Remarks for the user about how the files were read, one sentence each."""
     file: Path | None = None
     """The safetensors file that the tensors are memory-mapped from (as `train.x` and so on), if there is one."""
 
@@ -180,7 +186,16 @@ class DataSet:
 
 
 def class_names(train: Split, test: Split, num_classes: int | None) -> tuple[str, ...]:
-    """Return numbers as names of `num_classes` classes, by default one more than the largest label."""
+    """Return numbers as the names of classes.
+
+    Args:
+        train: The training split.
+        test: The test split.
+        num_classes: The number of classes; None means one more than the largest label.
+
+    Raises:
+        InputError: If the largest label is too large to be the number of a class.
+    """
     largest = max(int(train.y.max()), int(test.y.max()))
     if num_classes is None and largest >= MOST_CLASSES:
         raise InputError(f"the largest label is {largest}; labels must number classes from 0")
@@ -188,7 +203,18 @@ def class_names(train: Split, test: Split, num_classes: int | None) -> tuple[str
 
 
 def with_classes(data: DataSet, num_classes: int | None) -> DataSet:
-    """Return the data set; reject it if it does not have the given number of classes."""
+    """Check the number of classes of a data set.
+
+    Args:
+        data: The data set.
+        num_classes: The number of classes that it must have, or None for any.
+
+    Returns:
+        The same data set.
+
+    Raises:
+        InputError: If it has another number of classes.
+    """
     if num_classes not in (None, data.num_classes):
         raise InputError(f"num_classes is {num_classes}, but {data.name} has {data.num_classes} classes")
     return data

@@ -16,6 +16,7 @@ from fullrank.data.augment.pipeline import Pipeline, Statistics
 from fullrank.data.dataset import DataSet
 from fullrank.data.heterogeneity import counts, describe, partition_hash
 from fullrank.data.hosted import HostedData, positions
+from fullrank.data.named_partitions import SITE_PARTITIONS, call_partition, takes
 from fullrank.data.partition_files import StoredPartition, as_bytes, divided, is_file, read_partition
 from fullrank.data.split import keep_share, split_by_class
 from fullrank.data.standardise import standardisation
@@ -103,8 +104,8 @@ class Federation:
     def validation_of(self, client: int) -> np.ndarray:
         """Return the validation samples on which a client's own model is evaluated.
 
-        They are the samples of its site. Where clients are not sites, the samples are dealt out in turn, so that each
-        serves one client and the evaluation of all clients takes no longer than that of one global model.
+        They are the samples of its site. Where clients are not sites, the samples are divided in turn, so that each
+        belongs to one client and the evaluation of all clients takes no longer than that of one global model.
         """
         return self.validations[client] if self.validations else self.validation[client :: self.clients]
 
@@ -134,6 +135,16 @@ class Federation:
         """The classes of the training set that no client has."""
         there = np.bincount(self.data.train.y.numpy(), minlength=self.data.num_classes)
         return [self.data.classes[c] for c in np.flatnonzero((there > 0) & (self.class_counts.sum(0) == 0))]
+
+    @cached_property
+    def untrained(self) -> list[str]:
+        """The classes that have test samples and no training samples."""
+        if self.data.test is None:
+            return []
+        trained, tested = (
+            torch.bincount(of.y, minlength=self.data.num_classes) > 0 for of in (self.data.train, self.data.test)
+        )
+        return [self.data.classes[c] for c in (tested & ~trained).nonzero().flatten().tolist()]
 
     @cached_property
     def groups(self) -> np.ndarray | None:
@@ -213,19 +224,22 @@ def divide(
 
     Raises:
         InputError: If the data cannot be divided in this way.
+
+    Returns:
+        The data set with the samples of each client.
     """
     seed, holdout, validation, share = (keys[name] for name in ("seed", "holdout", "validation", "share"))
     if is_file(how):
         return _from_file(data, pipeline, Path(how), keys)
     train = data.train
-    itself = partition.takes(how, "validation")
+    itself = takes(how, "validation")
     there = np.arange(len(train)) if share == 1 else keep_share(train.y, share, seed, train.group)
     groups = None if train.group is None else train.group[there]
     pair = split_by_class(train.y[there], 0.0 if itself else validation, seed, groups)
     keep, kept_back = (there[part] for part in pair)
     samples = {"labels": train.y, "domains": train.domain, "groups": train.group, "natural": train.client}
     columns = {name: column.numpy()[keep] for name, column in samples.items() if column is not None}
-    found = partition.call(how, columns, keys, options or {})
+    found = call_partition(how, columns, keys, options or {})
     parts = [keep[part] for part in found]
     if itself:
         kept_back = np.sort(keep[_joined(found.validation)])
@@ -237,7 +251,7 @@ def divide(
 
 def _sites(data: DataSet, how: str, samples: np.ndarray, kept_back: np.ndarray) -> dict[str, Any]:
     """Return the fields of a federation about the sites that the clients of a partition of samples are."""
-    column = partition.SITE_PARTITIONS.get(how)
+    column = SITE_PARTITIONS.get(how)
     train = None if column is None else getattr(data.train, column)
     if train is None:
         return {}
@@ -248,9 +262,14 @@ def _sites(data: DataSet, how: str, samples: np.ndarray, kept_back: np.ndarray) 
 
 
 def site_names(data: DataSet, column: str) -> tuple[str, ...]:
-    """Return the names of the sites that a column of the data numbers, "domain" or "client"; empty without the column.
+    """Return the names of the sites that a column of the data set numbers; a site without a name has its number.
 
-    Sites that the data do not name have their numbers as names.
+    Args:
+        data: The data set.
+        column: "domain" or "client".
+
+    Returns:
+        The names; empty if the data set does not have the column.
     """
     found: torch.Tensor | None = getattr(data.train, column)
     if found is None:
@@ -273,7 +292,7 @@ def _sites_in_file(data: DataSet, stored: StoredPartition) -> dict[str, Any]:
 
     The clients of a file are sites if they have the names of sites of the data, and samples of these sites only.
     """
-    for column in partition.SITE_PARTITIONS.values():
+    for column in SITE_PARTITIONS.values():
         number = {name: k for k, name in enumerate(site_names(data, column))}
         if not stored.names or not set(stored.names) <= set(number):
             continue
@@ -323,10 +342,19 @@ def _without_validation(
     return [part[kept[part]] for part in parts], kept_back
 
 
-def given(
+def divide_by_sizes(
     data: DataSet, pipeline: Pipeline, sizes: list[int], holdout: float = 0.0, validation: float = 0.0, seed: int = 0
 ) -> Federation:
-    """Make a federation of clients that came with their own data: consecutive pieces of the training split."""
+    """Make a federation of clients whose data are consecutive pieces of the training split.
+
+    Args:
+        data: The data set.
+        pipeline: How its batches are prepared.
+        sizes: The number of samples of each client, in the order of the training split.
+        holdout: The share of each client's samples that is held out.
+        validation: The share of all samples that is kept back for validation.
+        seed: The seed of both shares.
+    """
     ends = np.cumsum(sizes)
     parts = [np.arange(end - size, end, dtype=np.int64) for size, end in zip(sizes, ends, strict=True)]
     parts, kept_back = _without_validation(data, parts, validation, seed)
@@ -334,7 +362,19 @@ def given(
 
 
 def keep_unseen(federation: Federation, share: float, seed: int) -> Federation:
-    """Return a copy of a federation in which a share of the clients, drawn from the seed, never trains."""
+    """Exclude a share of the clients from training, so that models are evaluated on them as on new clients.
+
+    Args:
+        federation: The federation.
+        share: The share of the clients.
+        seed: The seed by which they are drawn.
+
+    Returns:
+        A copy of the federation with the drawn clients as `unseen`.
+
+    Raises:
+        InputError: If no client or every client would be excluded.
+    """
     number = round(share * federation.clients)
     if not share:
         return federation
@@ -347,8 +387,8 @@ def keep_unseen(federation: Federation, share: float, seed: int) -> Federation:
     return replace(federation, unseen=np.sort(chosen))
 
 
-def standardised(federation: Federation) -> Statistics:
-    """Return the statistics of a table's features over the training samples of the clients that may train."""
+def table_statistics(federation: Federation) -> Statistics:
+    """Return mean and standard deviation of a table's features over the samples of the clients that may train."""
     data = federation.data
     return standardisation(data.columns, data.train.x, [federation.parts[client] for client in federation.seen])
 

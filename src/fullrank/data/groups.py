@@ -35,7 +35,7 @@ def numbered(groups: npt.NDArray[np.int64]) -> IndexArray:
     return np.asarray(place[group])
 
 
-def nearly(
+def choose_groups(
     sizes: Sequence[int], wanted: int, most: int, free: npt.NDArray[np.bool_] | None = None
 ) -> npt.NDArray[np.bool_]:
     """Choose whole groups, in their order, that have nearly a wanted number of samples together.
@@ -52,7 +52,7 @@ def nearly(
     Returns:
         Whether each group is chosen.
 
-    >>> nearly([2, 5, 1, 3], wanted=4, most=4)
+    >>> choose_groups([2, 5, 1, 3], wanted=4, most=4)
     array([ True, False,  True, False])
     """
     chosen = np.zeros(len(sizes), dtype=bool)
@@ -70,7 +70,7 @@ def nearly(
     return chosen
 
 
-def nearly_by_class(
+def choose_groups_by_class(
     groups: npt.NDArray[np.int64], class_of: IndexArray, wanted: Sequence[int], drawn: npt.NDArray[np.float64]
 ) -> npt.NDArray[np.bool_]:
     """Choose whole groups that have nearly a wanted number of samples of each class.
@@ -101,8 +101,8 @@ def nearly_by_class(
     return np.asarray(choice.chosen[choice.group_of])
 
 
-class Together:
-    """The groups of the samples of clients, some of which may have samples at several clients.
+class ClientGroups:
+    """The groups of clients' samples, some of which may have samples at several clients.
 
     Args:
         groups: The group of each sample of the data.

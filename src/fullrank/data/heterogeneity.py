@@ -25,7 +25,19 @@ _TICK_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
 def counts(labels: Labels, parts: Sequence[IndexArray], num_classes: int) -> CountArray:
-    """Count the samples of each client by class, (clients, classes); a sample held twice counts twice."""
+    """Count the samples of each client by class.
+
+    Args:
+        labels: The label of each sample of the data set.
+        parts: The samples of each client; one that a client has twice counts twice.
+        num_classes: The number of classes.
+
+    Returns:
+        The counts, of shape (clients, classes).
+
+    Raises:
+        InputError: If there are no clients, or labels or indices are out of range.
+    """
     if not len(parts):
         raise InputError("the partition has no clients; it needs at least one")
     y = whole_labels(labels)
@@ -42,7 +54,7 @@ def counts(labels: Labels, parts: Sequence[IndexArray], num_classes: int) -> Cou
 
 
 def label_entropy(counts: CountArray) -> FloatArray:
-    """Compute each client's entropy of labels in nats: 0 for one class (or no sample), log C for C equal ones."""
+    """Compute the entropy of each client's labels in nats: 0 for one class (or no sample), log C for C equal ones."""
     shares = _shares(counts)
     return np.asarray(-(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(axis=1) + 0.0)
 
@@ -59,13 +71,19 @@ def earth_movers_distance(counts: CountArray) -> FloatArray:
 
 
 def partition_hash(parts: Sequence[IndexArray]) -> str:
-    """Return SHA-256 of the clients' sizes and indices as little-endian 64-bit integers; order matters."""
+    """Return the SHA-256 of the clients' sizes and indices as little-endian 64-bit integers; order matters."""
     sizes = np.array([len(part) for part in parts], dtype=np.int64)
     return hashlib.sha256(_joined([sizes, *parts]).astype("<i8").tobytes()).hexdigest()
 
 
 def describe(labels: Labels, parts: Sequence[IndexArray], num_classes: int) -> dict[str, Any]:
-    """Return all measures of this module in types of JSON; means are over clients with samples."""
+    """Compute all measures of this module, in types of JSON. Means are over clients with samples.
+
+    Args:
+        labels: The label of each sample of the data set.
+        parts: The samples of each client.
+        num_classes: The number of classes.
+    """
     table = counts(labels, parts, num_classes)
     held = np.zeros(len(labels), dtype=bool)
     held[_joined(parts)] = True
@@ -93,8 +111,16 @@ def draw_text(
 ) -> str:
     """Draw a partition as text, one line per client: its number or name, its size and a shaded cell for each class.
 
-    The shade is the class's share of the client's samples, relative to the largest share drawn. Adjacent classes share
-    a cell if they would not fit ``width`` otherwise. Names are used for up to 40 clients, and long ones are shortened.
+    The shade is the class's share of the client's samples, relative to the largest share drawn.
+
+    Args:
+        counts: The samples of each client by class, as :func:`counts` returns them.
+        class_names: The names of the classes; numbers by default.
+        width: The number of characters of a line. Adjacent classes share a cell if they would not fit otherwise.
+        client_names: The names of the clients, used for up to 40 clients and shortened if they are long.
+
+    Raises:
+        InputError: If there are not as many class names as classes.
     """
     clients = client_labels(counts, client_names)
     side = "<" if client_names else ">"
@@ -120,7 +146,7 @@ def draw_text(
 
 
 def client_labels(counts: CountArray, client_names: Sequence[str] = ()) -> list[str]:
-    """Return the names of the table's clients, shortened, if there are names and few clients; otherwise their numbers.
+    """Return the names of a table's clients, shortened, or their numbers if there are no names or many clients.
 
     >>> client_labels(np.ones((2, 3)), ["north", "st-bartholomew-the-great"])
     ['north', 'st-bartholomew-the-…']
@@ -132,7 +158,15 @@ def client_labels(counts: CountArray, client_names: Sequence[str] = ()) -> list[
 
 
 def class_labels(counts: CountArray, class_names: Sequence[str] | None) -> list[str]:
-    """Return the names of the table's classes, or their numbers if there are no names."""
+    """Return the names of a table's classes, or their numbers if there are no names.
+
+    Args:
+        counts: The samples of each client by class.
+        class_names: The names, or None.
+
+    Raises:
+        InputError: If there are not as many names as classes.
+    """
     classes = counts.shape[1]
     if class_names is not None and len(class_names) != classes:
         raise InputError(f"{len(class_names)} class names for {classes} classes; give one for each class")

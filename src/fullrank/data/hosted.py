@@ -24,7 +24,7 @@ class HostedData:
     """Samples of some clients of a federation, and the plain facts of the federation that local training needs.
 
     In a simulation one site hosts all clients and shares the tensors of the data set. In a deployment each site hosts
-    its own client, and nothing of any other is there.
+    its own client, and has no data of any other.
 
     >>> split = Split(torch.zeros(3, 2), torch.tensor([0, 1, 1]))
     >>> data = HostedData.of({7: (split, None)}, Pipeline(), num_classes=2, peers=np.arange(10))
@@ -62,7 +62,7 @@ class HostedData:
         num_classes: int,
         peers: np.ndarray,
     ) -> HostedData:
-        """Put together the data of clients.
+        """Join the data of clients.
 
         Args:
             clients: The training samples, the hold-out and, where a client is a site with a test part, the test samples
@@ -70,6 +70,9 @@ class HostedData:
             pipeline: How inputs are prepared.
             num_classes: The number of classes of the federation, which these clients need not all have.
             peers: The ids of all clients of the federation that may train.
+
+        Raises:
+            InputError: If there is no client with samples.
         """
         sizes = {
             client: tuple(0 if split is None else len(split) for split in own[:2]) for client, own in clients.items()
@@ -93,7 +96,7 @@ class HostedData:
 
     @property
     def largest(self) -> int:
-        """The number of training samples of the client that has most."""
+        """The number of training samples of the largest client."""
         return max(map(len, self.training.values()), default=0)
 
     def size(self, client: int) -> int:
@@ -101,10 +104,16 @@ class HostedData:
         return len(self.of_client(client)[0])
 
     def of_client(self, client: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the positions of a client's training samples and of its hold-out.
+        """Return the positions of a client's samples in `x` and `y`.
+
+        Args:
+            client: The id of the client.
+
+        Returns:
+            The positions of its training samples, and those of its hold-out.
 
         Raises:
-            InputError: if the client is not hosted here.
+            InputError: If the client is not hosted here.
         """
         if client not in self.training:
             hosted = ", ".join(map(str, self.clients[:5])) + (", …" if len(self.training) > 5 else "")
@@ -125,7 +134,13 @@ class HostedData:
 
 
 def positions(sizes: Mapping[int, Sequence[int]]) -> tuple[dict[int, np.ndarray], dict[int, np.ndarray]]:
-    """Return where training samples and hold-outs lie, if they follow each other client by client.
+    """Return the positions of clients' samples that are stored client by client, training samples before the hold-out.
+
+    Args:
+        sizes: The numbers of training samples and of held-out samples of each client.
+
+    Returns:
+        The positions of the training samples, and those of the hold-out, by client.
 
     >>> positions({5: (2, 1)})
     ({5: array([0, 1])}, {5: array([2])})

@@ -1,4 +1,4 @@
-"""Partitions: functions that divide training samples among clients, and the registry of their names.
+"""Partitions: functions that divide training samples among clients.
 
 A partition returns one array of sample indices per client. Its random numbers depend on ``seed`` only, so equal
 arguments give equal arrays. The partitions of the papers use NumPy's legacy generator, as the released code does:
@@ -7,10 +7,9 @@ their splits have the same number of samples of each class at each client.
 
 from __future__ import annotations
 
-import inspect
 import math
 import random
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from numbers import Integral
 from typing import Any, TypeAlias, TypeVar
@@ -19,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fullrank.data.groups import Together, members, nearly
+from fullrank.data.groups import ClientGroups, choose_groups
 from fullrank.errors import InputError, nearest
-from fullrank.plugins import Registry, called
 
 IndexArray: TypeAlias = npt.NDArray[np.int64]
 Labels: TypeAlias = torch.Tensor | npt.NDArray[Any] | Sequence[Any]
@@ -31,18 +29,19 @@ _ByClass: TypeAlias = list[IndexArray]  # of each class that occurs, in the orde
 MAX_TRIES = 1000
 MIN_SAMPLES = 10
 
-SITE_PARTITIONS = {"domain": "domain", "natural": "client"}
-"""The partitions whose clients are the values of a column of the data, and the column."""
-BY_LABEL = ("iid", "dirichlet", "pathological", "class-disjoint")
-"""The library's partitions that see nothing of the samples but labels, and so divide groups as they divide samples."""
-
 _Named = TypeVar("_Named")
 
 
 class Partition(list[IndexArray]):
     """A list with one array of sample indices per client.
 
-    A partition that keeps back the validation share itself has it in ``validation``, one array per client.
+    Args:
+        parts: The samples of each client.
+        validation: The samples of each client that a partition keeps back itself, as the validation share.
+
+    >>> parts = Partition([[0, 2], [1]], validation=[[3], []])
+    >>> len(parts), parts[0], parts.validation[0]
+    (2, array([0, 2]), array([3]))
     """
 
     def __init__(self, parts: Iterable[IndexArray] = (), validation: Iterable[IndexArray] = ()):
@@ -106,8 +105,11 @@ def dirichlet(labels: Labels, clients: int, alpha: float, seed: int, variant: st
     Raises:
         InputError: If a value is out of range, if the variant is unknown, or if ``balanced`` does not find a split in
             which every client has ten samples.
+
+    >>> [len(part) for part in dirichlet([0, 1] * 50, clients=4, alpha=0.5, seed=0)]
+    [37, 18, 28, 17]
     """
-    divide = _look_up(variant, _DIRICHLET_VARIANTS, "Dirichlet variant")
+    divide = _find_variant(variant, _DIRICHLET_VARIANTS, "Dirichlet variant")
     if not alpha > 0:
         raise InputError(f"alpha of a Dirichlet partition is {alpha}; it must be above 0 (inf for an IID split)")
     if math.isinf(alpha):
@@ -120,8 +122,8 @@ def dirichlet(labels: Labels, clients: int, alpha: float, seed: int, variant: st
 def pathological(labels: Labels, clients: int, classes: int, seed: int, variant: str = "balanced") -> Partition:
     """Give each client samples of ``classes`` classes only, after McMahan et al. 2017.
 
-    - ``balanced``: exactly that many distinct classes, every class with as many owners as any other, give
-      or take one, and divided evenly among them. No sample is left out. This is our reading of Shi et al.
+    - ``balanced``: exactly that many distinct classes, every class with as many owners as any other, plus
+      or minus one, and divided evenly among them. No sample is left out. This is our reading of Shi et al.
       2023, who released no code for this setting.
     - ``niid-bench``: Li et al. 2022: client k gets class k modulo the number of classes and others at
       random. Exactly that many classes; a class that no client drew is dropped.
@@ -141,12 +143,16 @@ def pathological(labels: Labels, clients: int, classes: int, seed: int, variant:
 
     Raises:
         InputError: If a value is out of range, or if the variant is unknown.
+
+    >>> parts = pathological([0, 1, 2, 3] * 6, clients=4, classes=2, seed=0)
+    >>> [sorted({index % 4 for index in part.tolist()}) for part in parts]
+    [[0, 1], [1, 3], [2, 3], [0, 2]]
     """
-    deal = _look_up(variant, _PATHOLOGICAL_VARIANTS, "pathological variant")
+    divide = _find_variant(variant, _PATHOLOGICAL_VARIANTS, "pathological variant")
     by_class = _indices_by_class(labels)
     _check_clients(clients, len(labels))
     _check_classes(classes, len(by_class))
-    return Partition(deal(by_class, clients, classes, seed))
+    return Partition(divide(by_class, clients, classes, seed))
 
 
 def class_disjoint(labels: Labels, clients: int, classes: int, seed: int, passes: int = 1) -> Partition:
@@ -171,6 +177,10 @@ def class_disjoint(labels: Labels, clients: int, classes: int, seed: int, passes
 
     Raises:
         InputError: If a value is out of range.
+
+    >>> parts = class_disjoint([0, 1, 2, 3] * 6, clients=4, classes=2, seed=0)
+    >>> [sorted({index % 4 for index in part.tolist()}) for part in parts]
+    [[0, 1], [2, 3], [0, 3], [2, 3]]
     """
     by_class = _indices_by_class(labels)
     _check_clients(clients, len(labels))
@@ -181,7 +191,7 @@ def class_disjoint(labels: Labels, clients: int, classes: int, seed: int, passes
     rng, draw = _generator(seed), random.Random(int(seed))
     unowned = iter(range(len(by_class)))
     owned = [_fill_up(list(islice(unowned, classes)), classes, len(by_class), draw) for _ in range(clients)]
-    return Partition(_collect(_divide_evenly(by_class, owned, rng) for _ in range(passes)))
+    return Partition(_joined_by_client(_divide_evenly(by_class, owned, rng) for _ in range(passes)))
 
 
 def by_domain(
@@ -227,7 +237,7 @@ def by_domain(
             f"it must be at least 1/{smallest}"
         )
     rng = _generator(seed)
-    together = None if groups is None else Together(_as_array(groups, "groups"), by_value)
+    together = None if groups is None else ClientGroups(_as_array(groups, "groups"), by_value)
     training, kept_back = [], []
     for indices in by_value:
         base = smallest if share else len(indices)
@@ -239,9 +249,9 @@ def by_domain(
             kept_back.append(shuffled[len(indices) - kept :])
             continue
         pieces = _shuffled(together.pieces(indices), rng)
-        last = nearly(_sizes(pieces)[::-1], kept, len(pieces) - 1, together.at_one_client(pieces)[::-1])[::-1]
+        last = choose_groups(_sizes(pieces)[::-1], kept, len(pieces) - 1, together.at_one_client(pieces)[::-1])[::-1]
         rest = [piece for piece, back in zip(pieces, last, strict=True) if not back]
-        first = nearly(_sizes(rest), wanted, len(rest)) if share else np.ones(len(rest), dtype=bool)
+        first = choose_groups(_sizes(rest), wanted, len(rest)) if share else np.ones(len(rest), dtype=bool)
         training.append(_chosen(rest, first))
         kept_back.append(_chosen(pieces, last))
     return Partition(training, kept_back)
@@ -283,11 +293,15 @@ def hold_out(
 
     Raises:
         InputError: If the share is out of range, or if a client has a sample twice.
+
+    >>> training, held_out = hold_out([np.arange(10), np.arange(10, 14)], share=0.3, seed=0)
+    >>> [len(part) for part in training], [len(part) for part in held_out]
+    ([7, 3], [3, 1])
     """
     if not 0 <= share < 1:
         raise InputError(f"the hold-out share is {share}; it must be at least 0 and below 1")
     rng = _generator(seed)
-    together = None if groups is None else Together(_as_array(groups, "groups"), parts)
+    together = None if groups is None else ClientGroups(_as_array(groups, "groups"), parts)
     training, held_out = Partition(validation=getattr(parts, "validation", ())), Partition()
     for client, part in enumerate(parts):
         if len(np.unique(part)) < len(part):
@@ -302,7 +316,7 @@ def hold_out(
             training.append(shuffled[held:])
             continue
         pieces = _shuffled(together.pieces(part), rng)
-        own = nearly(_sizes(pieces), held, len(pieces) - 1, together.at_one_client(pieces))
+        own = choose_groups(_sizes(pieces), held, len(pieces) - 1, together.at_one_client(pieces))
         held_out.append(_chosen(pieces, own))
         training.append(_chosen(pieces, ~own))
     return training, held_out
@@ -321,192 +335,6 @@ def _chosen(pieces: Sequence[IndexArray], chosen: npt.NDArray[np.bool_]) -> Inde
     return np.concatenate([np.empty(0, np.int64), *(pieces[place] for place in np.flatnonzero(chosen).tolist())])
 
 
-def call(name: str, data: Mapping[str, Any], keys: Mapping[str, Any], options: Mapping[str, Any]) -> Partition:
-    """Call the partition of this name with the arguments that its signature names, and check what it returns.
-
-    With groups, the partitions of :data:`BY_LABEL` divide groups in place of samples: each group is one sample with
-    the label that all its samples have.
-
-    Args:
-        name: A name of the registry, or `package.module:function`.
-        data: `labels`, and `domains`, `groups` and `natural` (clients) where the data have them, one number per sample.
-        keys: The keys of [data], which partitions take as arguments of the same names.
-        options: Further arguments, `data.partition_options`.
-
-    Returns:
-        One array per client, and `validation` if the partition keeps back the validation share itself.
-
-    Raises:
-        InputError: If an argument is missing or an option unknown, if the arrays are not a partition, or if they would
-            put samples of one group at several clients.
-    """
-    if data.get("groups") is None or name in SITE_PARTITIONS:
-        return _called(name, data, keys, options)
-    if name in BY_LABEL:
-        return _called_for_groups(name, data, keys, options)
-    if not takes(name, "groups"):
-        raise InputError(
-            f'the data have groups (samples that belong together, such as those of one patient), and data.partition = "'
-            f'{name}" would put samples of one group on both sides, because the function does not take groups; let it '
-            "take groups, give a file with the client of each sample, or leave the groups out of the data"
-        )
-    found = _called(name, data, keys, options)
-    _reject_torn(name, np.asarray(data["groups"]), found)
-    return found
-
-
-def _called_for_groups(
-    name: str, data: Mapping[str, Any], keys: Mapping[str, Any], options: Mapping[str, Any]
-) -> Partition:
-    """Call a partition with one label for each group, and return the samples of the groups."""
-    where = f'data.partition = "{name}"'
-    if name == "class-disjoint" and keys.get("passes", 1) > 1:
-        raise InputError(
-            "data.passes = 2: each sample would be at several clients, but the data have groups, which are at one "
-            "client each; set data.passes = 1"
-        )
-    together = members(np.asarray(data["groups"]))
-    labels = np.asarray(data["labels"])
-    if name != "iid" and not (name == "dirichlet" and keys["alpha"] == math.inf):
-        mixed = [samples for samples in together if (labels[samples] != labels[samples[0]]).any()]
-        if mixed:
-            raise InputError(
-                f"{where}: divides each class, but {len(mixed)} of {len(together)} groups (samples that belong "
-                'together, such as those of one patient) have several classes; take "iid", a partition by site '
-                '("domain" or "natural"), or one of your own'
-            )
-    try:
-        found = _called(name, {"labels": labels[[samples[0] for samples in together]]}, keys, options)
-    except InputError as error:
-        balanced = name == "dirichlet" and keys["variant"] == "balanced"
-        advice = '; data.variant = "plain" has no minimum' if balanced else ""
-        raise InputError(
-            f"{error} (the data have groups: each of the {len(together)} groups counts as one sample{advice})"
-        ) from None
-    return Partition(np.concatenate([np.empty(0, np.int64), *(together[k] for k in part)]) for part in found)
-
-
-def _reject_torn(name: str, groups: npt.NDArray[Any], found: Partition) -> None:
-    """Reject a partition that was given the groups and still puts samples of one group on two sides."""
-    sides = [(f"at client {client}", part) for client, part in enumerate(found)]
-    owner: dict[int, str] = {}
-    for side, part in [*sides, *(("in the validation share", part) for part in found.validation)]:
-        for group in np.unique(groups[part]).tolist():
-            if owner.setdefault(group, side) != side:
-                raise InputError(
-                    f'data.partition = "{name}": samples of group {group} are {owner[group]} and {side}; all samples '
-                    "of a group must be at one client, or in the validation share"
-                )
-
-
-def _called(name: str, data: Mapping[str, Any], keys: Mapping[str, Any], options: Mapping[str, Any]) -> Partition:
-    function = PARTITIONS.find(name)
-    known = {**keys, **{column: data.get(column) for column in COLUMNS}}
-    check_options(name, known, options)
-    arguments = {**options}
-    for parameter in _parameters(function):
-        if known.get(parameter.name) is not None:
-            arguments[parameter.name] = known[parameter.name]
-        elif parameter.name not in options and parameter.default is parameter.empty:
-            if parameter.name in COLUMNS:
-                raise InputError(f'data.partition = "{name}": the data set has no {parameter.name}')
-            raise InputError(
-                f'data.partition_options.{parameter.name} must be given: the function "{name}" has no default for it; '
-                f"without options it may take {', '.join(COLUMNS)} and the keys of [data]"
-            )
-    found = called(function, name, "data.partition", **arguments)
-    if "validation" in arguments and not isinstance(found, Partition):
-        raise InputError(
-            f'data.partition = "{name}": it takes validation, so it must return a fullrank.data.partition.Partition'
-        )
-    return _checked(name, found, len(data["labels"]), keys, "clients" in arguments)
-
-
-def takes(name: str, argument: str) -> bool:
-    """Return whether a partition takes an argument.
-
-    Args:
-        name: A name of the registry, or `package.module:function`.
-        argument: The name of the argument.
-
-    Returns:
-        Whether the signature of the partition names it.
-
-    >>> takes("dirichlet", "alpha"), takes("iid", "alpha")
-    (True, False)
-    """
-    return argument in [parameter.name for parameter in _parameters(PARTITIONS.find(name))]
-
-
-def check_options(name: str, known: Container[str], options: Iterable[str]) -> None:
-    """Reject options that a partition does not take.
-
-    Args:
-        name: A name of the registry, or `package.module:function`.
-        known: The names of arguments that are not options, because keys of [data] or columns of the data give them.
-        options: The names of the options.
-
-    Raises:
-        InputError: If one of them is not an option of the partition.
-    """
-    function = PARTITIONS.find(name)
-    own = [parameter.name for parameter in _parameters(function) if parameter.name not in known]
-    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in inspect.signature(function).parameters.values())
-    for key in options:
-        if key in known:
-            raise InputError(f"data.partition_options.{key}: this is not an option; set data.{key} instead")
-        if key not in own and not open_ended:
-            raise InputError(f'data.partition_options.{key}: "{name}" has no such option; {nearest(key, own)}')
-
-
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [parameter for parameter in inspect.signature(function).parameters.values() if parameter.kind in kinds]
-
-
-def _checked(name: str, found: Any, samples: int, keys: Mapping[str, Any], told: bool) -> Partition:
-    """Check that a result has one array of whole numbers in range per client, and no sample twice."""
-    where, clients = f'data.partition = "{name}"', keys["clients"]
-    if isinstance(found, np.ndarray) and found.ndim:
-        found = list(found)
-    if not isinstance(found, (list, tuple)):
-        raise InputError(f"{where}: its result is of type {type(found).__name__}; it must be a list of index arrays")
-    if clients and len(found) != clients:
-        advice = "it must return one array per client" if told else f"set data.clients = {len(found)}"
-        raise InputError(f"data.clients = {clients}: {name} divides the data among {len(found)} clients; {advice}")
-    parts = [_indices(f"{where}: for client {client}", part, samples) for client, part in enumerate(found)]
-    kept_back = [_indices(f"{where}: for validation", part, samples) for part in getattr(found, "validation", ())]
-    trained, evaluated = _times(parts, samples), _times(kept_back, samples)
-    repeated = (trained if keys.get("passes", 1) == 1 else np.minimum(trained, 1)) + evaluated > 1
-    if repeated.any():
-        sample = int(np.flatnonzero(repeated)[0])
-        raise InputError(
-            f"{where}: sample {sample} occurs {trained[sample] + evaluated[sample]} times; each sample may belong to "
-            "one client only, or to the validation share"
-        )
-    return Partition(parts, kept_back)
-
-
-def _times(arrays: Sequence[IndexArray], samples: int) -> IndexArray:
-    """Count how often each sample is in the arrays."""
-    return np.bincount(np.concatenate([np.empty(0, np.int64), *arrays]), minlength=samples)
-
-
-def _indices(where: str, part: Any, samples: int) -> IndexArray:
-    try:
-        array = part.detach().cpu().numpy() if isinstance(part, torch.Tensor) else np.asarray(part)
-    except ValueError:
-        array = np.empty((), object)
-    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
-        raise InputError(
-            f"{where} it returned {array.dtype} of shape {array.shape}; it must return whole numbers, one per sample"
-        )
-    if len(array) and not (array.min() >= 0 and array.max() < samples):
-        wrong = array[(array < 0) | (array >= samples)][0]
-        raise InputError(f"{where} it returned the index {wrong}; the data have {samples} samples, numbered from 0")
-    return array.astype(np.int64)
-
-
 def whole_labels(labels: Labels) -> IndexArray:
     """Convert class labels to an array of whole numbers.
 
@@ -518,6 +346,9 @@ def whole_labels(labels: Labels) -> IndexArray:
 
     Raises:
         InputError: If they are not whole numbers.
+
+    >>> whole_labels(torch.tensor([1, 0])).tolist()
+    [1, 0]
     """
     y = _as_array(labels, "labels")
     if y.dtype.kind not in "biu":
@@ -525,7 +356,7 @@ def whole_labels(labels: Labels) -> IndexArray:
     return y.astype(np.int64)
 
 
-def _capped(by_class: _ByClass, clients: int, alpha: float, rng: np.random.RandomState) -> list[IndexArray]:
+def _dirichlet_balanced(by_class: _ByClass, clients: int, alpha: float, rng: np.random.RandomState) -> list[IndexArray]:
     samples = sum(map(len, by_class))
     if clients * MIN_SAMPLES > samples:
         raise InputError(
@@ -535,7 +366,7 @@ def _capped(by_class: _ByClass, clients: int, alpha: float, rng: np.random.Rando
     return _try_passes(by_class, clients, alpha, rng, cap=samples / clients, minimum=MIN_SAMPLES)
 
 
-def _uncapped(by_class: _ByClass, clients: int, alpha: float, rng: np.random.RandomState) -> list[IndexArray]:
+def _dirichlet_plain(by_class: _ByClass, clients: int, alpha: float, rng: np.random.RandomState) -> list[IndexArray]:
     return _try_passes(by_class, clients, alpha, rng, cap=math.inf, minimum=0)
 
 
@@ -557,24 +388,24 @@ def _try_passes(
         if smallest >= minimum:
             return [rng.permutation(part) for part in parts]
         largest_minimum = max(largest_minimum, smallest)
-    raise _gave_up(by_class, clients, alpha, f"{minimum} samples for every client", largest_minimum)
+    raise _no_split_found(by_class, clients, alpha, f"{minimum} samples for every client", largest_minimum)
 
 
 def _dirichlet_pass(
     by_class: _ByClass, clients: int, alpha: float, rng: np.random.RandomState, cap: float
 ) -> list[IndexArray] | None:
-    """Deal one class after the other; return None if the draws of all clients below the cap vanish in rounding."""
+    """Divide one class after the other; return None if the draws of all clients below the cap vanish in rounding."""
     sizes = np.zeros(clients, dtype=np.int64)
-    dealt = []
+    divided = []
     for indices in by_class:
         shuffled = rng.permutation(indices)
         shares = rng.dirichlet(np.full(clients, alpha)) * (sizes < cap)
         total = shares.sum()
         if not total > 0:  # nan as well: all draws underflowed
             return None
-        dealt.append(_cut(shuffled, shares / total))
-        sizes += [len(piece) for piece in dealt[-1]]
-    return _collect(dealt)
+        divided.append(_cut(shuffled, shares / total))
+        sizes += [len(piece) for piece in divided[-1]]
+    return _joined_by_client(divided)
 
 
 def _cut(indices: IndexArray, shares: npt.NDArray[np.float64]) -> list[IndexArray]:
@@ -583,17 +414,21 @@ def _cut(indices: IndexArray, shares: npt.NDArray[np.float64]) -> list[IndexArra
     return np.split(indices, np.floor(np.cumsum(shares)[:-1] * len(indices)).astype(np.int64))
 
 
-def _rounded(by_class: _ByClass, clients: int, alpha: float, rng: np.random.RandomState) -> list[IndexArray]:
+def _dirichlet_fedetf(by_class: _ByClass, clients: int, alpha: float, rng: np.random.RandomState) -> list[IndexArray]:
     shuffled = [rng.permutation(indices) for indices in by_class]
     shares = _dirichlet_rows(by_class, clients, alpha, rng)
-    return _collect(_consecutive(one, np.round(row * len(one))[:-1]) for row, one in zip(shares, shuffled, strict=True))
+    return _joined_by_client(
+        _consecutive(one, np.round(row * len(one))[:-1]) for row, one in zip(shares, shuffled, strict=True)
+    )
 
 
-def _floored(by_class: _ByClass, clients: int, alpha: float, rng: np.random.RandomState) -> list[IndexArray]:
+def _dirichlet_fedrepopt(
+    by_class: _ByClass, clients: int, alpha: float, rng: np.random.RandomState
+) -> list[IndexArray]:
     shares = _dirichlet_rows(by_class, clients, alpha, rng)
     # Normalised by the total of the whole matrix, as released, for the same rounding.
     shares /= shares.sum()
-    return _collect(
+    return _joined_by_client(
         _consecutive(one, np.floor(row * (len(by_class) * len(one))))[:-1]
         for row, one in zip(shares, by_class, strict=True)
     )
@@ -612,10 +447,10 @@ def _dirichlet_rows(
         shares = rng.dirichlet(np.full(clients, alpha), len(by_class))
         if (shares.sum(axis=1) > 0).all():
             return shares
-    raise _gave_up(by_class, clients, alpha, "proportions for every class", 0)
+    raise _no_split_found(by_class, clients, alpha, "proportions for every class", 0)
 
 
-def _gave_up(by_class: _ByClass, clients: int, alpha: float, aim: str, largest_minimum: int) -> InputError:
+def _no_split_found(by_class: _ByClass, clients: int, alpha: float, aim: str, largest_minimum: int) -> InputError:
     return InputError(
         f"{MAX_TRIES} Dirichlet draws over N={sum(map(len, by_class))} samples, K={clients} clients, "
         f"alpha={alpha} did not give {aim} (the largest minimum reached was {largest_minimum}); "
@@ -623,7 +458,7 @@ def _gave_up(by_class: _ByClass, clients: int, alpha: float, aim: str, largest_m
     )
 
 
-def _balanced(by_class: _ByClass, clients: int, classes: int, seed: int) -> list[IndexArray]:
+def _pathological_balanced(by_class: _ByClass, clients: int, classes: int, seed: int) -> list[IndexArray]:
     if clients * classes < len(by_class):
         raise InputError(
             f"{clients} clients of {classes} classes cannot own all {len(by_class)} classes; "
@@ -634,11 +469,11 @@ def _balanced(by_class: _ByClass, clients: int, classes: int, seed: int) -> list
 
 
 def _balanced_owners(clients: int, classes: int, total: int, rng: np.random.RandomState) -> list[set[int]]:
-    """Deal every class to nearly equally many clients, no class twice to one client.
+    """Assign every class to nearly equally many clients, no class twice to one client.
 
-    A class that must still go to as many clients as are left is due to each of them. As long as none must
-    go to more, the deal cannot fail: with R clients left R·classes slots remain, so at most ``classes``
-    classes are due, and more than enough others have slots for the rest of the hand.
+    A class that must still go to as many clients as remain goes to each of them. As long as none must go to more,
+    the assignment cannot fail: with R clients left R·classes places remain, so at most ``classes`` classes must be
+    chosen, and more than enough others have places for the rest of the client's classes.
     """
     slots = np.full(total, clients * classes // total)
     slots[rng.permutation(total)[: clients * classes % total]] += 1
@@ -647,37 +482,37 @@ def _balanced_owners(clients: int, classes: int, total: int, rng: np.random.Rand
         with np.errstate(divide="ignore"):
             wait = rng.standard_exponential(total) / slots  # the more slots, the likelier; none: never
         wait[slots == left] = 0.0
-        hand = np.argsort(wait, kind="stable")[:classes]
-        slots[hand] -= 1
-        owned[int(client)] = set(hand.tolist())
+        chosen = np.argsort(wait, kind="stable")[:classes]
+        slots[chosen] -= 1
+        owned[int(client)] = set(chosen.tolist())
     return [owned[client] for client in range(clients)]
 
 
-def _niid_bench(by_class: _ByClass, clients: int, classes: int, seed: int) -> list[IndexArray]:
+def _pathological_niid_bench(by_class: _ByClass, clients: int, classes: int, seed: int) -> list[IndexArray]:
     rng, draw = _generator(seed), random.Random(int(seed))
     total = len(by_class)
     owned = [_fill_up([client % total], classes, total, draw) for client in range(clients)]
     return _divide_evenly(by_class, owned, rng)
 
 
-def _shards(by_class: _ByClass, clients: int, classes: int, seed: int) -> list[IndexArray]:
+def _pathological_shards(by_class: _ByClass, clients: int, classes: int, seed: int) -> list[IndexArray]:
     shards = np.array_split(np.concatenate(by_class), clients * classes)
-    hands = _generator(seed).permutation(len(shards)).reshape(clients, classes)
-    return [np.concatenate([shards[shard] for shard in hand]) for hand in hands]
+    assigned = _generator(seed).permutation(len(shards)).reshape(clients, classes)
+    return [np.concatenate([shards[shard] for shard in own]) for own in assigned]
 
 
 def _fill_up(owned: list[int], classes: int, total: int, draw: random.Random) -> set[int]:
-    """Add random classes until there are ``classes``: drawn uniformly, those already owned drawn again."""
-    hand = set(owned)
-    while len(hand) < classes:
-        hand.add(draw.randint(0, total - 1))
-    return hand
+    """Add random classes until there are ``classes``. They are drawn uniformly, and again if they are owned already."""
+    chosen = set(owned)
+    while len(chosen) < classes:
+        chosen.add(draw.randint(0, total - 1))
+    return chosen
 
 
 def _divide_evenly(by_class: _ByClass, owned: Sequence[set[int]], rng: np.random.RandomState) -> list[IndexArray]:
     held: list[list[IndexArray]] = [[] for _ in owned]
     for number, indices in enumerate(by_class):
-        owners = [client for client, hand in enumerate(owned) if number in hand]
+        owners = [client for client, chosen in enumerate(owned) if number in chosen]
         if len(owners) > len(indices):
             raise InputError(
                 f"a class of {len(indices)} samples cannot be divided among its {len(owners)} owners; "
@@ -690,9 +525,9 @@ def _divide_evenly(by_class: _ByClass, owned: Sequence[set[int]], rng: np.random
     return [np.concatenate(pieces) for pieces in held]
 
 
-def _collect(dealt: Iterable[Sequence[IndexArray]]) -> list[IndexArray]:
-    """Join the pieces of each client, of which every deal has one."""
-    return [np.concatenate(pieces) for pieces in zip(*dealt, strict=True)]
+def _joined_by_client(divided: Iterable[Sequence[IndexArray]]) -> list[IndexArray]:
+    """Join the pieces of each client; every item has one piece per client."""
+    return [np.concatenate(pieces) for pieces in zip(*divided, strict=True)]
 
 
 def _indices_by_class(labels: Labels) -> _ByClass:
@@ -725,7 +560,7 @@ def _generator(seed: int) -> np.random.RandomState:
     return np.random.RandomState(seed)
 
 
-def _look_up(name: str, known: Mapping[str, _Named], what: str) -> _Named:
+def _find_variant(name: str, known: Mapping[str, _Named], what: str) -> _Named:
     if name not in known:
         raise InputError(f'unknown {what} "{name}"; {nearest(str(name), known)}')
     return known[name]
@@ -757,51 +592,20 @@ def _check_shares(equal: float, validation: float) -> None:
         raise InputError(f"equal={equal} and validation={validation} together must not exceed 1")
 
 
-_Divide: TypeAlias = Callable[[_ByClass, int, float, np.random.RandomState], list[IndexArray]]
-_Deal: TypeAlias = Callable[[_ByClass, int, int, int], list[IndexArray]]
+_DirichletVariant: TypeAlias = Callable[[_ByClass, int, float, np.random.RandomState], list[IndexArray]]
+_PathologicalVariant: TypeAlias = Callable[[_ByClass, int, int, int], list[IndexArray]]
 
-_DIRICHLET_VARIANTS: dict[str, _Divide] = {
-    "balanced": _capped,
-    "plain": _uncapped,
-    "fedetf": _rounded,
-    "fedrepopt": _floored,
+_DIRICHLET_VARIANTS: dict[str, _DirichletVariant] = {
+    "balanced": _dirichlet_balanced,
+    "plain": _dirichlet_plain,
+    "fedetf": _dirichlet_fedetf,
+    "fedrepopt": _dirichlet_fedrepopt,
 }
-_PATHOLOGICAL_VARIANTS: dict[str, _Deal] = {
-    "balanced": _balanced,
-    "niid-bench": _niid_bench,
-    "shards": _shards,
+_PATHOLOGICAL_VARIANTS: dict[str, _PathologicalVariant] = {
+    "balanced": _pathological_balanced,
+    "niid-bench": _pathological_niid_bench,
+    "shards": _pathological_shards,
 }
-
-COLUMNS = ("labels", "domains", "groups", "natural")
-"""The arrays with one number per sample that a partition may take."""
 
 VARIANTS = {"dirichlet": tuple(_DIRICHLET_VARIANTS), "pathological": tuple(_PATHOLOGICAL_VARIANTS)}
 """The values of `data.variant` that each partition knows."""
-
-PARTITIONS: Registry[Callable[..., Sequence[IndexArray]]] = Registry(
-    "partitions",
-    "data.partition",
-    {
-        "iid": iid,
-        "dirichlet": dirichlet,
-        "pathological": pathological,
-        "class-disjoint": class_disjoint,
-        "domain": by_domain,
-        "natural": natural_clients,
-    },
-    or_else="the path of a saved partition.safetensors or of a .csv",
-)
-"""The functions that `data.partition` can name.
-
-A function is called with those of these arguments that its signature names: `labels`, `domains`, `groups` and
-`natural`, the natural client, arrays with one number per sample; the keys of [data], of which `clients`, `seed` and
-`alpha` are some; and the user's own options, `data.partition_options`. It returns a list with one array of sample
-indices per client. A function that takes `validation` keeps back the validation share itself and returns it in a
-:class:`Partition`; for others the share is drawn beforehand, and they see the rest of the samples, numbered from 0.
-
->>> def halves(labels, clients, seed, stop=1.0):
-...     order = np.random.default_rng(seed).permutation(len(labels))
-...     return np.array_split(order[: int(stop * len(labels))], clients)
->>> [part.tolist() for part in halves([0, 0, 1, 1], clients=2, seed=0, stop=0.5)]
-[[2], [0]]
-"""

@@ -76,7 +76,15 @@ def read_partition(path: Path, data: DataSet, clients: int, *, repeats: bool = F
 
 
 def divided(joined: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> list[IndexArray]:
-    """Return the consecutive pieces of an array that have these sizes."""
+    """Cut an array into consecutive pieces.
+
+    Args:
+        joined: The array.
+        sizes: The sizes of the pieces.
+
+    Raises:
+        ValueError: If the sizes do not add up to the length of the array.
+    """
     if sizes.ndim != 1 or joined.ndim != 1 or not len(sizes) or (sizes < 0).any() or int(sizes.sum()) != len(joined):
         raise ValueError("its sizes do not add up")
     return np.split(joined.astype(np.int64, casting="safe"), np.cumsum(sizes)[:-1])

@@ -1,4 +1,4 @@
-"""Splitting a share or a number of the samples off, by class."""
+"""Splitting off a share or a number of the samples, by class."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fullrank.data.dataset import Split
-from fullrank.data.groups import nearly_by_class
+from fullrank.data.groups import choose_groups_by_class
 from fullrank.errors import InputError
 from fullrank.randomness import generator
 
@@ -25,7 +25,7 @@ TEST_SHARE = 0.2
 def split_by_class(
     y: Tensor | npt.NDArray[Any], share: float, seed: int, groups: Tensor | npt.NDArray[Any] | None = None
 ) -> tuple[Indices, Indices]:
-    """Return positions to keep and positions split off, each ascending; `share` of every class is split off.
+    """Split off a share of the samples of every class.
 
     In total ceil(share · N) samples are split off, allotted to classes by largest remainder (the lower class on a tie).
     No class loses its last sample, so fewer are split off if there are almost as many classes as samples.
@@ -33,13 +33,19 @@ def split_by_class(
     Groups are split off as wholes, so that the number in each class is met as nearly as whole groups allow. The total
     exceeds the one above by less than one group, and no class loses its last group. Groups may have several labels.
     Groups of one sample each give the split without groups. The rule is that of
-    :func:`fullrank.data.groups.nearly_by_class`.
+    :func:`fullrank.data.groups.choose_groups_by_class`.
 
     Args:
         y: The labels.
         share: The share to split off.
         seed: The seed of the draw.
         groups: The group of each sample, if some belong together.
+
+    Returns:
+        The positions to keep and the positions that are split off, each ascending.
+
+    Raises:
+        InputError: If the share is out of range, or there is not one label or group per sample.
 
     >>> keep, taken = split_by_class(torch.tensor([0, 0, 0, 1, 1, 1]), 0.3, seed=0)
     >>> len(keep), len(taken)
@@ -52,7 +58,15 @@ def split_by_class(
 
 
 def choose_by_class(y: Tensor | npt.NDArray[Any], number: int, seed: int) -> Indices:
-    """Return the ascending positions of a number of samples, of each class its share; all of them if there are fewer.
+    """Draw a number of samples, of each class its share.
+
+    Args:
+        y: The labels.
+        number: The number of samples; all are returned if there are fewer.
+        seed: The seed of the draw.
+
+    Returns:
+        Their positions, ascending.
 
     >>> torch.tensor([0, 0, 0, 0, 1, 1])[choose_by_class(torch.tensor([0, 0, 0, 0, 1, 1]), 3, seed=0)]
     tensor([0, 0, 1])
@@ -65,9 +79,18 @@ def choose_by_class(y: Tensor | npt.NDArray[Any], number: int, seed: int) -> Ind
 def keep_share(
     y: Tensor | npt.NDArray[Any], share: float, seed: int, groups: Tensor | npt.NDArray[Any] | None = None
 ) -> Indices:
-    """Return the ascending positions of a share of the samples, of each class its share and at least one.
+    """Draw a share of the samples of each class, and at least one.
 
     Groups stay whole, as in :func:`split_by_class`.
+
+    Args:
+        y: The labels.
+        share: The share to keep.
+        seed: The seed of the draw.
+        groups: The group of each sample, if some belong together.
+
+    Returns:
+        The positions of the samples, ascending.
 
     >>> len(keep_share(torch.zeros(100), 0.1, seed=0))
     10
@@ -85,7 +108,7 @@ def _split(
     # samples are ordered by drawn numbers, because only the raw stream is the same in every version of NumPy
     drawn = generator(seed, "split", len(labels)).random(len(labels))
     if groups is not None:
-        chosen = nearly_by_class(_one_per_sample("groups", groups), class_of, quotas, drawn)
+        chosen = choose_groups_by_class(_one_per_sample("groups", groups), class_of, quotas, drawn)
         return np.flatnonzero(~chosen), np.flatnonzero(chosen)
     order = np.lexsort((drawn, class_of))
     rank = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -115,7 +138,18 @@ def _largest_remainder(sizes: Sequence[int], exact: Fraction) -> list[int]:
 
 
 def split_off_test(whole: Split, seed: int) -> tuple[Split, Split]:
-    """Split a fifth of every class off as test data, for data that have no test split; groups stay whole."""
+    """Split off a fifth of every class as test data, for data that have no test split; groups stay whole.
+
+    Args:
+        whole: The data.
+        seed: The seed of the draw.
+
+    Returns:
+        The training split and the test split.
+
+    Raises:
+        InputError: If no class has two samples or groups.
+    """
     keep, taken = split_by_class(whole.y, TEST_SHARE, seed, whole.group)
     if not len(taken):
         what = "samples" if whole.group is None else "groups"

@@ -17,17 +17,17 @@ Numbers = npt.NDArray[np.float64]
 
 
 class Sums(NamedTuple):
-    """What a client tells of its samples: for each feature, over those that have a value, three numbers.
+    """Sums over the values of one client's samples, for each feature; missing values do not count.
 
-    Sums of several clients are added, so that secure aggregation can do it.
+    The sums of several clients are added, which secure aggregation can do.
     """
 
     number: Numbers
     """The number of values."""
     total: Numbers
-    """Their sum."""
+    """The sum of the values."""
     squares: Numbers
-    """The sum of their squares."""
+    """The sum of the squares of the values."""
 
 
 def column_sums(x: Tensor, around: Numbers | float = 0.0) -> Sums:
@@ -55,7 +55,14 @@ def added(sums: Iterable[Sums]) -> Sums:
 
 
 def moments(sums: Sums) -> tuple[Numbers, Numbers]:
-    """Return mean and standard deviation (of the population) of each feature; 0 and 0 for one without values."""
+    """Compute the moments of each feature; both are 0 for a feature without values.
+
+    Args:
+        sums: The sums over all samples.
+
+    Returns:
+        The mean, and the standard deviation of the population.
+    """
     number = np.maximum(sums.number, 1)
     with np.errstate(over="ignore", invalid="ignore"):
         mean = sums.total / number
@@ -65,16 +72,22 @@ def moments(sums: Sums) -> tuple[Numbers, Numbers]:
 def standardisation(
     columns: Sequence[Column], x: Tensor, parts: Iterable[npt.NDArray[np.int64]]
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the mean and the standard deviation with which features are standardised.
+    """Return the mean and the standard deviation with which the features of a table are standardised.
 
-    Clients are asked twice: for sums of their values, which give the mean, and for sums of the differences from it,
-    because the squares of large numbers that hardly differ lose all digits. Features of categories and of missing
-    values keep their 0 and 1, and a column that is constant becomes 0.
+    Each client computes sums twice: of its values, which give the mean, and of the differences from the mean, because
+    the squares of large numbers that hardly differ lose all digits. Features of categories and of missing values keep
+    their 0 and 1, and a column that is constant becomes 0.
 
     Args:
         columns: The columns of the table.
         x: The features (N, F) of all samples.
         parts: The training samples of each client.
+
+    Returns:
+        The mean and the standard deviation of each feature.
+
+    Raises:
+        InputError: If a column holds numbers that are too large.
     """
     own = [x[part] for part in parts]
     first, _ = moments(added(column_sums(features) for features in own))

@@ -48,7 +48,8 @@ VERSION = 2
 
 
 class ExportFailed(RuntimeError):
-    """A file that was written does not predict as the run's model does, or cannot be read back; it was removed."""
+    """Raised if an exported file cannot be read back, or does not give the predictions of the run's model; it was
+    removed."""
 
 
 @dataclass(frozen=True)
@@ -76,14 +77,14 @@ def export(
 ) -> Exported:
     """Write a run's model for deployment.
 
-    By default, the models take samples as the run's data have them and normalise them themselves: 8-bit images with
-    values 0 to 255 in uint8, which they enforce, where the run was trained on images. A re-parameterisable network is
-    converted to its plain form; all weights are in float32. `model.json` alongside the files says what a program needs
-    to use them. Each file is read back and must predict as `run.model()`, or the client's model, does on test samples;
-    if one does not, none is kept and `ExportFailed` is raised. No sample is written to any file. The global model needs
-    the run's directory only: if the data are not available, the files are compared on random inputs, and model.json
-    says so. A model that a program gave to `fit` is exported from the run that `fit` returns; its weights need the
-    program's class, the other formats do not.
+    By default, the models take samples in the form of the run's data and normalise them: for images, 8-bit images with
+    values 0 to 255 in uint8, which the models enforce. A re-parameterisable network is converted to its plain form; all
+    weights are in float32. `model.json` alongside the files says what a program needs to use them. Each file is read
+    back and must give the same predictions as `run.model()`, or the client's model, on test samples; otherwise no file
+    is kept and `ExportFailed` is raised. No sample is written to any file. The global model needs the run's directory
+    only: if the data are not available, the files are compared on random inputs, and model.json says so. A model that a
+    program gave to `fit` is exported from the run that `fit` returns; its weights need the program's class, the other
+    formats do not.
 
     Args:
         run: A run or its directory.
@@ -91,8 +92,9 @@ def export(
         formats: One or more of "safetensors", "onnx" (fullrank[onnx]) and "torch" (.pt2). A safetensors file holds the
             weights of the network; `load_export` returns it with the preparation that model.json describes.
         client: The client whose own model is exported instead of the global one.
-        stage: Which of the client's models, as `Run.client_model` takes it.
-        inputs: "raw" for samples as the run's data have them, or "prepared" for samples that a program has normalised.
+        stage: The stage of the client's model, as in `Run.client_model`.
+        inputs: "raw" for samples in the form of the run's data, or "prepared" for samples that a program has
+            normalised.
         trust: Whether code outside the library that a run's directory names may be imported, which runs it.
         root: The folder of the data, if it is not the one of the run.
 
@@ -142,12 +144,18 @@ def load_export(path: str | Path, *, trust: bool = False) -> nn.Module:
             runs it.
 
     Returns:
-        A module in eval mode, built from model.json. It takes inputs as model.json describes, by default samples as the
-        run's data have them, and returns the scores of the classes.
+        A module in eval mode, built from model.json. It takes inputs as model.json describes, by default samples in the
+        form of the run's data, and returns the scores of the classes.
 
     Raises:
         InputError: If the directory has no such export or a damaged one, if its model was given by a program, or if
             code outside the library would be imported without `trust`.
+
+    >>> import fullrank, tempfile, torch
+    >>> run = fullrank.run({"train.rounds": 1, "model.name": "mlp", "model.width": 8}, out=tempfile.mkdtemp())
+    >>> model = load_export(export(run).path)
+    >>> model(torch.zeros(2, 1, 8, 8, dtype=torch.uint8)).shape
+    torch.Size([2, 10])
     """
     path = Path(path)
     facts = read_json(path / DESCRIPTION)
@@ -155,7 +163,7 @@ def load_export(path: str | Path, *, trust: bool = False) -> nn.Module:
         reject_untrusted(path / DESCRIPTION, {f"{key}.name": facts[key]["name"] for key in ("model", "method")})
     file = path / FORMATS["safetensors"].file
     if file.name not in facts["files"]:
-        raise InputError(f'"{path}" holds {", ".join(facts["files"])}; export it in the format "safetensors" too')
+        raise InputError(f'"{path}" holds {", ".join(facts["files"])}; export it in the format "safetensors" as well')
     if facts["model"]["name"] == GIVEN:
         plain = facts["model"]["form"] == "plain"
         how = "give it its plain form by fullrank.models.reparam.fuse.to_deploy, and load" if plain else "and load"
@@ -172,7 +180,7 @@ def load_export(path: str | Path, *, trust: bool = False) -> nn.Module:
 
 
 def _taking(facts: Mapping[str, Any], module: nn.Module) -> nn.Module:
-    """Return a module that takes what model.json describes; the modules of version 1 take prepared inputs."""
+    """Return a module that takes the inputs that model.json describes; modules of version 1 take prepared inputs."""
     if facts["input"].get("takes") != "raw":
         return module
     return WithPreparation.described(module, facts["input"]).eval()
@@ -182,7 +190,7 @@ def _taking(facts: Mapping[str, Any], module: nn.Module) -> nn.Module:
 
 
 def _reject_without_model(run: Run) -> None:
-    """Reject a run that this process did not make if its directory lacks what is needed."""
+    """Reject a run of another process if its directory lacks the model."""
     if run.path is None or run._assembly is not None:
         return
     check_model(run, "export")
@@ -281,7 +289,7 @@ def _facts(
 
 
 def _input_facts(run: Run, inputs: Inputs) -> dict[str, Any]:
-    """Return what the exported models take, and how a sample is prepared, by them or by the program."""
+    """Return facts about the inputs of the exported models, and how a sample is prepared, by them or by the program."""
     data = run._data_facts()
     stored: torch.dtype = getattr(torch, data["dtype"])
     own = stored == torch.uint8 or bool(data.get("columns"))

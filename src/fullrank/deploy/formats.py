@@ -25,7 +25,7 @@ from fullrank.errors import InputError, nearest
 from fullrank.files import save_tensors
 
 OPSET = 18
-"""The ONNX opset: the oldest that torch's exporter writes without converting, so that old runtimes read it too."""
+"""The ONNX opset: the oldest that torch's exporter writes without converting, which most runtimes can read."""
 CARD = "model.json"
 """Name of the description in a .pt2 file."""
 INPUT, OUTPUT, BATCH = "x", "logits", "batch"
@@ -56,7 +56,14 @@ class Format:
 
 
 def chosen(names: Sequence[str]) -> dict[str, Format]:
-    """Return the formats of these names, each once; reject an unknown one and one whose extra is missing."""
+    """Return formats by name.
+
+    Args:
+        names: The names; each format is returned once.
+
+    Raises:
+        InputError: If there is no such format, or the extra that it needs is not installed.
+    """
     if not names:
         raise InputError(f"no format was named; choose from {', '.join(FORMATS)}")
     for name in names:
@@ -159,7 +166,7 @@ def _without_traces(program: torch.export.ExportedProgram) -> torch.export.Expor
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence what torch's exporters print about optional packages and their own deprecations."""
+    """Silence the messages of torch's exporters about optional packages and their own deprecations."""
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)

@@ -51,7 +51,7 @@ class Predictions:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How often each class is predicted, the most frequent first."""
+        """The number of samples that are predicted as each class, the most frequent first."""
         return dict(Counter(self.labels).most_common())
 
     @property
@@ -69,7 +69,14 @@ class Predictions:
         return text.getvalue()
 
     def write(self, file: str | Path) -> None:
-        """Write the table to a CSV file, which may replace an earlier table of predictions, but no other file."""
+        """Write the table to a CSV file.
+
+        Args:
+            file: The file, which may be an earlier table of predictions.
+
+        Raises:
+            InputError: If the file is another one, or cannot be written.
+        """
         file = Path(file)
         reject_others(file)
         write_atomically(file, self.as_csv().encode())
@@ -94,13 +101,16 @@ def predict(
         data: Image files and folders of images, or one `.npz` file with an array x or x_test, or for a run on a table
             one `.csv` or `.parquet` file.
         client: The number of a client, to predict with the client's own model in place of the global one.
-        stage: Which of the client's models, as `Run.client_model` takes it.
+        stage: The stage of the client's model, as in `Run.client_model`.
         unreadable: Whether image files that cannot be read are an error or are left out.
         trust: Whether code outside the library that a run's directory names may be imported, which runs it.
         root: The folder of the run's data, if not the one of the run; only a client's own model may need them.
 
     Raises:
         InputError: If there is no such model, or if samples do not fit it.
+
+    Returns:
+        The predictions.
     """
     given = [data] if isinstance(data, (str, Path)) else list(data)
     if not given:
@@ -120,7 +130,14 @@ def predict(
 
 
 def reject_others(file: Path) -> None:
-    """Reject a file that exists and is not a table of predictions."""
+    """Check that a file may be replaced by a table of predictions.
+
+    Args:
+        file: The file.
+
+    Raises:
+        InputError: If it exists and is not such a table, or its folder does not exist.
+    """
     if file.is_dir():
         raise InputError(f'"{file}" is a folder; name a file for the table, such as "{file / "predictions.csv"}"')
     if not file.parent.is_dir():

@@ -1,4 +1,4 @@
-"""Models that prepare their inputs themselves, so that a program gives them samples as the run's data have them."""
+"""Models that prepare their inputs, so that a program passes samples in the form of the run's data."""
 
 from __future__ import annotations
 
@@ -12,13 +12,21 @@ from fullrank.errors import InputError
 
 Inputs = Literal["raw", "prepared"]
 INPUTS: tuple[Inputs, ...] = ("raw", "prepared")
-"""The inputs of an exported model: samples as the run's data have them, or samples that a program has prepared."""
+"""The inputs of an exported model: samples in the form of the run's data, or samples that a program has prepared."""
 
 
 class WithPreparation(nn.Module):
     """A model and the preparation of its inputs: the window in the middle, division by 255 (uint8 only), normalisation.
 
     The features of a table are standardised in float64, and a missing value (NaN) then becomes 0.
+
+    Args:
+        model: The model, which takes prepared inputs.
+        dtype: The dtype of the samples.
+        mean: The mean of the inputs, per channel or feature.
+        std: Their standard deviation.
+        crop: Height and width of the window in the middle of an image that the model sees; None for the whole image.
+        table: Whether samples are the features of a table.
 
     >>> model = WithPreparation(nn.Flatten(), torch.uint8, mean=[0.5], std=[0.25])
     >>> model(torch.tensor([[[[0, 255]]]], dtype=torch.uint8))
@@ -61,11 +69,15 @@ class WithPreparation(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the scores of the classes (N, C) for samples (N, ...)."""
+        """Return the scores of the classes (N, C) for samples (N, ...).
+
+        Raises:
+            InputError: If the samples do not have the expected dtype.
+        """
         if x.dtype != self.dtype:
             name, given = (str(dtype).removeprefix("torch.") for dtype in (self.dtype, x.dtype))
             pixels = " with values 0 to 255" if self.dtype == torch.uint8 else ""
-            raise InputError(f"the model takes {name}{pixels} and normalises them itself, but x is {given}")
+            raise InputError(f"the model takes {name}{pixels} and normalises them, but x is {given}")
         if self.crop is not None:
             top, left = (x.shape[2] - self.crop[0]) // 2, (x.shape[3] - self.crop[1]) // 2
             x = x[:, :, top : top + self.crop[0], left : left + self.crop[1]]
@@ -85,7 +97,11 @@ def bare(module: nn.Module) -> nn.Module:
 
 
 def description(facts: Mapping[str, Any]) -> str:
-    """Return what a model takes, in a sentence, from the table "input" of its model.json."""
+    """Describe the inputs of a model in a sentence.
+
+    Args:
+        facts: The table "input" of its model.json.
+    """
     shape = f"({', '.join(['N', *map(str, facts['shape'])])})"
     if facts["takes"] == "raw" and facts["dtype"] == "uint8":
         return f"8-bit images {shape} with values 0 to 255 in uint8, for any N; the model normalises them itself"

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
 import traceback
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from fullrank.engine.base import Engine, EngineFactory, EngineOptions
 from fullrank.errors import CallFailed, FullrankError, InputError, message_of
 from fullrank.local import interrupt
-from fullrank.plugins import Registry, called
+from fullrank.plugins import Registry, WhenNamed, called
 
 if TYPE_CHECKING:
     from fullrank.federated.site import Job, Result, Site
@@ -19,30 +18,10 @@ if TYPE_CHECKING:
 __all__ = ["ENGINES", "Engine", "EngineFactory", "EngineOptions", "open_engine"]
 
 
-class _WhenNamed(Mapping[str, EngineFactory]):
-    """The library's engines by name. The module of an engine is imported when the engine is first looked up."""
-
-    def __init__(self, paths: Mapping[str, str]):
-        self._paths = paths
-
-    def __getitem__(self, name: str) -> EngineFactory:
-        module, _, attribute = self._paths[name].partition(":")
-        return cast(EngineFactory, getattr(importlib.import_module(module), attribute))
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._paths
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._paths)
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-
 ENGINES: Registry[EngineFactory] = Registry(
     "engines",
     "engine.name",
-    _WhenNamed(
+    WhenNamed(
         {
             "serial": "fullrank.engine.serial:Serial",
             "processes": "fullrank.engine.processes.engine:Processes",
@@ -71,6 +50,14 @@ def open_engine(name: str, site: Site, options: EngineOptions | None = None) -> 
     Raises:
         InputError: If there is no such engine, or it cannot run at this site.
         CallFailed: If an engine outside the library raises; also from its `run`, `notes` and `close`.
+
+    >>> from fullrank import Experiment
+    >>> from fullrank.runs.assemble import assemble
+    >>> parts = assemble(Experiment.of({"model.name": "mlp", "data.clients": 4, "train.epochs": 1}))
+    >>> engine = open_engine("serial", parts.site)
+    >>> len(parts.server.run_round(engine).results)
+    4
+    >>> engine.close()
     """
     options = options or EngineOptions()
     if name in ENGINES.own:
@@ -88,7 +75,7 @@ class _Foreign:
         for member in ("run", "notes", "close"):
             if not callable(getattr(self._engine, member, None)):
                 raise InputError(
-                    f'{ENGINES.key} = "{name}": it makes a {type(self._engine).__name__} without {member}; '
+                    f'{ENGINES.key} = "{name}": it created a {type(self._engine).__name__} without {member}; '
                     "derive its class from fullrank.engine.Engine"
                 )
 

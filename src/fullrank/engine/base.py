@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """The settings with which an engine is made: keys of the table `[engine]`, and facts about the run.
+    """The settings with which an engine is created: keys of the table `[engine]`, and facts about the run.
 
     Args:
         workers: Number of worker processes or devices (`engine.workers`); 0 leaves it to the engine.
@@ -23,7 +23,10 @@ class EngineOptions:
         address: The address of a cluster (`engine.address`).
         device: The device on which clients train (`engine.device`), which may differ from the site's where they train
             on other machines; if empty, that of the site.
-        last_row: The metrics of the round before, if a run continues. What `notes` added to them is there again.
+        last_row: The metrics of the previous round if a run continues, including what `notes` added to them.
+
+    >>> EngineOptions(workers=2).slots
+    0
     """
 
     workers: int = 0
@@ -39,9 +42,9 @@ class EngineOptions:
 class Engine(Protocol):
     """Runs the jobs of clients. A subclass, or any class with these three members, is an engine.
 
-    An engine is made as `Engine(site, options)`, with a `Site` and `EngineOptions`, once per run, and closed at the
-    end. `site.do(job)` does one job in this process; an exception of the client becomes the `error` of the result.
-    A site does one job at a time, and `site.twin(device)` makes another one for the same clients.
+    An engine is created as `Engine(site, options)`, with a `Site` and `EngineOptions`, once per run, and closed at the
+    end. `site.do(job)` runs one job in this process; an exception of the client becomes the `error` of the result.
+    A site runs one job at a time, and `site.twin(device)` creates another one for the same clients.
 
     An engine outside the library is named by `engine.name = "package.module:Class"`. Its results should equal those of
     `serial`, which defines what is correct.
@@ -55,11 +58,18 @@ class Engine(Protocol):
     """
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Run the jobs, in any order and place, and yield their results in the order of the jobs."""
+        """Run jobs, in any order and place.
+
+        Args:
+            jobs: The jobs.
+
+        Returns:
+            The results, in the order of the jobs.
+        """
         raise NotImplementedError
 
     def notes(self) -> dict[str, Any]:
-        """Return what the metrics of a round should contain about how the round was run, by name."""
+        """Return entries for the metrics of a round about how the round was run, by name."""
         return {}
 
     def close(self) -> None:
@@ -71,4 +81,9 @@ class EngineFactory(Protocol):
     """The type of what creates an engine: the class of an engine, or a function with the same arguments."""
 
     def __call__(self, site: Site, options: EngineOptions) -> Engine:
-        """Return an engine that runs jobs at a site."""
+        """Create an engine that runs jobs at a site.
+
+        Args:
+            site: The site that has the clients.
+            options: The settings of the engine.
+        """

@@ -15,7 +15,12 @@ class Worker(Protocol):
     """The job that it is running."""
 
     def start(self, number: int, job: Job) -> None:
-        """Start a job, of which `number` is the place in the order of jobs."""
+        """Start a job.
+
+        Args:
+            number: The place of the job in the order of jobs.
+            job: The job.
+        """
 
 
 def run_in_order(

@@ -38,7 +38,7 @@ def facts_about(
     """Return the facts about a run.
 
     Args:
-        network: The network, as the method wants it.
+        network: The network, shaped by the method.
         composition: The method.
         federation: The data, divided among clients.
         schedule: The schedule of the learning rate.
@@ -84,9 +84,18 @@ def client_bytes(network: Network, input_shape: Sequence[int], largest: int, bat
 
 
 def obstacle(network: Network, composition: Composition, schedule: Schedule) -> str:
-    """Return why clients can never be trained as a group, as a clause; an empty string if they can."""
+    """Describe why clients can never be trained as a group.
+
+    Args:
+        network: The network.
+        composition: The method.
+        schedule: The schedule of the learning rate.
+
+    Returns:
+        A clause; empty if they can.
+    """
     if own := composition.defined("train"):
-        return f'the method "{own[0].name}" says itself which fits a client runs'
+        return f'the method "{own[0].name}" defines which fits a client runs'
     if network.has_dropout:
         return "the model draws random numbers in its forward, which are each client's own"
     if schedule.by == "step":

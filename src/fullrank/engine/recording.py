@@ -16,6 +16,10 @@ class RecordingEngine(Serial):
     """The serial engine, which also records the form of everything that clients send.
 
     `asked` has what they answer to questions about their data before the first round, `seen` everything else.
+
+    Args:
+        site: The site that has the clients.
+        options: The settings of the engine, which it ignores.
     """
 
     def __init__(self, site: Site, options: EngineOptions | None = None):

@@ -223,7 +223,7 @@ def _precision(table: EngineKeys, facts: Facts, name: str) -> tuple[bool, str, s
         said = f'The experiment says engine.precision = "{table.precision}".'
         return table.precision == "bfloat16", table.precision, said
     if name == "cuda" and _keeps_its_own(table, facts):
-        return False, facts.own_precision, "A model that a program hands over is trained in its own precision."
+        return False, facts.own_precision, "A model that a program passes is trained in its own precision."
     if name != "cuda" or not _on_cuda(table):
         return (
             False,
@@ -290,7 +290,12 @@ def as_recorded(table: EngineKeys, recorded: EngineKeys, foreign: bool = False) 
 
 
 def runs_at_once(table: EngineKeys, cores: int) -> int:
-    """Return how many runs are made at the same time: one if a run has a GPU or several processes."""
+    """Return how many runs are made at the same time: one if a run uses a GPU or several processes.
+
+    Args:
+        table: The table of the experiments.
+        cores: The number of cores.
+    """
     if table.name not in (AUTO, "serial") or table.device not in ("", "cpu"):
         return 1
     return max(1, cores // table.threads)

@@ -10,7 +10,12 @@ from fullrank.local import interrupt
 
 
 class Serial(Engine):
-    """An engine that runs each job when its result is asked for. It ignores the options."""
+    """An engine that runs each job when its result is read. It ignores the options.
+
+    Args:
+        site: The site that has the clients.
+        options: The settings of the engine.
+    """
 
     def __init__(self, site: Site, options: EngineOptions | None = None):
         self.site = site

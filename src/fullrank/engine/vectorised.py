@@ -38,14 +38,24 @@ WORTH_MAPPING = 4
 
 
 def width_of(site: Site, clients: int) -> int:
-    """Return how many clients make a group, given the number of clients in a round."""
+    """Return the number of clients of a group.
+
+    Args:
+        site: The site that has the clients.
+        clients: The number of clients of a round.
+    """
     shape = site.data.pipeline.shape(site.data.input_shape)
     one = client_bytes(site.network, shape, site.data.largest, site.settings.batch_size)
     return max(1, min(clients, MOST_CLIENTS, STACK_BYTES // one))
 
 
 class Vectorised(Engine):
-    """An engine that trains clients in groups, and clients that cannot be grouped one by one."""
+    """An engine that trains clients in groups, and clients that cannot be grouped one by one.
+
+    Args:
+        site: The site that has the clients.
+        options: The settings of the engine.
+    """
 
     def __init__(self, site: Site, options: EngineOptions):
         self.site = site
@@ -133,14 +143,20 @@ def _kind(fit: Fit) -> Hashable:
     return fit.step.settings, tuple(sorted(outline(kept).items()))
 
 
-def turns(plans: Sequence[Plan]) -> Iterator[tuple[int, ...]]:
-    """Yield the clients that step together: one of those with the most steps left, and all whose next batches are as
-    large.
+def steps_together(plans: Sequence[Plan]) -> Iterator[tuple[int, ...]]:
+    """Yield the clients that step together.
 
-    Each client follows its own plan in order. Those with few steps left wait until others reach their batch sizes.
+    These are one of the clients with the most steps left, and all whose next batches are as large. Each client follows
+    its own plan in order. Those with few steps left wait until others reach their batch sizes.
+
+    Args:
+        plans: The plan of each client.
+
+    Yields:
+        The positions of the clients that run their next step.
 
     >>> def plan(*sizes): return Plan(np.arange(0), sizes, (0,) * len(sizes), np.empty((0, 0)), 0)
-    >>> list(turns([plan(4, 4, 2), plan(4, 2), plan(4, 4, 2)]))
+    >>> list(steps_together([plan(4, 4, 2), plan(4, 2), plan(4, 4, 2)]))
     [(0, 1, 2), (0, 2), (0, 1, 2)]
     """
     done = [0] * len(plans)
@@ -163,7 +179,11 @@ def turns(plans: Sequence[Plan]) -> Iterator[tuple[int, ...]]:
 
 
 class ClientGroup:
-    """A group of clients that train together: fits of one kind, whose states are stacked along a new first axis."""
+    """A group of clients that train together: fits of one kind, whose states are stacked along a new first axis.
+
+    Args:
+        fits: The fit of each client.
+    """
 
     def __init__(self, fits: Sequence[Fit]):
         self.fits = fits
@@ -171,14 +191,14 @@ class ClientGroup:
         self.step = fits[0].step
         self._eager_step = replace(self.step, backend=Bound(self.step.backend.network, {}))
         self._names: list[str] = []
-        """The names of what a step measures."""
+        """The names of a step's measurements."""
         self._known: dict[tuple[int, ...], Members] = {}
 
     def run(self) -> list[tuple[State, Report]]:
         """Run all fits to their ends, and return the state and the report of each client."""
         plans = [fit.plan for fit in self.fits]
         batches, measures = _Batches(self.fits), _Measures(plans)
-        for who in turns(plans):
+        for who in steps_together(plans):
             interrupt.check()
             make = self._at_once if len(who) >= WORTH_MAPPING else self._one_by_one
             measures.add(who, *make(who, *batches.next(who), measures.is_due(who)))
@@ -233,6 +253,10 @@ class Members:
     """The stacked tensors of the clients that step together.
 
     They are views of the stack if the clients are adjacent in it, and otherwise copies whose values are written back.
+
+    Args:
+        stack: The stack.
+        who: The positions of the clients in it.
     """
 
     def __init__(self, stack: Stack, who: tuple[int, ...]):
@@ -260,8 +284,15 @@ class Members:
 
 
 class Stack:
-    """The states and contexts of several fits, stacked along a new first axis. Tensors that all have in common are not
-    copied.
+    """The states and contexts of several fits, stacked along a new first axis.
+
+    Tensors that all fits have in common are not copied.
+
+    Args:
+        state: The stacked states.
+        context: The stacked contexts.
+        common: The ids of the tensors that all fits share.
+        number: The number of fits.
     """
 
     def __init__(self, state: State, context: Context, common: Collection[int], number: int):
@@ -272,7 +303,14 @@ class Stack:
         self.device = context.counts.device
 
     def one(self, client: int) -> tuple[State, Context]:
-        """Return one fit's state and context, as views."""
+        """Return one fit's tensors, as views.
+
+        Args:
+            client: The position of the fit.
+
+        Returns:
+            Its state and its context.
+        """
         state, context = tree_unflatten([leaf[client] if many else leaf for leaf, many in self.parts], self.spec)
         return state, context
 
@@ -348,8 +386,9 @@ class _Batches:
 
 
 class _Measures:
-    """The measurements of several fits. They are read when all fits are complete, because reading synchronises with the
-    device.
+    """The measurements of several fits.
+
+    They are read when all fits are complete, because reading synchronises with the device.
     """
 
     def __init__(self, plans: Sequence[Plan]):
@@ -358,7 +397,7 @@ class _Measures:
         self._ends = [set(itertools.accumulate(map(len, epochs))) for epochs in self._epochs]
         self._done = np.zeros(len(plans), np.int64)
         self._values: list[tuple[np.ndarray, np.ndarray, Tensor]] = []
-        """Clients, the step of each, and what was measured."""
+        """Clients, the step of each, and the measurements."""
         self._drifts: list[tuple[np.ndarray, np.ndarray, Tensor]] = []
 
     def is_due(self, who: tuple[int, ...]) -> bool:

@@ -26,8 +26,8 @@ Reduced: TypeAlias = dict[str, dict[str, Tree]]
 class Aggregator(ABC):
     """Combines the uploads of the clients of one round, or their answers to a method's query.
 
-    The server makes a new aggregator for each round and each query, gives it the uploads one after the other, the
-    largest client first, and asks for the result. It has checked each upload before: form and values are valid for
+    The server creates a new aggregator for each round and each query, adds the uploads one after the other, that of
+    the largest client first, and then reads the result. Each upload has been checked: form and values are valid for
     the method and the model. An upload maps a space ("" for the model itself, else the name of a method) to the
     parts that are sent under it, and each part is a `Sum` or a `Mean` with its `tree`. After training, the space ""
     holds the weights "w" and the BatchNorm statistics "buffers"; an answer to a query has no such space.
@@ -39,7 +39,7 @@ class Aggregator(ABC):
         received: The weights "w" and the statistics "buffers" that the clients received. Nothing may be written into
             them.
 
-    A coordinate-wise median of the weights; everything else is combined as `RunningMean` does it:
+    The example is a coordinate-wise median of the weights; everything else is combined as `RunningMean` does it:
 
     >>> import torch
     >>> from fullrank import Mean
@@ -73,7 +73,7 @@ class Aggregator(ABC):
 
     @abstractmethod
     def add(self, client: int, upload: Upload) -> None:
-        """Take one client's upload.
+        """Add one client's upload.
 
         Args:
             client: The client's number.
@@ -92,15 +92,18 @@ class Aggregator(ABC):
 class RunningMean(Aggregator):
     """The weighted mean of each `Mean` and the sum of each `Sum`, as running sums in float64.
 
-    Clients are added in the order in which they come. Whole numbers of a `Mean` are counters and take the maximum,
-    those of a `Sum` are added in 64 bits. Memory is that of one upload, however many clients there are.
+    Clients are added in the order of the calls. Whole numbers of a `Mean` are counters and take the maximum, those of a
+    `Sum` are added in 64 bits. Memory is that of one upload, for any number of clients.
+
+    Args:
+        received: The weights and statistics that the clients received, which it does not need.
     """
 
     def __init__(self, received: Mapping[str, Tree]):
         super().__init__(received)
         self._totals: Upload = {}
         self._form: Upload = {}
-        """What the first client sent, without values: results are given in its dtypes."""
+        """The first client's upload without values; results have its dtypes."""
 
     def add(self, client: int, upload: Upload) -> None:
         """Add one client's upload to the sums."""
@@ -146,6 +149,9 @@ AGGREGATORS: Registry[type[Aggregator]] = Registry("aggregators", "train.aggrega
 def find_aggregator(name: str) -> type[Aggregator]:
     """Return the class behind the name of an aggregator or behind `package.module:Class`.
 
+    Args:
+        name: A name of the registry, or `package.module:Class`.
+
     >>> find_aggregator("mean").__name__
     'RunningMean'
 
@@ -179,7 +185,7 @@ class Aggregation:
         self._aggregator: Aggregator = self._call(kind, received)
 
     def add(self, client: int, upload: Upload) -> None:
-        """Pass one client's upload, which has been checked, on to the aggregator."""
+        """Pass one client's upload, which has been checked, to the aggregator."""
         self._form = self._form or form_of(upload)
         if type(self._aggregator) is not RunningMean:
             # It may keep the upload, and a method may have sent tensors that the next client overwrites.
@@ -187,7 +193,12 @@ class Aggregation:
         self._call(self._aggregator.add, client, upload)
 
     def result(self) -> Reduced:
-        """Return the combined trees of all clients; nothing where no client sent anything."""
+        """Return the combined trees of all clients; empty if no client sent anything.
+
+        Raises:
+            CallFailed: If a user's aggregator raises an exception.
+            InputError: If its result does not fit the uploads.
+        """
         if not self._form:
             return {}
         reduced = self._call(self._aggregator.result)

@@ -15,7 +15,7 @@ An upload is rejected, and the client that sent it is named, if
 - the number of samples is not the one that the server knows: as the client's claim, as the weight of its buffers in
   the mean and, unless the method defines `weight`, as the weight of its model (`check_samples`).
 
-Where a method changes what is sent of the weights (`Method.upload`), their form is that of what it sends, and their
+If a method sends the weights in another form (`Method.upload`), the check of the form is about that form, and the
 values are checked after `Method.receive`.
 
 A client whose weights are more than `SUSPICIOUS` times as large as both the model that was sent and the median of the
@@ -91,7 +91,14 @@ class UploadCheck:
         self._received_size: float | None = None
 
     def accept(self, client: int, upload: Upload) -> Upload:
-        """Check one client's upload and return it with the weights as the methods received them.
+        """Check one client's upload.
+
+        Args:
+            client: The client.
+            upload: The upload.
+
+        Returns:
+            The upload, with the weights as the methods received them.
 
         Raises:
             Unusable: If the upload is rejected.
@@ -113,7 +120,8 @@ class UploadCheck:
         self._expected, self._outlines = form, {}
 
     def suspicious(self, round: int) -> list[str]:
-        """Return a warning that names clients whose weights are far larger than the model sent and the others'."""
+        """Return a warning that names clients whose weights are far larger than the received model and those of other
+        clients."""
         if not self.sizes:
             return []
         sent, median = self._received_size or 0.0, float(np.median(list(self.sizes.values())))
@@ -159,7 +167,7 @@ class UploadCheck:
                 raise OtherForm(f"in its {what}, {problem}")
 
     def _with_weights(self, upload: Upload) -> Upload:
-        """Return an upload with the weights of the model in place of what the methods sent of them."""
+        """Replace what methods sent for the weights of the model by the weights themselves (`Method.receive`)."""
         if self._receive is None:
             return upload
         sent, like = upload[""]["w"], self._received["w"]
@@ -280,7 +288,15 @@ def _no_values(tensor: torch.Tensor, path: str) -> str:
 
 
 def misplaced_number(tree: Tree, like: Tree) -> str | None:
-    """Describe the first tensor with floating-point numbers in place of integers or the reverse; empty if none is."""
+    """Describe the first tensor with floating-point numbers in place of integers or the reverse.
+
+    Args:
+        tree: The tree to check.
+        like: A tree with the expected kinds of numbers.
+
+    Returns:
+        A clause of an error message, or None.
+    """
     want = flatten(like)
     for path, tensor in flatten(tree).items():
         if is_whole(tensor) != is_whole(want[path]):
@@ -289,15 +305,30 @@ def misplaced_number(tree: Tree, like: Tree) -> str | None:
 
 
 def too_large(tree: Tree, like: Tree) -> str | None:
-    """Describe the first entry with values that are not finite or above `LARGEST`, unless `like` has the same there.
+    """Describe the first entry with values that are not finite or too large, unless `like` has the same values there.
 
     An attention mask of −∞, for example, is a constant of the model and not a failure.
+
+    Args:
+        tree: The tree to check.
+        like: A tree with the same names.
+
+    Returns:
+        A clause of an error message, or None.
     """
     return _too_large(tree, _norms([tree])[0], like)
 
 
 def not_finite(tree: Tree, like: Tree) -> str | None:
-    """Describe the first entry with values that are not finite, unless `like` has the same there."""
+    """Describe the first entry with values that are not finite, unless `like` has the same values there.
+
+    Args:
+        tree: The tree to check.
+        like: A tree with the same names.
+
+    Returns:
+        A clause of an error message, or None.
+    """
     return _too_large(tree, _norms([tree])[0], like, math.inf)
 
 

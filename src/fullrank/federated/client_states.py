@@ -20,11 +20,11 @@ MEMORY_LIMIT = 2**31
 class ClientStates:
     """The states of the clients that have taken part, and the version of the frozen entries that each has.
 
-    A round costs as much as its own clients, however many have taken part before: a checkpoint notes only what is new
-    since the one before (`note`), and a process that resumes reads all notes (`follow`).
+    The cost of a round depends on its own clients only, not on the number of clients that took part before: a
+    checkpoint notes what is new since the previous one (`note`), and a process that resumes reads all notes (`follow`).
 
     Args:
-        limit: How many bytes of saved states stay in memory. States that are not saved yet always do.
+        limit: The number of bytes of saved states that stay in memory. States that are not saved yet always do.
     """
 
     def __init__(self, limit: int = MEMORY_LIMIT) -> None:
@@ -56,13 +56,23 @@ class ClientStates:
         return None
 
     def put(self, client: int, state: Tree) -> None:
-        """Store a client's new state."""
+        """Store a client's new state.
+
+        Args:
+            client: The client.
+            state: The state.
+        """
         if client in self._saved:
             self._bytes -= nbytes(self._saved.pop(client))
         self._unsaved[client] = by_name(state)
 
     def meet(self, client: int, version: int) -> None:
-        """Note that a client was sent this version of the frozen entries."""
+        """Record that a client was sent a version of the frozen entries.
+
+        Args:
+            client: The client.
+            version: The version.
+        """
         self.contacts[client] = self._met[client] = version
 
     def unsaved(self) -> dict[str, Tree]:
@@ -81,7 +91,7 @@ class ClientStates:
         return {"contacts": contacts, "file": file, "states": sorted(self._unsaved)}
 
     def saved_as(self, file: str, directory: Path) -> list[str]:
-        """Note that all unsaved states have been written to a file.
+        """Record that all unsaved states have been written to a file.
 
         Args:
             file: The name of the file that contains them.

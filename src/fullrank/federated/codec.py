@@ -11,11 +11,13 @@ safetensors for their numbers. Nothing in it is ever executed: bytes that are no
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import struct
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -43,7 +45,7 @@ Form: TypeAlias = dict[str, Any]
 
 
 class BadMessage(InputError):
-    """Raised for bytes that are not a message of this version, or that were changed on the way."""
+    """Raised for bytes that are not a message of this version, or that were changed during the transfer."""
 
 
 class _Part(TypedDict):
@@ -89,8 +91,20 @@ class _Result(TypedDict):
 _FORMS: dict[str, TypeAdapter[Any]] = {"job": TypeAdapter(_Job), "result": TypeAdapter(_Result)}
 
 
-def encode(message: Job | Result) -> bytes:
-    """Convert a job or a result to bytes.
+@dataclass(frozen=True)
+class Packed:
+    """A job or a result as plain values and tensors, for a channel that sends them in different forms."""
+
+    form: dict[str, Any]
+    """Plain values, as JSON preserves them, with the number of a tensor in place of each tensor."""
+    tensors: dict[str, Tensor]
+    """Contiguous tensors on the CPU by their numbers as text. No two of them share memory."""
+    paths: dict[str, str]
+    """The path of each tensor in the message by its number, as in "broadcast/w/head.bias"."""
+
+
+def pack(message: Job | Result) -> Packed:
+    """Convert a job or a result to plain values and tensors.
 
     The error of a result is sent as its kind, its message and its traceback.
 
@@ -99,12 +113,36 @@ def encode(message: Job | Result) -> bytes:
     """
     writer = _Writer()
     form = writer.job(message) if isinstance(message, Job) else writer.result(message)
-    text = json.dumps({**form, "strides": writer.strides}).encode()
-    try:
-        numbers = save(writer.tensors)
-    except Exception as error:
-        raise InputError(f"a tensor cannot be sent ({error})") from None
-    return b"".join((_HEAD.pack(_MAGIC, VERSION, _checksum(len(text), text, numbers), len(text)), text, numbers))
+    return Packed({**form, "strides": writer.strides}, writer.tensors, writer.paths)
+
+
+def unpack(form: Any, tensors: Mapping[str, Tensor]) -> Job | Result:
+    """Convert what `pack` made back to a job or a result, with new tensors on the CPU.
+
+    Args:
+        form: The plain values, which may come from a stranger.
+        tensors: The tensors by their numbers.
+
+    Raises:
+        BadMessage: If the values do not describe a message of these tensors.
+    """
+    with _readable():
+        if not isinstance(form, dict) or form.get("type") not in _FORMS:
+            raise BadMessage("a message is neither a job nor a result")
+        checked = _FORMS[form["type"]].validate_python(form, strict=True)
+        return _Reader(dict(tensors)).message(checked)
+
+
+def encode(message: Job | Result) -> bytes:
+    """Convert a job or a result to bytes.
+
+    The error of a result is sent as its kind, its message and its traceback.
+
+    Raises:
+        InputError: If the message holds something that is neither a tensor nor a plain value.
+    """
+    packed = pack(message)
+    return seal(packed.form, packed.tensors)
 
 
 def decode(content: bytes | bytearray | memoryview) -> Job | Result:
@@ -113,14 +151,35 @@ def decode(content: bytes | bytearray | memoryview) -> Job | Result:
     Raises:
         BadMessage: If the bytes are cut off, changed, of another version, or hold something else.
     """
-    text, numbers = _opened(content)
+    return unpack(*unseal(content))
+
+
+def seal(form: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
+    """Return plain values and tensors as bytes with a version and a checksum."""
+    text = json.dumps(form).encode()
     try:
-        form = json.loads(text.decode())
-        reader = _Reader(load(numbers) if numbers else {})
-        if not isinstance(form, dict) or form.get("type") not in _FORMS:
-            raise BadMessage("a message is neither a job nor a result")
-        checked = _FORMS[form["type"]].validate_python(form, strict=True)
-        return reader.message(checked)
+        numbers = save(dict(tensors))
+    except Exception as error:
+        raise InputError(f"a tensor cannot be sent ({error})") from None
+    return b"".join((_HEAD.pack(_MAGIC, VERSION, _checksum(len(text), text, numbers), len(text)), text, numbers))
+
+
+def unseal(content: bytes | bytearray | memoryview) -> tuple[Any, dict[str, Tensor]]:
+    """Return the plain values and the tensors of the bytes of `seal`.
+
+    Raises:
+        BadMessage: If the bytes are cut off, changed, of another version, or hold something else.
+    """
+    text, numbers = _opened(content)
+    with _readable():
+        return json.loads(text.decode()), load(numbers) if numbers else {}
+
+
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    """Convert the errors of a message that cannot be read into `BadMessage`."""
+    try:
+        yield
     except BadMessage:
         raise
     except ValidationError as error:
@@ -146,7 +205,7 @@ def _opened(content: bytes | bytearray | memoryview) -> tuple[bytes, bytes]:
         )
     rest = memoryview(content)[_HEAD.size :]
     if _checksum(length, rest) != checksum:
-        raise BadMessage("a message was cut off or changed on the way: its checksum is wrong")
+        raise BadMessage("a message was cut off or changed during the transfer: its checksum is wrong")
     if length > len(rest):
         raise BadMessage(f"a message is damaged: its header should have {length} bytes")
     return bytes(rest[:length]), bytes(rest[length:])
@@ -164,6 +223,7 @@ class _Writer:
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
+        self.paths: dict[str, str] = {}
         self.strides: dict[str, list[int]] = {}
         self._memories: set[int] = set()
 
@@ -209,7 +269,8 @@ class _Writer:
             what = "has no values" if tensor.is_meta else f"is of layout {tensor.layout}"
             raise InputError(f"{where} cannot be sent: it {what}")
         number = len(self.tensors)
-        values = tensor.detach().cpu()
+        # The tensor itself if possible, so that a channel can tell that several clients are sent the same one.
+        values = tensor if tensor.device.type == "cpu" and not tensor.requires_grad else tensor.detach().cpu()
         if values.stride() != torch.empty(values.shape, device="meta").stride() and _is_dense(
             values.shape, values.stride()
         ):
@@ -219,6 +280,7 @@ class _Writer:
         # Safetensors rejects tensors that share memory.
         self.tensors[str(number)] = values.clone() if memory in self._memories else values
         self._memories.add(memory)
+        self.paths[str(number)] = where
         return number
 
 

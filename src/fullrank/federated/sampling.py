@@ -50,7 +50,7 @@ class ClientSampler:
         return self._named(range(self.number))
 
     def with_unseen(self) -> tuple[int, ...]:
-        """Return all clients, also those that never take part."""
+        """Return all clients, including those that never take part."""
         return tuple(range(self._clients))
 
     def scheduled(self, clients: Iterable[int]) -> list[int]:
@@ -63,7 +63,14 @@ class ClientSampler:
 
 
 def participants(participation: float | int, clients: int) -> int:
-    """Return the number of clients that take part: a fraction is rounded, to one at least, and an integer is exact.
+    """Return the number of clients that take part in a round.
+
+    Args:
+        participation: A fraction of the clients (a float), which is rounded, to one at least, or a number (an integer).
+        clients: The number of clients that may take part.
+
+    Raises:
+        InputError: If the number is larger than that of the clients.
 
     >>> participants(0.25, 10), participants(3, 10)
     (2, 3)

@@ -11,7 +11,15 @@ import torch
 from torch import nn
 
 from fullrank.channels import Traffic, Upload
-from fullrank.errors import ClientFailed, InputError, WroteInPlace, kind_of, message_of
+from fullrank.errors import (
+    ClientFailed,
+    InputError,
+    SiteFailed,
+    TooFewClients,
+    WroteInPlace,
+    kind_of,
+    message_of,
+)
 from fullrank.federated.aggregation import Aggregation, find_aggregator
 from fullrank.federated.checks import OtherForm, OtherSize, Unusable, UploadCheck, check_samples, too_large
 from fullrank.federated.client_states import ClientStates
@@ -33,7 +41,7 @@ if TYPE_CHECKING:
 
 NO_QUERY = ("", "")
 CLIENT_KEYS = ("personal", "test", "rows")
-"""What the result of an evaluation of a client's own models has, as far as its sets exist."""
+"""The keys of the result of an evaluation of a client's own models, as far as the client has the sets."""
 
 
 @dataclass
@@ -86,6 +94,7 @@ class Server:
         sampler: Draws the clients of each round.
         aggregator: The name of the aggregator.
         on_client_error: Whether the first client that fails stops the run ("stop") or is left out ("skip").
+        min_clients: The number of clients that must send something in a round, as far as as many take part in it.
         personal_travels: Whether the initial values of personal entries are sent to a client at its first contact.
         expected: The expected form of uploads.
         store: The states of clients.
@@ -101,6 +110,7 @@ class Server:
         *,
         aggregator: str = "mean",
         on_client_error: str = "stop",
+        min_clients: int = 1,
         personal_travels: bool = False,
         expected: ExpectedUploads,
         store: ClientStates | None = None,
@@ -114,6 +124,7 @@ class Server:
         self._aggregator = aggregator
         self._aggregator_class = find_aggregator(aggregator)
         self._on_client_error = on_client_error
+        self._min_clients = min_clients
         self._personal_travels = personal_travels
         self._expected = expected
         self._variances = tuple(
@@ -144,6 +155,7 @@ class Server:
             self._sampler,
             aggregator=self._aggregator,
             on_client_error=self._on_client_error,
+            min_clients=self._min_clients,
             personal_travels=self._personal_travels,
             expected=self._expected,
             store=self.store,
@@ -151,7 +163,12 @@ class Server:
         )
 
     def seen_by(self, part: Method, questions: Questions | None = None) -> ServerView:
-        """Return the view of the server for the hooks of a method. With `questions`, they may query the clients."""
+        """Return the view of the server for the hooks of a method.
+
+        Args:
+            part: The method.
+            questions: The engine on which clients can be queried; None if the hook cannot query them.
+        """
         return ServerView(self, part, questions)
 
     # The state
@@ -183,7 +200,7 @@ class Server:
 
     @property
     def mean(self) -> Tensors:
-        """The mean of the clients' weights in the newest round; empty unless a method wants it to be evaluated."""
+        """The mean of the clients' weights in the newest round; empty unless a method needs it to be evaluated."""
         return self._state.mean
 
     @property
@@ -226,7 +243,12 @@ class Server:
     # Jobs
 
     def job(self, kind: Kind, client: int) -> Job:
-        """Return a job of one client under the current model."""
+        """Return a job of one client under the current model.
+
+        Args:
+            kind: What the client does.
+            client: The client.
+        """
         return self._job(kind, client, self._broadcast(kind))
 
     def _job(
@@ -323,6 +345,13 @@ class Server:
             watch: Called with the result of each client.
             evaluate: Whether clients evaluate the received and the trained model on their hold-outs.
             show: Clients whose results contain the models that they trained, which is not counted as traffic.
+
+        Returns:
+            What happened in the round.
+
+        Raises:
+            ClientFailed: If a client fails and `train.on_client_error` is "stop".
+            InputError: If no client sent anything, or the method or the aggregator returns something unusable.
         """
         outcome = RoundResult(self.round)
         if not self.round:
@@ -345,6 +374,7 @@ class Server:
         senders = tuple(sorted(intake.check.sizes))
         if not senders and any(map(self._sampler.size, self.taking_part)):
             raise InputError(self._nothing_sent(outcome))
+        self._check_number(len(senders), outcome.skipped)
         outcome.cautions = [
             *self._expected.caution(self._synthetic_job()),
             *intake.check.suspicious(self.round),
@@ -369,10 +399,17 @@ class Server:
             self._state = before
             raise
 
+    def _check_number(self, senders: int, skipped: Mapping[int, str]) -> None:
+        """Raise an error if too few clients have sent something in a round."""
+        needed = min(self._min_clients, sum(1 for client in self.taking_part if self._sampler.size(client)))
+        if skipped and senders < needed:
+            raise TooFewClients(
+                f"round {self.round + 1}: {senders} of {len(self.taking_part)} clients sent something, and "
+                f"run.min_clients = {self._min_clients} ({_reasons(skipped)})"
+            )
+
     def _nothing_sent(self, outcome: RoundResult) -> str:
-        reasons = "; ".join(f"client {k}: {why}" for k, why in list(outcome.skipped.items())[:3])
-        more = f"; and {len(outcome.skipped) - 3} more" if len(outcome.skipped) > 3 else ""
-        reasons = reasons + more or (
+        reasons = _reasons(outcome.skipped) or (
             "none of them made a step; take a smaller train.batch_size, or train.last_batch = keep"
         )
         return f"round {self.round + 1}: no client sent anything ({reasons}){self._model_at_fault()}"
@@ -415,7 +452,7 @@ class Server:
         return _Intake(kind, query, check, Aggregation(self._aggregator_class, self._aggregator, sent, self.round))
 
     def _receive(self, tree: Tree) -> Tree:
-        """Return a client's shared weights from what the methods' `upload` sent in their place."""
+        """Convert what a client's methods sent (`Method.upload`) to its shared weights."""
         writes = versions(self._state.model, self.own)
         for part in reversed(self._composition.encoders):
             try:
@@ -485,6 +522,10 @@ class Server:
 
         Returns:
             The aggregated answers by name.
+
+        Raises:
+            InputError: If the query is not a function of a method.
+            ClientFailed: If a client fails and `train.on_client_error` is "stop".
         """
         part = getattr(query, "__self__", None)
         if not (isinstance(part, Method) and part in self._composition.parts):
@@ -493,16 +534,27 @@ class Server:
         everybody = self._sampler.scheduled(self._sampler.all())
         intake = self._intake(questions.kind, name)
         questions.progress.begin(0, len(everybody))
+        skipped: dict[int, str] = {}
         for result in self._collect(questions.engine, questions.kind, everybody, questions.traffic, query=name):
-            if self._succeeds(result, questions.skipped, intake):
+            if self._succeeds(result, skipped, intake):
                 questions.traffic.count_up(result.upload)
             questions.progress.client_done(result)
+        questions.skipped.update(skipped)
+        if skipped and len(everybody) - len(skipped) < min(self._min_clients, len(everybody)):
+            raise TooFewClients(
+                f'{len(everybody) - len(skipped)} of {len(everybody)} clients answered the question "{name[1]}" of '
+                f'"{name[0]}", and run.min_clients = {self._min_clients} ({_reasons(skipped)})'
+            )
         return intake.aggregation.result().get(part.name, {})
 
     # After the last round
 
     def finished(self, engine: Engine, progress: Progress | None = None) -> tuple[Server, Traffic, dict[int, str]]:
         """Run the `finish` hooks of the methods. This server does not change.
+
+        Args:
+            engine: Where clients answer queries.
+            progress: Called as clients answer.
 
         Returns:
             The server with the finished model, the traffic, and the clients that were left out, with the reasons.
@@ -518,7 +570,12 @@ class Server:
         return self.over(dataclasses.replace(self._state.copy(), model={**self._state.model, **model}))
 
     def restored(self, saved: Tree, device: torch.device) -> Server:
-        """Return the server that `finished` returned, from its saved `state`."""
+        """Return the server that `finished` returned, from a checkpoint.
+
+        Args:
+            saved: Its `state`.
+            device: The device of the tensors.
+        """
         return self.over(self._state.restored(saved, device))
 
     def evaluate_clients(
@@ -545,7 +602,7 @@ class Server:
 
         Returns:
             The scores on the hold-outs by client and stage, the traffic, and the clients that failed, with the
-            reasons. `note` is told of everything that was found.
+            reasons. Further results are passed to `note` only.
         """
         traffic = Traffic()
         skipped: dict[int, str] = {}
@@ -576,10 +633,22 @@ class Server:
         return self._state.tensors()
 
     def restore(self, saved: Tree, round: int, device: torch.device) -> None:
-        """Restore what `state` returned after `round` rounds."""
+        """Restore the state that a checkpoint contains.
+
+        Args:
+            saved: What `state` returned.
+            round: The number of rounds that were complete.
+            device: The device of the tensors.
+        """
         taking_part = self.sample(round - 1) if round else ()
         state = dataclasses.replace(self._state, round=round, taking_part=taking_part)
         self._state = state.restored(saved, device)
+
+
+def _reasons(skipped: Mapping[int, str]) -> str:
+    """Return the reasons why clients were left out, for the first of them."""
+    more = f"; and {len(skipped) - 3} more" if len(skipped) > 3 else ""
+    return "; ".join(f"client {client}: {why}" for client, why in list(skipped.items())[:3]) + more
 
 
 @dataclass(frozen=True)
@@ -598,6 +667,8 @@ def _check_result(result: Result) -> None:
         return
     if kind_of(result.error) in (WroteInPlace.__name__, BadGradient.__name__):
         raise InputError(message_of(result.error))  # the method is at fault, and not the client
+    if isinstance(result.error, SiteFailed):
+        raise ClientFailed(result.client, message_of(result.error))
     raise ClientFailed(result.client, f"{kind_of(result.error)}: {message_of(result.error)}") from result.error
 
 

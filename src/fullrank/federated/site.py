@@ -27,8 +27,8 @@ from fullrank.models.network import Network
 from fullrank.trees import Tensors, Tree, clone, moved, versions
 
 Kind: TypeAlias = Literal["train", "query", "data", "personal"]
-"""What a client does: it trains, answers a query, answers one about its data without having received a model, or gives
-its own model."""
+"""The kind of a job: a client trains, answers a query, answers one about its data without having received a model, or
+returns its own model."""
 Stage: TypeAlias = Literal["received", "local", "personalised"]
 """A client's own model: as received from the server, after local training, or as the method personalises it."""
 
@@ -67,7 +67,7 @@ class Job:
     show: bool = False
     """Whether the result also has the client's model, if the job trains or evaluates."""
     stage: Stage | None = None
-    """The stage of the client's model that a personal job gives; None means the method's last one."""
+    """The stage of the client's model that a personal job returns; None means the method's last one."""
 
 
 @dataclass
@@ -167,8 +167,15 @@ class Site:
         return other
 
     def do(self, job: Job) -> Result:
-        """Run one job and return its result. An exception of the client's code (or `sys.exit`) becomes the result's
-        error.
+        """Run one job.
+
+        An exception of the client's code, including `sys.exit`, becomes the error of the result.
+
+        Args:
+            job: The job.
+
+        Returns:
+            The result.
         """
         writes = _writes(job)
         try:
@@ -180,8 +187,11 @@ class Site:
         return result
 
     def failed(self, job: Job, error: BaseException) -> Result:
-        """Return the result of a job whose client raised an exception. An exception that a signal raised is raised
-        again.
+        """Return the result of a job whose client raised an exception.
+
+        Args:
+            job: The job.
+            error: The exception. One that a signal raised is raised again.
         """
         if not interrupt.raised_by_code(error):
             raise error
@@ -197,8 +207,11 @@ class Site:
 
         Args:
             job: The job.
-            detached: Whether the client's entries stay out of the network until they are needed there, because others
-                train in it as well.
+            detached: Whether the client's entries stay out of the network until they are needed there, because other
+                clients train in it as well.
+
+        Returns:
+            The client, ready to train.
         """
         writes = _writes(job)
         client, state = self._client(job, detached)
@@ -208,7 +221,17 @@ class Site:
         return work
 
     def finish(self, work: Work) -> Result:
-        """Complete a training job after its fits, and return its result."""
+        """Complete a training job after its fits.
+
+        Args:
+            work: The job, whose client has been trained.
+
+        Returns:
+            The result.
+
+        Raises:
+            WroteInPlace: If the method wrote into a tensor that the client received.
+        """
         client, state = work.client, work.state
         metrics = _measured(client)
         if work.received:
@@ -243,8 +266,8 @@ class Site:
     def _personal(self, job: Job) -> Result:
         """Return the client's model at the job's stage; with `evaluate`, every stage on the sets of the client.
 
-        The metrics have the scores by set and stage, as those of a training job have, and as `rows` what is kept of
-        each stage on each set.
+        The metrics have the scores by set and stage, as those of a training job have, and as `rows` the description of
+        each stage on each set (`metrics.details`).
         """
         known = stages(self.composition)
         wanted = job.stage or known[-1]
@@ -307,7 +330,7 @@ class Site:
         return {**self.evaluated(client, x, y, self.metrics), "samples": len(y)}
 
     def _detailed(self, client: Client, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the scores of the client's current model on one of its sets, and what is kept of it there."""
+        """Return the scores of the client's current model on one of its sets, and its description there."""
         x, y = self._samples_of(client.id, name)
         given: list[torch.Tensor] = []
         found = self.evaluated(client, x, y, with_balanced(self.metrics), given)

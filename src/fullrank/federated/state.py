@@ -25,7 +25,7 @@ class ServerState:
     taking_part: tuple[int, ...] = ()
     """The clients whose uploads are in the means of the newest round."""
     mean: Tensors = field(default_factory=dict)
-    """The mean of the weights of the newest round, if a method wants it to be evaluated (`Method.evaluate_mean`)."""
+    """The mean of the weights of the newest round, if a method needs it to be evaluated (`Method.evaluate_mean`)."""
 
     def copy(self) -> ServerState:
         """Return a copy that shares the tensors, which are never changed in place."""

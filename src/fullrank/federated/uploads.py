@@ -26,10 +26,13 @@ MOST_SAMPLES = 16
 """The largest number of samples of the synthetic client, which has one of each class."""
 
 
-class Rehearsal:
+class SyntheticClient:
     """A site with one synthetic client: random samples of the right shape, one step per fit.
 
     It has a copy of the network and uses no client's data, so it does not affect the run.
+
+    Args:
+        site: The site whose network, method and settings it has.
     """
 
     def __init__(self, site: Site):
@@ -37,7 +40,14 @@ class Rehearsal:
         self._site: Site | None = None
 
     def do(self, job: Job) -> Result:
-        """Run a job of the synthetic client. Exceptions of the method are raised."""
+        """Run a job of the synthetic client.
+
+        Args:
+            job: The job.
+
+        Raises:
+            Exception: Any exception of the method.
+        """
         if self._site is None:
             self._site = _synthetic(self._of)
         site = self._site
@@ -51,14 +61,18 @@ class Rehearsal:
 class ExpectedUploads:
     """The form of what clients send after training and as the answer to each query.
 
-    A method that declares `uploads`, or changes what is sent of the weights (`upload`), runs once on the synthetic
+    A method that declares `uploads`, or sends the weights in another form (`upload`), runs once on the synthetic
     client. The others send the weights and the BatchNorm statistics only, unless a client sends something else and the
-    synthetic client does so too (`renew`).
+    synthetic client sends it as well (`renew`).
 
     Each function takes a job of the synthetic client under the current model.
+
+    Args:
+        composition: The method.
+        rehearsal: The synthetic client; None if there is no site on which it could run.
     """
 
-    def __init__(self, composition: Composition, rehearsal: Rehearsal | None):
+    def __init__(self, composition: Composition, rehearsal: SyntheticClient | None):
         self._composition = composition
         self._rehearsal = rehearsal
         self._forms: dict[tuple[str, str], _Form] = {}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fullrank.federated.server import Questions, Server
 
 Query: TypeAlias = Callable[[ClientView], Mapping[str, Sum | Mean]]
-"""A function of a method that a client answers with what it would upload."""
+"""A function of a method, which a client calls to compute its answer, in the form of an upload."""
 
 
 class ServerView:
@@ -30,6 +30,17 @@ class ServerView:
 
     All views show the same server, so what one method assigns is what the next one reads. Only `own` differs: each
     method has its own state.
+
+    >>> import torch
+    >>> import fullrank
+    >>> class Halfway(fullrank.Method):
+    ...     def aggregate(self, server: fullrank.Server, new, up):
+    ...         print(f"round {server.round} of {server.clients} clients: {sorted(server.w)}")
+    ...         return {name: (server.w[name] + value) / 2 for name, value in new.items()}
+    >>> clients = [(torch.rand(4, 3), torch.tensor([0, 1, 1, 0]))] * 2
+    >>> run = fullrank.fit(torch.nn.Linear(3, 2), clients, method=Halfway(), rounds=2)
+    round 0 of 2 clients: ['bias', 'weight']
+    round 1 of 2 clients: ['bias', 'weight']
     """
 
     __slots__ = ("_part", "_questions", "_read_only", "_server")
@@ -68,7 +79,7 @@ class ServerView:
     def w(self) -> Tensors:
         """The shared entries of the global model. In `finish`, assign some or all of them to change the result.
 
-        Frozen entries can be assigned as well; they then travel to the clients again.
+        Frozen entries can be assigned as well; they are then sent to the clients again.
         """
         return self._server.w
 
@@ -112,6 +123,9 @@ class ServerView:
 
         Returns:
             The aggregated answers by name.
+
+        Raises:
+            InputError: If the query is not a function of the method, or clients cannot be asked in this hook.
         """
         if self._questions is None:
             raise InputError(
@@ -123,7 +137,7 @@ class ServerView:
         """Return a NumPy generator whose numbers depend on seed, method, purpose and round, and on nothing else.
 
         Args:
-            purpose: A word that tells this generator from others of the same method.
+            purpose: A word that distinguishes this generator from others of the same method.
         """
         return generator(self._server.seed, "server", self._part.name, purpose, self.round)
 

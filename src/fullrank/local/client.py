@@ -44,6 +44,24 @@ class Client:
 
     Every fit is planned by `plan_fit` and completed by `finish_fit`. In between, `run_fit` runs it in the client's
     network; an engine may run it in another way.
+
+    Args:
+        id: The number of the client.
+        round: The round, from 0.
+        seed: The seed of the run.
+        network: The network.
+        composition: The method.
+        entries: The names of the network's entries by class.
+        settings: The settings of the round.
+        samples: The client's training samples.
+        received: All entries of the client's model at the start of the job.
+        w0: The shared entries as received.
+        sent: The entries of the server's state that were broadcast, by method.
+        state: What the client keeps between rounds, by method.
+        stepper_of: Creates what runs the steps of a fit.
+        forward: A function in place of the network's forward in eval mode.
+        detached: Whether the entries stay out of the network as long as they are not needed there.
+        peers: The ids of all clients that may take part.
     """
 
     def __init__(
@@ -128,7 +146,7 @@ class Client:
 
     @property
     def pulled_travel(self) -> float:
-        """The same under the pull of the methods' proximal terms."""
+        """The same quantity as `travel`, under the pull of the methods' proximal terms."""
         return self._common(self._pulled_travels)
 
     def _common(self, travels: Mapping[str, Travel]) -> float:
@@ -144,14 +162,25 @@ class Client:
         return found.pop() if found else 0.0
 
     def one_of(self, share: float, purpose: str, space: str = "") -> bool:
-        """Return whether the client is in a fixed share of those that may take part, chosen by the seed."""
+        """Return whether the client is in a fixed share of those that may take part, chosen by the seed.
+
+        Args:
+            share: The share of the clients.
+            purpose: A word that distinguishes this draw from others of the same method.
+            space: The name of the method.
+        """
         if share >= 1:
             return True
         rng = generator(self._seed, "share", space, purpose)
         return self.id in rng.choice(self._peers, max(1, round(share * len(self._peers))), replace=False)
 
     def generator(self, purpose: str, space: str = "") -> np.random.Generator:
-        """Return a generator that depends on seed, method, purpose, round and client."""
+        """Return a generator whose numbers depend on seed, method, purpose, round and client only.
+
+        Args:
+            purpose: A word that distinguishes this generator from others of the same method.
+            space: The name of the method.
+        """
         return generator(self._seed, "client", space, purpose, self.round, self.id)
 
     # Fits
@@ -168,7 +197,7 @@ class Client:
         Args:
             only: Selectors of what to train.
             model: The tree that a side fit starts from.
-            asked: Further arguments of `plan_fit`.
+            **asked: Further arguments of `plan_fit`.
         """
         if model is None:
             self._run(self.plan_fit(only, **asked))
@@ -210,7 +239,7 @@ class Client:
             criterion: A criterion in place of the method's.
             stats: "freeze" keeps norm layers in evaluation mode.
             space: The name of the method that asks for the fit, whose state `loss` and `criterion` see.
-            optimiser: Settings of the optimiser. If any is given, the fit has a separate optimiser.
+            **optimiser: Settings of the optimiser. If any is given, the fit has a separate optimiser.
         """
         network, settings = self._network, self._adapted(epochs, steps, optimiser)
         names = self._trained(only)
@@ -277,15 +306,20 @@ class Client:
     # The outputs of the client's model
 
     def mark(self) -> None:
-        """Evaluate the current model on the client's hold-out, as one point of a curve over the stages of a
-        personalisation.
-        """
+        """Evaluate the current model on the client's hold-out, as one point in the course of a personalisation."""
         if self.evaluate is not None:
             self.course.append(self.evaluate())
 
     @torch.no_grad()
     def features(self, batch_size: int = 0) -> tuple[Tensor, Tensor]:
-        """Return z and y of all training samples under the current model, in eval mode and without augmentation."""
+        """Compute the representation of all training samples, in eval mode and without augmentation.
+
+        Args:
+            batch_size: Samples per forward; 0 chooses it for the device.
+
+        Returns:
+            z (n, d) and y (n,).
+        """
         z, y = [], []
         with self.network.mode(train=False):
             device = self.samples.index.device
@@ -296,14 +330,27 @@ class Client:
         return torch.cat(z), torch.cat(y)
 
     def prototypes(self, normalise: bool = False) -> tuple[Tensor, Tensor]:
-        """Return class sums (C, d) of z and class counts (C,); zeros for the classes that the client lacks."""
+        """Compute class sums of the representation; they are zero for classes that the client lacks.
+
+        Args:
+            normalise: Whether each z is scaled to unit length first.
+
+        Returns:
+            The sums (C, d) and the class counts (C,).
+        """
         z, y = self.features()
         if normalise:
             z = torch.nn.functional.normalize(z)
         return class_prototypes(z, y, self.network.num_classes)[0], self.counts
 
     def batch(self, x: Tensor, y: Tensor, space: str = "") -> Batch:
-        """Return a batch under the current model in its current mode, as a method's `predict` sees it."""
+        """Return a batch under the current model in its current mode, as a method's `predict` sees it.
+
+        Args:
+            x: Inputs, prepared for the model.
+            y: Their labels (N,).
+            space: The name of the method.
+        """
         self.held.enter()
         out, model = self._forward(x), self.model
 
@@ -409,7 +456,7 @@ def _add_proximal_terms(report: Report, composition: Composition) -> None:
 
 
 def _travelled(before: Mapping[str, Travel], fit: Fit, steps: int, pull: float = 0.0) -> dict[str, Travel]:
-    """Return the travels of the entries that a fit trained, from those before it; many entries have the same."""
+    """Return the travels of all entries after a fit; many entries have the same travel."""
 
     @cache
     def after(travel: Travel) -> Travel:

@@ -9,9 +9,14 @@ from fullrank.trees import Tensors, clone
 
 
 class ClientEntries:
-    """The values of a client's entries: in the network, or detached from it as long as they are not needed there.
+    """The values of a client's entries, in the network or detached from it.
 
     An engine that trains several clients in one network keeps their entries detached.
+
+    Args:
+        network: The network.
+        tensors: The values of all entries.
+        detached: Whether the values stay out of the network until `enter` is called.
     """
 
     def __init__(self, network: Network, tensors: Tensors, detached: bool):

@@ -31,13 +31,17 @@ _thread = threading.local()
 
 
 def check() -> None:
-    """Raise `Interrupted` if a signal was received since the guard was entered, or this thread was abandoned."""
+    """Stop the work of this thread if a signal was received.
+
+    Raises:
+        Interrupted: If a signal was received since the guard was entered, or the event given to `obey` is set.
+    """
     if _requested or ((given_up := getattr(_thread, "given_up", None)) is not None and given_up.is_set()):
         raise Interrupted
 
 
 def obey(given_up: threading.Event) -> None:
-    """Make `check` in this thread raise as soon as an event is set, too."""
+    """Make `check` in this thread raise once an event is set as well."""
     _thread.given_up = given_up
 
 
@@ -71,8 +75,12 @@ def own_process() -> Iterator[None]:
 
 @contextlib.contextmanager
 def guard() -> Iterator[None]:
-    """Handle signals inside the block: the first one makes `check` raise, with a message; the second raises
-    `StoppedNow`.
+    """Handle SIGTERM and Ctrl-C inside the block.
+
+    The first signal makes `check` raise, and prints a message; the second ends the block at once.
+
+    Raises:
+        StoppedNow: On the second signal.
     """
     global _requested, _guarded
     if _guarded or threading.current_thread() is not threading.main_thread():

@@ -21,7 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Samples:
-    """The samples of a fit: their positions in tensors, and the preparation of inputs."""
+    """The samples of a fit: their positions in tensors, and the preparation of inputs.
+
+    Args:
+        x: The inputs of all samples that the tensors hold.
+        y: Their labels.
+        index: The positions of the samples of the fit.
+        prepare: Prepares inputs for the model.
+    """
 
     x: Tensor
     y: Tensor
@@ -32,7 +39,16 @@ class Samples:
         return len(self.index)
 
     def batch(self, chosen: Tensor, uniform: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return inputs and labels of some of the samples; `uniform` are the random numbers of their augmentation."""
+        """Prepare a batch of the samples.
+
+        Args:
+            chosen: The positions of the batch's samples among those of the fit.
+            uniform: The random numbers of their augmentation; None for no augmentation.
+            dtype: The dtype of the inputs.
+
+        Returns:
+            The inputs and the labels.
+        """
         rows = self.index[chosen]
         return self.prepare(self.x[rows], uniform, dtype), self.y[rows]
 
@@ -51,12 +67,15 @@ class Stepper(Protocol):
     """The protocol of objects that run the steps of one fit: `Eager`, or a faster one of an engine."""
 
     def __call__(self, rows: Tensor, draws: Tensor | None, sizes: Sequence[int]) -> dict[str, Tensor]:
-        """Run steps and return the mean of each term over them.
+        """Run steps.
 
         Args:
             rows: The positions of the samples of all batches, concatenated.
             draws: The random numbers of their augmentation.
             sizes: The size of each batch.
+
+        Returns:
+            The mean of each term over the steps.
         """
 
     def take_rate(self, lr: float) -> None:
@@ -67,7 +86,15 @@ class Stepper(Protocol):
 
 
 class Eager:
-    """Runs each step in eager mode as soon as it is asked for. It defines what is correct for every other stepper."""
+    """Runs each step in eager mode immediately. It defines what is correct for every other stepper.
+
+    Args:
+        step: The step.
+        state: The tensors that the step changes.
+        context: The tensors that it reads.
+        samples: The samples.
+        dtype: The dtype of the inputs.
+    """
 
     def __init__(self, step: Step, state: State, context: Context, samples: Samples, dtype: torch.dtype):
         self.step, self.state, self.context, self.samples, self.dtype = step, state, context, samples, dtype
@@ -124,14 +151,26 @@ class Fit:
     """Whether the fit has a separate optimiser."""
 
     def rows(self) -> tuple[Tensor, Tensor | None]:
-        """Return the positions of the samples of all batches, concatenated, and the numbers for their augmentation."""
+        """Return what the batches are made of.
+
+        Returns:
+            The positions of the samples of all batches, concatenated, and the random numbers for their augmentation.
+        """
         index, plan = self.samples.index, self.plan
         rows = index[torch.from_numpy(plan.index).to(index.device)]
         return rows, torch.from_numpy(plan.draws).to(rows.device) if plan.draws.shape[1] else None
 
 
 def train(fit: Fit, stepper_of: StepperOf = Eager) -> Report:
-    """Run a fit, which changes its state in place, and return what was measured."""
+    """Run a fit, which changes its state in place.
+
+    Args:
+        fit: The fit.
+        stepper_of: Creates what runs the steps.
+
+    Returns:
+        What was measured.
+    """
     stepper = stepper_of(fit.step, fit.state, fit.context, fit.samples, fit.dtype)
     rows, draws = fit.rows()
     rates = iter(fit.step.settings.rates(fit.plan.steps))
@@ -170,7 +209,13 @@ def epochs_of(plan: Plan) -> list[list[int]]:
 
 
 def report_of(plan: Plan, names: Sequence[str], epochs: Sequence[Sequence[float]]) -> Report:
-    """Return the report of a fit from the names of the measurements and their values in each epoch."""
+    """Create the report of a fit.
+
+    Args:
+        plan: The plan of the fit.
+        names: The names of the measurements.
+        epochs: Their values in each epoch.
+    """
     return Report(plan.steps, plan.skipped, [dict(zip(names, row, strict=True)) for row in epochs])
 
 
@@ -181,7 +226,13 @@ NO_TERMS = ("grad_norm", DRIFT)
 
 
 def drift(step: Step, state: State, context: Context) -> Tensor:
-    """Return the distance between the shared entries and those received."""
+    """Return the distance between the shared entries and those received.
+
+    Args:
+        step: The step.
+        state: The state of the fit, with the current entries.
+        context: The context of the fit, with the received entries.
+    """
     with torch.no_grad():
         if alike := flats(part_of(state.trained, step.shared), context.w0):
             return norm({"": alike[0].base - alike[1].base})

@@ -18,7 +18,7 @@ BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 
 
 def memory(trained: Tensors, settings: Settings, before: Tree | None = None) -> Tree:
-    """Return the optimiser's memory of these entries: zeros at first, later what it remembered before.
+    """Return the optimiser's memory of these entries: zeros at first, later the values of earlier steps.
 
     Args:
         trained: The entries. The memory of entries in one vector is one vector as well.
@@ -58,7 +58,13 @@ def _empty(slot: str, weight: Tensor) -> Tensor:
 
 
 def clipped(g: Tensors, norm: Tensor, limit: float) -> Tensors:
-    """Return the gradient, scaled to the norm `limit` where its norm over all entries is larger; 0 means no limit."""
+    """Return a gradient whose norm is at most a limit.
+
+    Args:
+        g: The gradient.
+        norm: Its norm over all entries.
+        limit: The largest norm; 0 for no limit.
+    """
     if not limit:
         return g
     share = (limit / (norm + 1e-6)).clamp(max=1.0)

@@ -42,13 +42,13 @@ def smallest_batch(batch_size: int) -> int:
     """Return the number of samples that a last batch needs under `last_batch = "auto"` with BatchNorm.
 
     Statistics over a few samples are so noisy that a single step on them can ruin the model. Sixteen samples are
-    enough, and so is half of a batch where the user chose small batches.
+    enough, or half of a batch if batches are small.
     """
     return min(ENOUGH_SAMPLES, math.ceil(batch_size / 2))
 
 
 def last_batch_too_small(samples: int, batch_size: int) -> bool:
-    """Return whether the last batch of an epoch is one that `last_batch = "auto"` leaves out with BatchNorm."""
+    """Return whether `last_batch = "auto"` leaves out the last batch of an epoch with BatchNorm."""
     return samples > batch_size and 0 < samples % batch_size < smallest_batch(batch_size)
 
 

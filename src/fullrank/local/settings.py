@@ -31,7 +31,11 @@ class Settings:
     """The schedule, if the learning rate changes from step to step; `lr` is then that of the first step."""
 
     def check(self) -> None:
-        """Reject invalid settings that a method asks for; the values of `[train]` have been checked before."""
+        """Check the settings that a method passes to a fit; those of `[train]` have been validated before.
+
+        Raises:
+            InputError: If a setting is invalid.
+        """
         for name, least in (("epochs", 1), ("steps", 0), ("batch_size", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
@@ -106,6 +110,11 @@ class Travel:
 
         Each step sets u ← ρu + g and adds η·u (Nesterov: η(g + ρu)) to the distance, where g is the unit gradient less
         the pull of proximal terms, 1 − μ·distance.
+
+        Args:
+            steps: The number of steps.
+            settings: The settings of the fit, with η and ρ.
+            pull: The coefficient μ of the proximal terms.
         """
         speed, distance, rho = self.speed, self.distance, settings.momentum
         for lr in settings.rates(steps):

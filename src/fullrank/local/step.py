@@ -75,9 +75,10 @@ for _kind, _fields in (
 
 
 def depending(value: Tensor) -> Tensor:
-    """Return the value of an objective, or raise an error if it does not depend on any trained entry.
+    """Return the value of an objective unchanged, provided that it depends on a trained entry.
 
-    `torch.func.grad` would return zeros in that case.
+    Raises:
+        InputError: If it does not; `torch.func.grad` would return zeros.
     """
     if not value.requires_grad:
         raise InputError(
@@ -88,8 +89,12 @@ def depending(value: Tensor) -> Tensor:
 
 
 class Functional:
-    """A backend that calls the network by `functional_call` and computes gradients by `torch.func.grad`, so that a step
-    is pure.
+    """A backend that calls the network by `functional_call`, so that a step is pure.
+
+    Gradients are computed by `torch.func.grad`.
+
+    Args:
+        network: The network.
     """
 
     def __init__(self, network: Network):
@@ -100,12 +105,33 @@ class Functional:
         return self.network.at(tensors, x)
 
     def call(self, trained: Tensors, rest: Tensors, buffers: Tensors, x: Tensor) -> tuple[Output, Tensors]:
-        """Run the network with the given tensors; return its output and the buffers after it."""
+        """Run the network with the given tensors in place of the module's.
+
+        Args:
+            trained: The entries that are trained.
+            rest: The entries that are not.
+            buffers: The buffers.
+            x: The inputs.
+
+        Returns:
+            The output, and the buffers after the forward.
+        """
         moved = {name: value.clone() for name, value in buffers.items()}  # BatchNorm writes into its buffers
         return self.at({**rest, **trained, **moved}, x), moved
 
     def gradient(self, objective: Objective, trained: Tensors) -> tuple[Tensors, Any]:
-        """Return the gradient and what else the objective returned."""
+        """Compute the gradient of an objective.
+
+        Args:
+            objective: A function of the trained entries that returns a scalar, and further results.
+            trained: The values of the entries.
+
+        Returns:
+            The gradient, and the further results.
+
+        Raises:
+            InputError: If the objective does not depend on the entries.
+        """
 
         def dependent(trained: Tensors) -> tuple[Tensor, Any]:
             value, aux = objective(trained)
@@ -116,20 +142,28 @@ class Functional:
 
 
 class Bound(Functional):
-    """A backend that calls the module itself, whose tensors are those of the client."""
+    """A backend that calls the module itself, whose own tensors are those of the client.
+
+    Args:
+        network: The network.
+        trained: The entries that are trained, which are tensors of the network.
+    """
 
     def __init__(self, network: Network, trained: Tensors):
         super().__init__(network)
         self.bound = trained
 
     def call(self, trained: Tensors, rest: Tensors, buffers: Tensors, x: Tensor) -> tuple[Output, Tensors]:
-        """Run the module itself, whose buffers change in place."""
+        """Run the module itself, whose buffers change in place; arguments and results are as in `Functional.call`."""
         if trained is self.bound:
             return self.network(x), buffers
         return super().call(trained, rest, buffers, x)
 
     def gradient(self, objective: Objective, trained: Tensors) -> tuple[Tensors, Any]:
-        """Compute the gradient by `torch.autograd.grad`, in half the time of `torch.func.grad` on a small network."""
+        """Compute the gradient by `torch.autograd.grad`, as `Functional.gradient` does.
+
+        It takes half the time of `torch.func.grad` on a small network.
+        """
         if trained is not self.bound:
             trained = self.leaves(trained)
         value, aux = objective(trained)
@@ -153,11 +187,17 @@ class Bound(Functional):
 
 
 def named_terms(name: str, found: Tensor | Mapping[str, Tensor]) -> Tensors:
-    """Return what the `loss` of a method adds, under the method's name, and the terms that it names.
+    """Return the terms that the `loss` of a method adds.
 
     Args:
         name: The method's name.
-        found: A scalar, or scalars by name.
+        found: What the hook returned: a scalar, or scalars by name.
+
+    Returns:
+        The sum under the method's name, and each named term under `name.term`.
+
+    Raises:
+        InputError: If the hook returned anything else.
 
     >>> named_terms("mine", {"near": torch.tensor(1.0), "far": torch.tensor(2.0)})
     {'mine': tensor(3.), 'mine.near': tensor(1.), 'mine.far': tensor(2.)}
@@ -193,7 +233,17 @@ class Step:
     """The name of the method that asked for this fit, whose state `criterion` and `loss` see."""
 
     def __call__(self, state: State, context: Context, x: Tensor, y: Tensor) -> tuple[State, dict[str, Tensor]]:
-        """Return the new state, and each term's value with the gradient's norm. Nothing is written in place."""
+        """Run the step without writing in place.
+
+        Args:
+            state: The tensors that the step changes.
+            context: The tensors that it reads.
+            x: The inputs of a batch.
+            y: The labels.
+
+        Returns:
+            The new state, and the values of all terms with the gradient's norm.
+        """
         new = State(
             {name: value.clone() for name, value in state.trained.items()},
             state.rest,
@@ -205,7 +255,17 @@ class Step:
         return new, terms
 
     def advance_(self, state: State, context: Context, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        """Run the step in place, for engines that own the tensors of the state."""
+        """Run the step in place, for engines that own the tensors of the state.
+
+        Args:
+            state: The tensors that the step changes.
+            context: The tensors that it reads.
+            x: The inputs of a batch.
+            y: The labels.
+
+        Returns:
+            The values of all terms with the gradient's norm.
+        """
         g, state.buffers, terms = self.gradient(state, context, x, y)
         with torch.no_grad():
             descend_(state.trained, g, state.memory, self.settings, self.decayed, context.lr)
@@ -214,7 +274,20 @@ class Step:
     def gradient(
         self, state: State, context: Context, x: Tensor, y: Tensor
     ) -> tuple[Tensors, Tensors, dict[str, Tensor]]:
-        """Return the corrected gradient, the buffers after the step, and the value of each term."""
+        """Compute the gradient of criterion and losses, with all corrections.
+
+        Args:
+            state: The tensors that the step changes.
+            context: The tensors that it reads.
+            x: The inputs of a batch.
+            y: The labels.
+
+        Returns:
+            The corrected gradient, the buffers after the step, and the value of each term.
+
+        Raises:
+            InputError: If the loss does not depend on a trained entry, or a correction does not return a gradient.
+        """
         corrections = [part for part in self.composition.corrections if not (self.side and part.drift)]
         g, seen = self._corrected(state, context, x, y, state.trained, corrections)
         length = norm(g)

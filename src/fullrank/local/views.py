@@ -24,6 +24,17 @@ class ClientView:
     Its public name is `fullrank.Client`. All views of a client show the same client; `own` and `sent` are those of the
     method whose hook is running. Tensors are on the client's device and in the model's dtype, and are never written in
     place.
+
+    >>> import torch
+    >>> import fullrank
+    >>> class Shares(fullrank.Method):
+    ...     def weight(self, client: fullrank.Client) -> float:
+    ...         print(f"client {client.id}: {client.n} samples, by class {client.counts.tolist()}")
+    ...         return client.n**0.5
+    >>> clients = [(torch.rand(4, 3), torch.tensor([0, 1, 1, 0])), (torch.rand(2, 3), torch.tensor([1, 1]))]
+    >>> run = fullrank.fit(torch.nn.Linear(3, 2), clients, method=Shares(), rounds=1)
+    client 0: 4 samples, by class [2.0, 2.0]
+    client 1: 2 samples, by class [0.0, 2.0]
     """
 
     def __init__(self, client: Client, space: str):
@@ -120,9 +131,9 @@ class ClientView:
 
     @property
     def pulled_travel(self) -> float:
-        """The same under the pull of the methods' proximal terms (`Method.pull`), which hold a weight back.
+        """The same quantity as `travel`, under the pull of the methods' proximal terms (`Method.pull`).
 
-        Without such terms it is `travel`.
+        The terms hold a weight back. Without them it is equal to `travel`.
         """
         return self._client.pulled_travel
 
@@ -133,7 +144,7 @@ class ClientView:
         no client: numbers for them are drawn in `before` and read as `b.fixed`.
 
         Args:
-            purpose: A word that tells this generator from others of the same method.
+            purpose: A word that distinguishes this generator from others of the same method.
         """
         return self._client.generator(purpose, self._space)
 
@@ -142,7 +153,7 @@ class ClientView:
 
         Args:
             share: The share of the clients, above 0 and at most 1.
-            purpose: A word that tells this draw from others of the same method.
+            purpose: A word that distinguishes this draw from others of the same method.
         """
         return self._client.one_of(share, purpose, self._space)
 
@@ -196,18 +207,24 @@ class ClientView:
         self._client.mark()
 
     def features(self, batch_size: int = 0) -> tuple[Tensor, Tensor]:
-        """Return z (n, d) and y (n,) of all training samples under the current model, in eval mode, not augmented.
+        """Compute the representation of all training samples, in eval mode and without augmentation.
 
         Args:
-            batch_size: Samples per forward; 0 takes as many as suit the device.
+            batch_size: Samples per forward; 0 chooses it for the device.
+
+        Returns:
+            z (n, d) and y (n,).
         """
         return self._client.features(batch_size)
 
     def prototypes(self, normalise: bool = False) -> tuple[Tensor, Tensor]:
-        """Return class sums (C, d) of z and class counts (C,); zeros for the classes that the client lacks.
+        """Compute class sums of the representation; they are zero for classes that the client lacks.
 
         Args:
             normalise: Whether each z is scaled to unit length first.
+
+        Returns:
+            The sums (C, d) and the class counts (C,).
         """
         return self._client.prototypes(normalise)
 
@@ -215,7 +232,7 @@ class ClientView:
         """Return a batch under the current model in its current mode, as `predict` sees it.
 
         Args:
-            x: Inputs, prepared as the model takes them.
+            x: Inputs, prepared for the model.
             y: Their labels (N,).
         """
         return self._client.batch(x, y, self._space)

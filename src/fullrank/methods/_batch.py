@@ -16,6 +16,17 @@ class Batch:
     N is the number of samples, d the width of the representation, C the number of classes. Tensors that a head returns
     in addition to logits are attributes by their names (`b.mu` of FedETF). `predict` has no `base`, `grad_at` and
     `label_smoothing`.
+
+    Args:
+        extras: The tensors that the head returned in addition to logits, by name.
+        **values: The values of the attributes. An attribute that is not given raises an `AttributeError` when it is
+            read.
+
+    >>> import torch
+    >>> from fullrank import methods
+    >>> b = Batch({}, z=torch.tensor([[1.0, 1, 0], [2, 3, 1], [3, 2, -1], [4, 6, 0]]))
+    >>> round(methods.build("feddecorr").loss(b).item(), 6)
+    0.062679
     """
 
     x: Tensor
@@ -66,7 +77,8 @@ class Batch:
         raise AttributeError(f"a batch has no {name}" + (f"; the head gives {', '.join(extras)}" if extras else ""))
 
     def but(self, **values: Any) -> Batch:
-        """Return a copy with other values, as in `b.but(y=other)`. Nothing is computed again."""
+        """Return a copy with other values of some attributes, as in `b.but(y=other)`. Other attributes are not
+        computed again."""
         other = object.__new__(Batch)
         other.__dict__ = {**self.__dict__, **values}
         return other

@@ -1,4 +1,4 @@
-"""The composition of methods. Each has its own state and uploads; hooks are chained, summed or exclusive."""
+"""The composition of methods. Each method has its own state and uploads; hooks are chained, summed or exclusive."""
 
 from __future__ import annotations
 
@@ -38,7 +38,19 @@ def defines(method: Method, hook: str) -> bool:
 
 @dataclass(frozen=True)
 class Composed(Method):
-    """Several methods as one, made by `a + b`."""
+    """Several methods as one, made by `a + b`.
+
+    Args:
+        members: The methods.
+
+    Raises:
+        Conflict: If a method occurs twice, or two of them define the same exclusive hook.
+
+    >>> from fullrank import methods
+    >>> both = methods.build("fedprox") + methods.build("feddecorr")
+    >>> both.name, [part.name for part in both.parts]
+    ('fedprox+feddecorr', ['fedprox', 'feddecorr'])
+    """
 
     members: tuple[Method, ...]
 
@@ -84,6 +96,11 @@ class Composition:
 
     Raises:
         Conflict: If a criterion is named and a part of the method has its own.
+
+    >>> from fullrank import methods
+    >>> composition = Composition(methods.build("scaffold+feddecorr"))
+    >>> [part.name for part in composition.losses], [part.name for part in composition.corrections]
+    (['feddecorr'], ['scaffold'])
     """
 
     def __init__(self, method: Method, criterion: str = ""):
@@ -106,9 +123,16 @@ class Composition:
             self.parts = (*method.parts, Weighted())
 
     def exclusive(self, hook: str) -> tuple[Method, Callable[..., Any]]:
-        """Return the part that defines an exclusive hook, or the first part with the hook of FedAvg, and the hook.
+        """Return the part that defines an exclusive hook.
 
         A criterion that the experiment names takes the place of FedAvg's.
+
+        Args:
+            hook: The name of the hook.
+
+        Returns:
+            The part, or the first one if none defines the hook, and the hook as a function of the arguments after
+            `self`.
         """
         if hook == "criterion" and (criterion := self._criterion) is not None:
             return self.parts[0], lambda b: criterion(b.logits, b.y)

@@ -146,17 +146,35 @@ class Method:
     # State
 
     def server_state(self, server: ServerView) -> Tree:
-        """Return the initial state that the server keeps for this method."""
+        """Return the initial state that the server keeps for this method.
+
+        Args:
+            server: The server before the first round.
+
+        Returns:
+            A tree of tensors; empty by default.
+        """
         return {}
 
     def client_state(self, client: ClientView) -> Tree:
-        """Return the initial state that a client keeps for this method, when it first takes part."""
+        """Return the initial state that a client keeps for this method, when it first takes part.
+
+        Args:
+            client: The client, whose model is the one that it received.
+
+        Returns:
+            A tree of tensors; empty by default.
+        """
         return {}
 
     def begin(self, server: ServerView) -> None:
-        """Complete the server's state before the first round, by asking clients about their data (`server.ask`).
+        """Complete the server's state before the first round. In order.
 
-        What is sent counts as traffic of the first round. No client has received a model yet. In order.
+        The method may ask clients about their data (`server.ask`). What is sent counts as traffic of the first round.
+        No client has received a model yet.
+
+        Args:
+            server: The server. Assigning `server.own` changes the state.
         """
 
     # The local step
@@ -206,9 +224,10 @@ class Method:
         return g
 
     def pull(self) -> float:
-        """Return μ if `grad` adds μ(w − w0), the pull of a proximal term; for normalised averaging. Summed.
+        """Return μ if `grad` adds μ(w − w0), the pull of a proximal term. Summed.
 
-        The value of the term at the end of each local epoch, (μ/2)‖w − w0‖², is recorded under the method's name.
+        Normalised averaging takes it into account. The value of the term at the end of each local epoch, (μ/2)‖w −
+        w0‖², is recorded under the method's name.
         """
         return 0.0
 
@@ -292,7 +311,9 @@ class Method:
         return new
 
     def finish(self, server: ServerView) -> None:
-        """Change the model after the last round. A run that is continued starts from the model before this hook.
+        """Change the model after the last round. In order.
+
+        A run that is continued starts from the model before this hook.
 
         Args:
             server: The server. Assigning `server.w` changes the model.

@@ -1,4 +1,4 @@
-"""What methods with global class prototypes have in common."""
+"""The base class of methods with global class prototypes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -23,7 +23,17 @@ FEATURE_SUMS = "for every class that it has, the sum of its features and how man
 
 
 def single_samples(method: str, counts: np.ndarray, clients: np.ndarray, min_count: int = 0) -> str:
-    """Return a warning with the clients that would send a statistic of one sample; empty if `min_count` prevents it."""
+    """Warn about clients that would send a statistic of a single sample, which is that sample's own feature.
+
+    Args:
+        method: The name of the method.
+        counts: The number of training samples by client and class, of shape (K, C).
+        clients: The ids of all clients that may take part.
+        min_count: The number of samples from which a client sends a class.
+
+    Returns:
+        The warning; empty if there is no such client.
+    """
     if min_count > 1:
         return ""
     found = clients[(counts == 1).any(1)]

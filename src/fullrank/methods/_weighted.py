@@ -1,4 +1,5 @@
-"""The exchange of class counts for `train.criterion = "weighted"`, as a further part of whatever method a run has."""
+"""The exchange of class counts for `train.criterion = "weighted"`, which is added to the run's method as a further
+part."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ class Weighted(Method):
     receives = "the weight of each class in the loss"
 
     def server_state(self, server: ServerView) -> Tree:
-        """Return zeros until the clients have been asked."""
+        """Return weights of zero until the clients have been asked."""
         like = next(iter(server.model.values()))
         dtype = torch.promote_types(server.net.dtype, torch.float32)
         return {"weights": torch.zeros(server.net.num_classes, dtype=dtype, device=like.device)}
@@ -44,7 +45,7 @@ class Weighted(Method):
         server.own = {"weights": inverse_frequencies(counts).to(server.own["weights"])}
 
     def class_counts(self, client: ClientView) -> Mapping[str, Sum]:
-        """Return how many samples of each class a client has."""
+        """Return the number of samples of each class at a client."""
         return {"counts": Sum({"samples": client.counts.long()})}
 
     def criterion(self, b: Batch) -> Tensor:

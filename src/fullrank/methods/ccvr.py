@@ -28,16 +28,35 @@ Array: TypeAlias = NDArray[np.float64]
 
 
 def gaussian(n: float, z: Array, zz: Array) -> tuple[Array, Array]:
-    """Compute the mean and the unbiased covariance from n, Σz and Σzzᵀ. The covariance of a single sample is zero."""
+    """Compute the moments of the features of a class. The covariance of a single sample is zero.
+
+    Args:
+        n: The number of samples.
+        z: The sum of the features, Σz.
+        zz: The sum of their products, Σzzᵀ.
+
+    Returns:
+        The mean and the unbiased covariance.
+    """
     mean = z / n
     return mean, (zz - n * np.outer(mean, mean)) / (n - 1) if n > 1 else np.zeros_like(zz)
 
 
 def draw(rng: np.random.Generator, samples: int, n: float, z: Array, zz: Array) -> Array:
-    """Draw virtual features of one class.
+    """Draw virtual features of one class from a normal distribution.
 
     The symmetric root is used because a covariance of few samples is singular, and rounding must not turn its small
     axes.
+
+    Args:
+        rng: The generator.
+        samples: The number of features to draw.
+        n: The number of samples of the class.
+        z: The sum of their features.
+        zz: The sum of the features' products.
+
+    Returns:
+        The features, of shape (samples, d).
     """
     mean, covariance = gaussian(n, z, zz)
     variances, axes = np.linalg.eigh(covariance + JITTER * np.eye(len(z)))
@@ -71,7 +90,11 @@ class CCVR(Method):
         return single_samples(self.name, counts, clients, self.min_count)
 
     def server_state(self, server: "ServerView") -> Tree:
-        """Return no state, but reject before the first round a model without a common classifier."""
+        """Return no state, but reject a model without a common classifier before the first round.
+
+        Raises:
+            Conflict: If an entry of the classifier is personal or frozen.
+        """
         if apart := sorted(select(server.net, "head") - server.w.keys()):
             raise Conflict(f"ccvr retrains the common classifier, but {apart[0]} is personal or frozen")
         return {}
@@ -85,7 +108,11 @@ class CCVR(Method):
         return {"moments": Sum({"n": n, "z": first, "zz": torch.stack([some.mT @ some for some in of_class])})}
 
     def finish(self, server: "ServerView") -> None:
-        """Ask clients for their statistics, draw features, and train the head on them."""
+        """Ask clients for their statistics, draw features, and train the head on them.
+
+        Raises:
+            InputError: If no client has enough samples of any class.
+        """
         moments = {name: value.cpu().numpy() for name, value in server.ask(self.moments)["moments"].items()}
         rng = server.generator("features")
         known = np.flatnonzero(moments["n"])

@@ -39,7 +39,11 @@ class Ditto(Method):
     weight_decay: NotNegative = 0.0
 
     def __post_init__(self) -> None:
-        """Reject settings of an optimiser that is not used."""
+        """Check the settings of the personal model's optimiser.
+
+        Raises:
+            InputError: If they are given and not used.
+        """
         given = next((name for name in ("lr", "momentum", "weight_decay") if getattr(self, name)), "")
         if self.optimizer == "global" and given:
             raise InputError(

@@ -9,8 +9,8 @@ from fullrank.methods._method import Method
 class FedBN(Method):
     """Every normalisation layer, with affine weights and statistics, is personal; all other entries are averaged.
 
-    Layers are found by their type, so those in shortcuts count too. There is no complete global model; each client's
-    model is evaluated on its own data.
+    Layers are found by their type, so those in shortcuts are personal as well. There is no complete global model; each
+    client's model is evaluated on its own data.
     """
 
     paper = "Li et al., ICLR 2021"

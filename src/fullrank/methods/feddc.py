@@ -23,7 +23,7 @@ class FedDC(FedDyn):
     """FedDyn's drift h_k with SCAFFOLD's variates g_k: the gradient g becomes g + α(h_k + w_k − w) + (ḡ − g_k).
 
     g_k ← g_k − ḡ + (w − w_k)/travel estimates the client's gradient, ḡ is the mean of all clients' g_k; h_k and the new
-    model as in FedDyn. Adam has no travel. The change of g_k leaves the site too, which doubles the uploads. As in
+    model as in FedDyn. Adam has no travel. The change of g_k leaves the site as well, which doubles the uploads. As in
     FedDyn, the authors' code evaluates the clients' mean, whose results have the prefix `mean_`.
     """
 

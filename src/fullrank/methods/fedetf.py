@@ -30,7 +30,15 @@ are hyper-parameters.
 
 
 class FrameHead(nn.Module):
-    """A head that gives β·cosines between the projected feature and the fixed vectors of a simplex ETF."""
+    """A head whose logits are β times the cosines between the projected feature and the fixed vectors of a simplex ETF.
+
+    Args:
+        width: The number of features.
+        classes: The number of classes.
+        dim: The number of dimensions of the frame.
+        beta: The initial temperature β.
+        dtype: The dtype of the parameters.
+    """
 
     def __init__(self, width: int, classes: int, dim: int, beta: float, dtype: torch.dtype):
         super().__init__()
@@ -41,7 +49,14 @@ class FrameHead(nn.Module):
         self.frame = nn.Parameter(frame, requires_grad=False)
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensors]:
-        """Return the logits, and the normalised projection μ."""
+        """Compute the logits.
+
+        Args:
+            z: Features of shape (N, width).
+
+        Returns:
+            The logits, and the normalised projection as `mu`.
+        """
         mu = F.normalize(self.projection(z))
         return self.beta * F.linear(mu, self.frame), {"mu": mu}
 
@@ -50,15 +65,15 @@ class FrameHead(nn.Module):
 class FedETF(Method):
     """A fixed classifier that all clients share: the C vectors v_c of a simplex ETF, at equal angles from each other.
 
-    logits = β·v_cᵀμ, μ = μ̂/‖μ̂‖, μ̂ a linear projection of z to `dim` dimensions (0: C), β trained from `beta` on. Local
-    training minimises the balanced loss, the cross-entropy of logits + γ·log n_c with n_c the client's class counts (a
-    missing class counts as 1). To personalise, a client adapts the features for one local training, then `repeats`
-    times fine-tunes its own copy of the frame and the projection: by plain cross-entropy, {body, β}, {frame, β},
-    {projection, β} (`paper`); or all by the balanced loss first, then only frame and projection with β fixed, and
+    logits = β·v_cᵀμ, μ = μ̂/‖μ̂‖, μ̂ a linear projection of z to `dim` dimensions (0: C), β trained from `beta` on.
+    Local training minimises the balanced loss, the cross-entropy of logits + γ·log n_c with n_c the client's class
+    counts (a missing class counts as 1). To personalise, a client adapts the features for one local training, then
+    `repeats` times fine-tunes its own copy of the frame and the projection: by plain cross-entropy, {body, β}, {frame,
+    β}, {projection, β} (`paper`); or all by the balanced loss first, then only frame and projection with β fixed, and
     statistics of norm layers moving (`repo`, as the authors' code does). `frame_lr` and `projection_lr` are the rates
     of fine-tuning.
 
-    A client's weight in the mean is its number of training samples. The authors' code counts its hold-out too, with
+    A client's weight in the mean is its number of training samples. The authors' code also counts its hold-out, with
     every method; in their settings no client's share differs by as much as 0.0001.
     """
 
@@ -73,7 +88,11 @@ class FedETF(Method):
     projection_lr: Positive = 0.05
 
     def head(self, net: "Network") -> nn.Module:
-        """Return a head with projection, temperature and frame."""
+        """Return a head with projection, temperature and frame.
+
+        Raises:
+            InputError: If `dim` is too small for the number of classes.
+        """
         if self.dim and self.dim < net.num_classes - 1:
             raise InputError(
                 f"method.fedetf.dim = {self.dim}: vectors of {net.num_classes} classes at equal angles need at least "

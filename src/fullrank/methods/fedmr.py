@@ -68,7 +68,11 @@ class FedMR(WithPrototypes):
         return super().caution_of_data(counts, clients) if self.exchanges else ""
 
     def server_state(self, server: "ServerView") -> Tree:
-        """Return prototypes of zeros, marked as not available; nothing if prototypes are not exchanged."""
+        """Return prototypes of zeros, marked as not available; nothing if prototypes are not exchanged.
+
+        Raises:
+            InputError: If prototypes are `onehot` and the numbers of features and classes differ.
+        """
         if self.mu2 > 0 and self.prototypes == "onehot" and server.net.feature_dim < server.net.num_classes:
             raise InputError(
                 f'method.fedmr.prototypes = "onehot" needs as many features as classes; this model has '

@@ -21,7 +21,17 @@ if TYPE_CHECKING:
 
 
 class Hypersphere(nn.Module):
-    """Scaled cosines between features and fixed prototypes of unit length, which start orthogonal to each other."""
+    """A classifier whose logits are scaled cosines between features and fixed prototypes, which start orthogonal.
+
+    Args:
+        width: The number of features.
+        classes: The number of classes.
+        scale: The initial scale.
+        dtype: The dtype of the parameters.
+
+    Raises:
+        InputError: If there are fewer features than classes.
+    """
 
     def __init__(self, width: int, classes: int, scale: float, dtype: torch.dtype):
         super().__init__()

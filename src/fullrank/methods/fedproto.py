@@ -12,9 +12,8 @@ from fullrank.methods._prototypes import WithPrototypes
 
 
 class NearestPrototype:
-    """The prediction of FedProto. It is a separate class because FedProto has a hyper-parameter with the name of the
-    hook.
-    """
+    """The prediction of FedProto, in a separate class because FedProto has a hyper-parameter with the name of the
+    hook."""
 
     def predict(self, b: Batch) -> Tensor:
         """Return the negative squared distance to each prototype; the logits as long as there are no prototypes.

@@ -44,7 +44,11 @@ class FedRepOpt(Method):
     }
 
     def model(self, net: Network) -> Network:
-        """Return the network, and reject one without scales."""
+        """Check the network, which does not change.
+
+        Raises:
+            InputError: If it has no scales.
+        """
         if not mapped_kernels(tuple(net.names)):
             raise InputError("fedrepopt needs a network with scales: a repvgg or repghost with model.mode = repopt")
         return net
@@ -120,7 +124,11 @@ def multiplier(weights: Tensors, scales: Tensors) -> Tensors:
 
 @lru_cache(maxsize=64)
 def mapped_kernels(names: tuple[str, ...]) -> tuple[MappedKernel, ...]:
-    """Return the kernels with scales of a network with entries of these names."""
+    """Return the kernels with scales among the entries of a network.
+
+    Args:
+        names: The names of the entries.
+    """
     return tuple(_found(names))
 
 

@@ -24,6 +24,9 @@ class TwoHeads(nn.Linear):
 
     The entries of the first classifier keep their names. No gradient of the personal logits flows to the first
     classifier or to the features.
+
+    Args:
+        generic: The first classifier, of which the second is a copy initially.
     """
 
     def __init__(self, generic: nn.Linear):
@@ -34,7 +37,14 @@ class TwoHeads(nn.Linear):
         self.personal_head.load_state_dict(generic.state_dict())
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensors]:  # type: ignore[override]
-        """Return the generic logits, and as `both` the personal model's logits."""
+        """Compute the logits of both classifiers.
+
+        Args:
+            z: Features of shape (N, width).
+
+        Returns:
+            The generic logits, and as `both` the personal model's logits.
+        """
         logits = super().forward(z)
         return logits, {"both": logits.detach() + self.personal_head(z.detach())}
 
@@ -54,7 +64,11 @@ class FedRoD(Method):
     personal = client_only = ("*.personal_head.*",)
 
     def head(self, net: "Network") -> nn.Module:
-        """Return a head with both classifiers."""
+        """Return a head with both classifiers.
+
+        Raises:
+            InputError: If the network's classifier is not linear.
+        """
         generic = net.bare_head()
         if not isinstance(generic, nn.Linear):
             raise InputError(f"fedrod needs a linear classifier; this model's is a {type(generic).__name__}")

@@ -22,8 +22,7 @@ WIDTH = 256
 
 @dataclass(frozen=True)
 class Moon(Method):
-    """Adds μ times MOON's contrast, which draws a client's representation to the global model's, away from its last
-    one.
+    """Adds μ times MOON's contrastive loss, which draws z towards the global model's and away from the last local one.
 
     −log e^{s_g}/(e^{s_g} + e^{s_p}), s the cosine of z with that of the global (g) or previous local (p) model, divided
     by the temperature; 0 until the client has a previous model, which stays at the site with its statistics. `head`

@@ -22,7 +22,7 @@ class Scaffold(Method):
 
     c_k ← c_k − c + (w − w_k)/travel estimates the client's gradient (option II), c is the mean of all clients' c_k.
     Travel is how far a constant unit gradient would have moved a weight, which is not defined for Adam. `uniform` gives
-    clients equal weight, as in the paper. The change of c_k leaves the site too, which doubles the uploads.
+    clients equal weight, as in the paper. The change of c_k leaves the site as well, which doubles the uploads.
     """
 
     paper = "Karimireddy et al., ICML 2020, option II"

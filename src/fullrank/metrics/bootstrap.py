@@ -173,7 +173,7 @@ def _ratio(part: Floats, whole: Floats) -> Floats:
 
 
 def _mean_of_defined(values: Floats) -> Floats:
-    """Return the mean of each row over what is defined in it, and NaN for a row without."""
+    """Return the mean of the values of each row that are defined, and NaN for a row without such values."""
     return _ratio(np.nansum(values, axis=1), (~np.isnan(values)).sum(1).astype(np.float64))
 
 

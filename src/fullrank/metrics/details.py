@@ -25,14 +25,14 @@ def with_balanced(metrics: Sequence[Metric]) -> list[Metric]:
 def details(
     scores: Sequence[Tensor], labels: Tensor, found: Mapping[str, Any], seed: int, *purpose: str | int
 ) -> dict[str, Any]:
-    """Return what is kept of a model on a set of samples, as plain values; nothing of a single sample is in it.
+    """Describe one model on one set of samples, in plain values without anything about a single sample.
 
     Args:
         scores: The scores of the model, batch by batch.
         labels: The labels of all samples.
         found: The metrics of the model on the samples, by key; lists by class are left out.
         seed: The seed of the run.
-        purpose: What the samples are, for example the client's number and "test".
+        *purpose: What the samples are, for example the client's number and "test".
 
     Returns:
         `samples`, their number; `metrics` by key; `intervals`, for some of these the ends of the 95 % interval;
@@ -62,7 +62,7 @@ def _with_interval(keys: Iterable[str], labels: Tensor) -> list[Metric]:
 
 
 def calibration(scores: Sequence[Tensor], labels: Tensor, bins: int = BINS) -> dict[str, list[Any]]:
-    """Return what the expected calibration error is computed from, for a reliability diagram.
+    """Return the numbers behind the expected calibration error, for a reliability diagram.
 
     Args:
         scores: The scores of the model, batch by batch.
@@ -87,7 +87,11 @@ def calibration(scores: Sequence[Tensor], labels: Tensor, bins: int = BINS) -> d
 
 
 def dense(confusion: Iterable[Sequence[int]], classes: int) -> np.ndarray:
-    """Return the matrix (labels × predictions) of the triples of `details`; those of several models are added up.
+    """Return the confusion matrix (labels × predictions) of the triples of `details`; those of several models add up.
+
+    Args:
+        confusion: Triples of a label, a prediction and a number of samples.
+        classes: The number of classes.
 
     >>> dense([[0, 0, 3], [1, 0, 2]], 2).tolist()
     [[3, 0], [2, 0]]

@@ -133,15 +133,23 @@ def dying(shares: Sequence[float]) -> bool:
 
 
 def at_once(device: torch.device) -> int:
-    """Return the batch size of evaluation on a device."""
+    """Return the number of samples that are evaluated at once on a device."""
     return ON_A_GPU if device.type == "cuda" else ELSEWHERE
 
 
 def batches(number: int, size: int, device: torch.device) -> Iterator[tuple[Tensor, int]]:
-    """Yield the positions of samples in batches, and how many positions of each batch count.
+    """Yield the positions of samples in batches.
 
     On a GPU all batches have the same size, and the last is filled up with its last sample: for each new shape, cuDNN
     takes seconds to choose its algorithms, and in evaluation no sample depends on another.
+
+    Args:
+        number: The number of samples.
+        size: The size of the batches.
+        device: The device of the model.
+
+    Yields:
+        The positions of a batch, and the number of its first positions that count.
 
     >>> [(some.tolist(), live) for some, live in batches(3, 2, torch.device("cpu"))]
     [([0, 1], 2), ([2], 1)]
@@ -153,7 +161,7 @@ def batches(number: int, size: int, device: torch.device) -> Iterator[tuple[Tens
 
 
 def over_clients(values: Sequence[float], samples: Sequence[int], lower_is_better: bool = False) -> dict[str, Any]:
-    """Return the plain and sample-weighted mean of a metric over clients, its deviation, and its worst decile.
+    """Summarise a metric over clients.
 
     The clients are the whole population, so the variance is divided by their number. The worst decile is the mean over
     the worst tenth of the clients, of at least one client.
@@ -162,6 +170,9 @@ def over_clients(values: Sequence[float], samples: Sequence[int], lower_is_bette
         values: The value of each client.
         samples: The number of samples on which each client was evaluated.
         lower_is_better: Whether the highest values are the worst.
+
+    Returns:
+        The number of clients, the plain and the sample-weighted mean, the standard deviation, and the worst decile.
 
     >>> over_clients([0.5, 1.0], [30, 10])["weighted"]
     0.625

@@ -22,14 +22,14 @@ from fullrank.errors import InputError
 from fullrank.plugins import Registry, called
 
 Value: TypeAlias = float | list[float | None] | None
-"""What a metric returns: a number, a list with one number per class, or None where it is not defined."""
+"""The value of a metric: a number, a list with one number per class, or None where it is not defined."""
 
 BINS = 15
 """Number of bins of the expected calibration error, as in Guo et al. 2017."""
 
 
 def accuracy(scores: Tensor, labels: Tensor) -> float:
-    """Return the share of samples whose class has the highest score; of equal scores the lower class comes first.
+    """Return the share of samples whose class has the highest score; of equal scores that of the lower class counts.
 
     >>> accuracy(torch.eye(2)[[0, 1, 1]], torch.tensor([0, 1, 0]))
     0.6666666666666666
@@ -38,7 +38,11 @@ def accuracy(scores: Tensor, labels: Tensor) -> float:
 
 
 def loss(scores: Tensor, labels: Tensor) -> float:
-    """Return the mean cross-entropy."""
+    """Return the mean cross-entropy.
+
+    >>> round(loss(torch.zeros(2, 4), torch.tensor([0, 3])), 4)
+    1.3863
+    """
     return float(F.cross_entropy(scores, labels, reduction="sum").double()) / len(labels)
 
 
@@ -52,12 +56,25 @@ def confusion(scores: Tensor, labels: Tensor) -> Tensor:
 
 
 def counted_pairs(rows: Tensor, columns: Tensor, classes: int) -> Tensor:
-    """Count how often each pair of classes occurs."""
+    """Count how often each pair of classes occurs.
+
+    Args:
+        rows: The first class of each pair.
+        columns: The second class of each pair.
+        classes: The number of classes.
+
+    Returns:
+        The counts, of shape (classes, classes).
+    """
     return torch.bincount(rows * classes + columns, minlength=classes * classes).view(classes, classes)
 
 
 def recalls(scores: Tensor, labels: Tensor) -> list[float | None]:
-    """Return the recall of each class; None for a class without samples."""
+    """Return the recall of each class; None for a class without samples.
+
+    >>> recalls(torch.eye(3)[[0, 1]], torch.tensor([0, 0]))
+    [0.5, None, None]
+    """
     table = confusion(scores, labels)
     counts, right = table.sum(1).tolist(), table.diagonal().tolist()
     return [hit / count if count else None for hit, count in zip(right, counts, strict=True)]
@@ -85,8 +102,8 @@ def auroc(scores: Tensor, labels: Tensor) -> float | None:
     """Return the mean area under the ROC curve of each class against the rest, on softmax probabilities.
 
     The area is the probability that a sample of the class has a higher probability of it than a sample of another
-    class; ties count half. The mean is over the classes that some samples have and others
-    do not; None without such a class.
+    class; ties count half. The mean is over the classes that some samples have and others do not; without such a class
+    it is None.
     """
     probabilities = scores.double().softmax(1)
     found = [_area(probabilities[:, c], labels == c) for c in range(scores.shape[1])]
@@ -106,12 +123,24 @@ def _area(score: Tensor, positive: Tensor) -> float | None:
 
 
 def top(k: int, scores: Tensor, labels: Tensor) -> float:
-    """Return the share of samples whose class is among the k highest scores; ties are resolved as by `accuracy`."""
+    """Return the share of samples whose class is among the k highest scores; ties are resolved as by `accuracy`.
+
+    Args:
+        k: The number of scores.
+        scores: Scores of shape (N, C).
+        labels: Labels of shape (N,).
+    """
     return float(among_highest(k, scores, labels).double().mean())
 
 
 def among_highest(k: int, scores: Tensor, labels: Tensor) -> Tensor:
-    """Return for each sample whether its class is among the k highest scores."""
+    """Return for each sample whether its class is among the k highest scores.
+
+    Args:
+        k: The number of scores.
+        scores: Scores of shape (N, C).
+        labels: Labels of shape (N,).
+    """
     own = scores.gather(1, labels[:, None])
     lower = torch.arange(scores.shape[1], device=scores.device) < labels[:, None]
     ahead = (scores > own) | ((scores == own) & lower)
@@ -127,6 +156,11 @@ def calibration_error(scores: Tensor, labels: Tensor, bins: int = BINS) -> float
     """Return the expected calibration error.
 
     It is the mean of |accuracy − confidence| over bins of the highest probability, weighted by their samples.
+
+    Args:
+        scores: Scores of shape (N, C).
+        labels: Labels of shape (N,).
+        bins: The number of bins.
     """
     confidence, predicted = scores.double().softmax(1).max(1)
     return binned_error(confidence, (predicted == labels).double(), bins)
@@ -134,6 +168,11 @@ def calibration_error(scores: Tensor, labels: Tensor, bins: int = BINS) -> float
 
 def binned_error(confidence: Tensor, right: Tensor, bins: int = BINS) -> float:
     """Return Σ n_b/N · |accuracy − mean confidence| over the bins (j/M, (j+1)/M].
+
+    Args:
+        confidence: The highest probability of each sample.
+        right: 1 for a sample whose prediction is right, 0 for another.
+        bins: The number of bins M.
 
     >>> round(binned_error(torch.tensor([0.95, 0.92, 0.65, 0.62, 0.55]), torch.tensor([1.0, 1, 1, 0, 0])), 6)
     0.19
@@ -178,7 +217,12 @@ class Metric:
 
 @dataclass(frozen=True)
 class UserFunction:
-    """A user's function of scores and labels, with its name in `evaluate.metrics`."""
+    """A user's metric: a function of scores and labels.
+
+    Args:
+        name: The name by which `evaluate.metrics` has it.
+        function: The function.
+    """
 
     name: str
     function: Callable[[Tensor, Tensor], Any]
@@ -186,8 +230,12 @@ class UserFunction:
     def __call__(self, scores: Tensor, labels: Tensor) -> Value:
         """Call the function.
 
+        Args:
+            scores: Scores of shape (N, C).
+            labels: Labels of shape (N,).
+
         Raises:
-            CallFailed: If the function raises.
+            CallFailed: If the function raises an exception.
             InputError: If the function returns anything but a number, a list of numbers or None.
         """
         # Copies, because a function may write into what it is given.
@@ -197,21 +245,29 @@ class UserFunction:
 
 @dataclass(frozen=True)
 class MetricClass:
-    """A class of torchmetrics, or another one with `update` and `compute`, with its name in `evaluate.metrics`.
+    """A class of torchmetrics, or another one with `update` and `compute`.
 
-    Each evaluation builds an object, with the number of classes if the class takes `num_classes`, and gives it all
+    Each evaluation creates an object, with the number of classes if the class takes `num_classes`, and passes it all
     samples at once: softmax probabilities (N, C), because torchmetrics takes scores between 0 and 1 for probabilities,
     and labels (N,).
+
+    Args:
+        name: The name by which `evaluate.metrics` has it.
+        cls: The class.
     """
 
     name: str
     cls: Callable[..., Any]
 
     def __call__(self, scores: Tensor, labels: Tensor) -> Value:
-        """Build an object, update it once, and return what it computes.
+        """Create an object, update it once, and return what it computes.
+
+        Args:
+            scores: Scores of shape (N, C).
+            labels: Labels of shape (N,).
 
         Raises:
-            CallFailed: If the class raises.
+            CallFailed: If the class raises an exception.
             InputError: If it computes anything but a number or a list of numbers.
         """
         found = called(partial(self._computed, scores.double().softmax(1), labels.clone()), self.name, METRICS.key)
@@ -226,7 +282,11 @@ class MetricClass:
         return built.compute()
 
     def check(self) -> None:
-        """Reject a class that needs another argument than the number of classes."""
+        """Check that the class needs no argument but the number of classes.
+
+        Raises:
+            InputError: If it needs another one.
+        """
         needed = [
             name
             for name, parameter in inspect.signature(self.cls).parameters.items()
@@ -245,7 +305,7 @@ _OPEN_ENDED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def _value(found: Any, name: str) -> Value:
-    """Return what a user's metric gave as a value of a row."""
+    """Convert the result of a user's metric to a value of a row."""
     shape = tuple(getattr(found, "shape", ()))
     if isinstance(found, (Tensor, np.ndarray, np.generic)):
         found = found.tolist()
@@ -309,7 +369,7 @@ METRICS = MetricRegistry(
 )
 """All metrics. Validation, rows, summaries, comparisons, displays and the documentation read this registry."""
 ALWAYS = ("accuracy", "loss")
-"""Keys of the metrics that every evaluation has, whether they were asked for or not."""
+"""Keys of the metrics that every evaluation has, even if `evaluate.metrics` does not name them."""
 DOMAIN_ACCURACY = Metric("domain_accuracy", None, is_share=True)
 """The mean of the accuracies by domain, which every evaluation on data with domains has."""
 SITE_ACCURACY = Metric("site_accuracy", None, is_share=True)
@@ -333,13 +393,18 @@ PREFIXES, SUFFIX, BY_SITE = ("validation_", MEAN, "personal_"), "_by_domain", "_
 
 
 def facts_of(metrics: Iterable[Metric]) -> dict[str, dict[str, bool]]:
-    """Return what a run directory records of metrics that are not the library's, by their keys."""
+    """Return what a run directory records about metrics that are not the library's, by their keys."""
     foreign = (metric for metric in metrics if metric not in METRICS.own.values())
     return {metric.key: {fact: getattr(metric, fact) for fact in FACTS} for metric in foreign}
 
 
 def recorded_metrics(names: Iterable[str], facts: Mapping[str, Mapping[str, Any]]) -> list[Metric]:
-    """Return metrics from what `facts_of` recorded; none that is not the library's is imported."""
+    """Return metrics that a run directory names. None that is not the library's is imported.
+
+    Args:
+        names: The names of the metrics.
+        facts: What the run directory records about them (`facts_of`).
+    """
     found = []
     for name in names:
         known = {fact: bool(facts.get(key_of(name), {}).get(fact, False)) for fact in FACTS}
@@ -386,7 +451,7 @@ def _is_derived(key: str, metrics: Collection[str]) -> bool:
 
 
 def label_of(key: str) -> str:
-    """Return the key of a metric as tables and lines show it.
+    """Return the name of a metric in tables and lines.
 
     >>> label_of("validation_macro_f1"), label_of("mean_accuracy")
     ('validation macro f1', "accuracy of the clients' mean")

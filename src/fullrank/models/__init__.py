@@ -126,6 +126,10 @@ def _built(function: Callable[..., nn.Module], name: str, arguments: dict[str, A
 def unknown_options(name: str, options: Iterable[str]) -> list[str]:
     """Return those of the names that are no options of a network.
 
+    Args:
+        name: The name of the network.
+        options: The names of the options.
+
     >>> unknown_options("resnet18", ["width", "init"])
     ['width']
     """

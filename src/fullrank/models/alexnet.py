@@ -14,7 +14,7 @@ POOLED, FEATURES = 6, 4096
 
 
 class PoolToSix(nn.Module):
-    """Averages a map to 6×6.
+    """A layer that averages a map to 6×6.
 
     A 7×7 map, that of 256×256 images, is averaged by 2×2 windows with stride 1. Adaptive pooling uses the same windows,
     but on a GPU it sums its gradient in an order that changes from run to run.
@@ -37,7 +37,7 @@ def alexnet_bn(num_classes: int, in_channels: int = 3) -> Net:
 
     Krizhevsky et al.'s network (NeurIPS 2012) in torchvision's widths, without dropout, as Li et al. (ICLR 2021) train
     it on 256×256 images; images need at least 63×63 pixels. z is the second dense layer's output after its ReLU, in
-    4096 dimensions. The dense layers have BatchNorm too, so a batch of one sample cannot be trained on.
+    4096 dimensions. The dense layers have BatchNorm as well, so the network cannot be trained on a batch of one sample.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         layer1=_convolved(in_channels, 64, 11, stride=4, padding=2),

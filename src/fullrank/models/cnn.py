@@ -21,7 +21,16 @@ def cnn(
     norm: Literal["none", "batch", "group"] = "none",
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0,
 ) -> Net:
-    """Two 3×3 convolutions (width, 2·width) and one dense layer; z has `features` dimensions, after its ReLU."""
+    """Two 3×3 convolutions (width, 2·width) and one dense layer; z has `features` dimensions, after its ReLU.
+
+    Args:
+        num_classes: The number of classes.
+        in_channels: The number of channels of the images.
+        width: The number of channels after the first convolution.
+        features: The number of dimensions of z.
+        norm: The norm layer after each convolution: none, BatchNorm, or GroupNorm.
+        dropout: The probability of dropout between z and the head.
+    """
     backbone = nn.Sequential(
         nn.Conv2d(in_channels, width, 3, padding=1),
         _norm(norm, width),
@@ -39,7 +48,7 @@ def cnn(
 
 
 class _PoolTo(nn.Module):
-    """Averages a map to side × side.
+    """A layer that averages a map to side × side.
 
     If `side` divides the map's side, windows of equal size are used, because adaptive pooling on a GPU sums its
     gradient in an order that changes from run to run.

@@ -26,8 +26,11 @@ SQUEEZE = 4  # squeeze-and-excitation has a quarter of the width of a block's in
 
 
 class SqueezeExcite(nn.Module):
-    """Squeeze-and-excitation, which weights the channels of a map by a small network on their means (Hu et al., CVPR
-    2018).
+    """Squeeze-and-excitation (Hu et al., CVPR 2018), which weights channels by a small network on their means.
+
+    Args:
+        width: The number of channels.
+        squeezed: The width of the small network.
     """
 
     def __init__(self, width: int, squeezed: int):
@@ -47,10 +50,13 @@ class SqueezeExcite(nn.Module):
 
 
 class StochasticDepth(nn.Module):
-    """Drops a branch in training, sample by sample, and scales it by 1 / (1 − rate) elsewhere (Huang et al., ECCV
-    2016).
+    """Stochastic depth (Huang et al., ECCV 2016), which drops a branch for some samples of a training batch.
 
-    It applies `nn.Dropout` to one number per sample, so that `Network.has_dropout` recognises it.
+    Branches that are kept are scaled by 1 / (1 − rate). The layer applies `nn.Dropout` to one number per sample, so
+    that `Network.has_dropout` recognises it.
+
+    Args:
+        rate: The probability that a sample's branch is dropped.
     """
 
     def __init__(self, rate: float):
@@ -64,10 +70,18 @@ class StochasticDepth(nn.Module):
 
 
 class MBConv(nn.Module):
-    """A mobile inverted bottleneck: a map is widened by a 1×1 convolution, each channel is convolved, the channels are
-    weighted, and a 1×1 convolution without an activation narrows the map.
+    """A mobile inverted bottleneck with squeeze-and-excitation.
 
-    The input is added if the shape stays the same. With expansion 1 the map is not widened.
+    A 1×1 convolution widens the map, each channel is convolved, the channels are weighted, and a 1×1 convolution
+    without an activation narrows the map. The input is added if the shape stays the same.
+
+    Args:
+        in_width: The number of channels of the input.
+        width: The number of channels of the output.
+        expansion: The factor by which the map is widened; with 1 it is not.
+        kernel: The side of the kernels of the middle convolution.
+        stride: The stride of the middle convolution.
+        drop_rate: The probability of stochastic depth.
     """
 
     def __init__(self, in_width: int, width: int, expansion: int, kernel: int, stride: int, drop_rate: float):
@@ -102,6 +116,13 @@ def efficientnet_b0(
     the head. BatchNorm's constants and the initialisation are PyTorch's defaults. z is the mean of the last map, which
     is 32 times smaller than the image, in 1280 dimensions; with a `bottleneck`, a linear layer without an activation
     narrows it.
+
+    Args:
+        num_classes: The number of classes.
+        in_channels: The number of channels of the images.
+        bottleneck: The number of dimensions to which a linear layer narrows z; 0 for no such layer.
+        dropout: The probability of dropout between z and the head.
+        drop_path: The probability with which the last block is skipped in training.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict(
         stem=nn.Sequential(conv_bn(in_channels, STEM, 3, stride=2), nn.SiLU())

@@ -35,11 +35,20 @@ class Entries:
 def classify(
     network: Network, personal: Iterable[str] = (), freeze: Iterable[str] = (), buffers: str = "average"
 ) -> Entries:
-    """Sort a network's entries: `personal` and `freeze` are selectors, `buffers` the policy of `train.buffers`.
+    """Sort a network's entries into shared, personal and frozen ones and buffers.
 
     `freeze` acts on a buffer that a selector names, and on the statistics of a norm layer all of whose parameters are
-    named. A parameter that requires no gradient is frozen too; as in PyTorch, that does not freeze the statistics of
-    its layer.
+    named. A parameter that requires no gradient is frozen as well; as in PyTorch, that does not freeze the statistics
+    of its layer.
+
+    Args:
+        network: The network.
+        personal: Selectors of the entries that each client keeps to itself.
+        freeze: Selectors of the entries that do not train.
+        buffers: The value of `train.buffers`: "average" or "local".
+
+    Raises:
+        InputError: If a selector names no entry.
     """
     own = select(network, personal) | (set(network.buffer_names) if buffers == "local" else set())
     named = select(network, freeze)
@@ -68,10 +77,15 @@ def _frozen_buffers(network: Network, named: set[str]) -> set[str]:
 
 
 def select(network: Network, selectors: str | Iterable[str]) -> set[str]:
-    """Return the names of the entries that selectors name; reject a selector that names no entry.
+    """Return the names of the entries that selectors name.
 
-    A selector is "all", "norm" (by module type), "head", "neck", "backbone", "buffers", an entry's name, a prefix
-    (`backbone.layer1`) or a pattern (`*.bias`).
+    Args:
+        network: The network.
+        selectors: Selectors, each "all", "norm" (by module type), "head", "neck", "backbone", "buffers", an entry's
+            name, a prefix (`backbone.layer1`) or a pattern (`*.bias`).
+
+    Raises:
+        InputError: If a selector names no entry.
     """
     chosen: set[str] = set()
     for selector in [selectors] if isinstance(selectors, str) else selectors:

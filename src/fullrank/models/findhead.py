@@ -16,15 +16,32 @@ Dropouts = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropou
 
 
 def output_width(module: nn.Module, example: Tensor, head: str | None = None) -> int:
-    """Return the number of scores that a module's classifier gives."""
+    """Return the number of scores per sample that a module's classifier computes.
+
+    Args:
+        module: The module.
+        example: A small batch of inputs.
+        head: The name of the classifier, if it cannot be found.
+
+    Raises:
+        InputError: If the module cannot process the batch, or its classifier is not found.
+    """
     return int(find_head(module, example, head)[3].shape[-1])
 
 
 def find_head(module: nn.Module, example: Tensor, head: str | None) -> tuple[str, str, Any, Any, Any]:
     """Run one forward in eval mode to find the classifier.
 
+    Args:
+        module: The module.
+        example: A small batch of inputs.
+        head: The name of the classifier; None for the last `nn.Linear` that is called.
+
     Returns:
         The name of the classifier, the name of the module whose input is z, z, the logits, and the model's result.
+
+    Raises:
+        InputError: If the module cannot process the batch, or its classifier is not found.
     """
     if isinstance(module, Net):
         if head not in (None, "head"):

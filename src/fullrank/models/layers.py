@@ -10,7 +10,15 @@ from fullrank.errors import InputError
 
 
 def conv_bn(in_width: int, width: int, kernel: int, stride: int = 1, groups: int = 1) -> nn.Sequential:
-    """Build a convolution without bias that keeps the map's size at stride 1, followed by BatchNorm."""
+    """Build a convolution without bias that keeps the map's size at stride 1, followed by BatchNorm.
+
+    Args:
+        in_width: The number of channels of the input.
+        width: The number of channels of the output.
+        kernel: The side of the kernels.
+        stride: The stride.
+        groups: The number of groups of channels that are convolved separately.
+    """
     return nn.Sequential(
         nn.Conv2d(in_width, width, kernel, stride, padding=kernel // 2, groups=groups, bias=False),
         nn.BatchNorm2d(width),
@@ -23,7 +31,13 @@ def global_pool() -> nn.Sequential:
 
 
 class FromSize(nn.Sequential):
-    """A sequence of layers that rejects images below a minimum size."""
+    """A sequence of layers that rejects images below a minimum size.
+
+    Args:
+        model: The name of the network, for the error.
+        smallest: The smallest side of an image, in pixels.
+        layers: The layers by name.
+    """
 
     def __init__(self, model: str, smallest: int, layers: OrderedDict[str, nn.Module]):
         super().__init__(layers)

@@ -19,10 +19,17 @@ def mlp(
     features: Annotated[int, Field(ge=0)] = 0,
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0,
 ) -> Net:
-    """`depth` dense layers of `width` units with ReLU; z is the last one's output (`features` wide where given).
+    """`depth` dense layers of `width` units with ReLU; z is the output of the last one (`features` wide if given).
 
-    The first layer takes its input width from the first batch, so any input shape will do; `in_channels` is accepted
-    because every network is given it, and is ignored.
+    The first layer takes its input width from the first batch, so inputs may have any shape.
+
+    Args:
+        num_classes: The number of classes.
+        in_channels: The number of channels, which every network accepts and this one ignores.
+        width: The number of units of each layer.
+        depth: The number of layers.
+        features: The number of dimensions of z; 0 for `width`.
+        dropout: The probability of dropout between z and the head.
     """
     widths = [width] * (depth - 1) + [features or width]
     layers: list[nn.Module] = [nn.Flatten()]

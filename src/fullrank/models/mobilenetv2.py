@@ -23,11 +23,17 @@ STAGES = (
 
 
 class InvertedResidual(nn.Module):
-    """An inverted residual: a map is widened by a 1×1 convolution, each channel is convolved by 3×3, and a 1×1
-    convolution without an activation narrows the map.
+    """An inverted residual block.
 
-    At stride 1 the input is added, through a 1×1 convolution with BatchNorm if the widths differ; the paper adds it
-    only if they agree.
+    A 1×1 convolution widens the map, each channel is convolved by 3×3, and a 1×1 convolution without an activation
+    narrows the map. At stride 1 the input is added, through a 1×1 convolution with BatchNorm if the widths differ; the
+    paper adds it only if they agree.
+
+    Args:
+        in_width: The number of channels of the input.
+        width: The number of channels of the output.
+        expansion: The factor by which the map is widened.
+        stride: The stride of the 3×3 convolution.
     """
 
     def __init__(self, in_width: int, width: int, expansion: int, stride: int):
@@ -49,10 +55,10 @@ class InvertedResidual(nn.Module):
 def mobilenetv2(num_classes: int, in_channels: int = 3) -> Net:
     """MobileNetV2 for 32×32 images, as in FedDecorr and FedETF.
 
-    Unlike Sandler et al.'s (CVPR 2018) for ImageNet, the first convolution and the stage of width 24 keep the image's
-    size, activations are plain ReLU, the first block has its 1×1 expansion too, and a block of stride 1 has a shortcut
-    even where it changes the width. The last map is 4×4 for 32×32 images and 8×8 for 64×64; its mean, in 1280
-    dimensions, is z.
+    Unlike in Sandler et al.'s network for ImageNet (CVPR 2018), the first convolution and the stage of width 24 keep
+    the image's size, activations are plain ReLU, the first block has its 1×1 expansion as well, and a block of stride 1
+    has a shortcut even if it changes the width. The last map is 4×4 for 32×32 images and 8×8 for 64×64; its mean, in
+    1280 dimensions, is z.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict(stem=nn.Sequential(conv_bn(in_channels, STEM, 3), nn.ReLU()))
     last = STEM

@@ -10,7 +10,19 @@ from fullrank.trees import Tensors
 
 
 class Output(NamedTuple):
-    """The output of a forward: logits (N, C), the representation z (N, d), and further tensors that the head names."""
+    """The output of a forward.
+
+    Attributes:
+        logits: The logits (N, C).
+        z: The representation (N, d).
+        extras: Further tensors that a head returns by name.
+
+    >>> import torch
+    >>> from fullrank.models import build
+    >>> out = build("cnn", num_classes=10, in_channels=1).represent(torch.zeros(2, 1, 8, 8))
+    >>> tuple(out.logits.shape), tuple(out.z.shape), out.extras
+    ((2, 10), (2, 128), {})
+    """
 
     logits: Tensor
     z: Tensor
@@ -18,7 +30,19 @@ class Output(NamedTuple):
 
 
 class Net(nn.Module):
-    """A backbone that gives the representation, a neck (the identity unless a method sets one), and a linear head."""
+    """A backbone that computes the representation, a neck (the identity unless a method sets one), and a linear head.
+
+    Args:
+        backbone: A module that maps images to features (N, feature_dim).
+        feature_dim: The number of dimensions of the representation.
+        num_classes: The number of classes.
+        dropout: The probability of dropout between the representation and the head.
+
+    >>> import torch
+    >>> net = Net(nn.Flatten(), feature_dim=12, num_classes=3)
+    >>> net(torch.zeros(2, 3, 2, 2)).shape, net.features(torch.zeros(2, 3, 2, 2)).shape
+    (torch.Size([2, 3]), torch.Size([2, 12]))
+    """
 
     made_for: str = ""
     """The method that the network needs in order to train as intended; empty if it needs none."""
@@ -37,7 +61,7 @@ class Net(nn.Module):
         return z
 
     def represent(self, x: Tensor) -> Output:
-        """Return logits and representation of one forward."""
+        """Return the logits and the representation of one forward."""
         z = self.features(x)
         return output_of(self.head(self.dropout(z)), z)
 
@@ -47,6 +71,11 @@ class Net(nn.Module):
 
 
 def output_of(result: Any, z: Tensor) -> Output:
-    """Return a head's result, which may have more than logits, together with the representation that it received."""
+    """Combine a head's result with the representation that it received.
+
+    Args:
+        result: The logits, or a pair of logits and further tensors by name.
+        z: The representation.
+    """
     logits, extras = result if isinstance(result, tuple) else (result, {})
     return Output(logits, z, extras)

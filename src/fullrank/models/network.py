@@ -26,7 +26,20 @@ T = TypeVar("T")
 
 
 class Network:
-    """A module together with the position of its classifier."""
+    """A module together with the position of its classifier; `Network.of` finds the classifier.
+
+    Args:
+        module: The module.
+        head_name: The name of the classifier in the module.
+        z_name: The name of the layer whose input is the representation: the classifier, or the dropout in front of it.
+        num_classes: The number of classes.
+        feature_dim: The number of dimensions of the representation.
+
+    >>> net = nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 3))
+    >>> network = Network.of(net, torch.zeros(2, 3, 2, 2), num_classes=3)
+    >>> network.head_name, network.feature_dim, network.names
+    ('3', 5, ('1.weight', '1.bias', '3.weight', '3.bias'))
+    """
 
     def __init__(self, module: nn.Module, head_name: str, z_name: str, num_classes: int, feature_dim: int):
         self.module = module
@@ -51,9 +64,16 @@ class Network:
 
     @classmethod
     def of(cls, module: nn.Module, example: Tensor, num_classes: int, head: str | None = None) -> Network:
-        """Wrap a module, finding its classifier in one forward of `example`, a small batch of inputs.
+        """Wrap a module, and find its classifier in one forward, which also materialises lazy modules.
 
-        Lazy modules are materialised by this forward. `head` names the classifier where it cannot be found.
+        Args:
+            module: The module.
+            example: A small batch of inputs.
+            num_classes: The number of classes.
+            head: The name of the classifier, if it is not the last `nn.Linear` that is called.
+
+        Raises:
+            InputError: If the classifier is not found, or the module does not return scores (samples, classes).
         """
         head_name, z_name, z, logits, result = find_head(module, example, head)
         asks = "name the classifier with head= (model.head in a file)"
@@ -75,7 +95,7 @@ class Network:
     # Entries
 
     def settle(self) -> None:
-        """Fix the module's entries and layers, so that they are looked up once instead of each time."""
+        """Fix the module's entries and layers, so that they are found once and not in every call."""
         self._walked = Structure.of(self.module)
         self._tied = self._find_tied()
         self._settled = True
@@ -87,7 +107,12 @@ class Network:
         return self._walked
 
     def fact(self, key: Hashable, find: Callable[[], T]) -> T:
-        """Return a value that depends on the entries and layers only; it is cached once they are settled."""
+        """Return a value that depends on the entries and layers only, and cache it once they are settled.
+
+        Args:
+            key: The key of the value in the cache.
+            find: A function that computes the value.
+        """
         facts = self._structure.facts
         if key not in facts:
             facts[key] = find()
@@ -124,7 +149,8 @@ class Network:
         return {name: table[local] for name, table, local in (*found.parameters, *found.buffers)}
 
     def some(self, names: Iterable[str]) -> Tensors:
-        """Return the module's own tensors of some names, not copies; as a `Flat` if they are adjacent in one vector."""
+        """Return some of the module's own tensors by name, not copies, as a `Flat` if they are adjacent in one
+        vector."""
         wanted = tuple(names)
         flat = self.flat
         if flat is not None:
@@ -159,6 +185,12 @@ class Network:
 
         Nothing is done if parameters have several dtypes, or if the model has recurrent layers, which need another
         layout.
+
+        Args:
+            order: The names of all parameters.
+
+        Raises:
+            ValueError: If a parameter is not named.
         """
         parameters = self.parameters()
         if len({p.dtype for p in parameters.values()}) != 1 or any(
@@ -302,7 +334,12 @@ class Network:
         return out._replace(logits=result)
 
     def at(self, tensors: Mapping[str, Tensor], x: Tensor) -> Output:
-        """Run a forward in the module's current mode with the given tensors (`functional_call`)."""
+        """Run a forward in the module's current mode with the given tensors in place of the module's.
+
+        Args:
+            tensors: The tensors by name; entries that are not named are the module's.
+            x: A batch of inputs.
+        """
         renamed = {f"module.{name}": tensor for name, tensor in tensors.items()}
         for name, other in self._tied if self._settled else self._find_tied():
             if name in tensors:
@@ -313,9 +350,13 @@ class Network:
         return out if self.half is None else _in_dtype(out, dtype)
 
     def classified(self, tensors: Mapping[str, Tensor], z: Tensor) -> Tensor:
-        """Return the classifier's logits (N, C) for representations (N, d), with the given entries of the model.
+        """Return the classifier's logits for given representations.
 
         Neck and dropout, which come before z or after it, are left out. Buffers of the classifier do not change.
+
+        Args:
+            tensors: The entries of the model by name.
+            z: Representations of shape (N, d).
         """
         head, dtype = self.head, self.dtype
         entries = self.fact("entries of the head", self._head_entries)
@@ -365,7 +406,12 @@ class Network:
         return tuple(tied)
 
     def set_mode(self, train: bool, stats: str = "move") -> None:
-        """Set train or eval mode; `stats="freeze"` leaves norm layers in eval mode."""
+        """Set train or eval mode.
+
+        Args:
+            train: Whether to set train mode.
+            stats: "freeze" leaves norm layers in eval mode, so that their running statistics do not change.
+        """
         parts = self._structure.modules
         if self.fact("plain train", lambda: isinstance(self.module, Net) and not any(map(_has_own_train, parts))):
             for module in parts:
@@ -382,7 +428,12 @@ class Network:
 
     @contextlib.contextmanager
     def mode(self, train: bool, stats: str = "move") -> Iterator[None]:
-        """Set train or eval mode inside a `with` block, and restore the former modes afterwards."""
+        """Set train or eval mode inside a `with` block, and restore the previous modes afterwards.
+
+        Args:
+            train: Whether to set train mode.
+            stats: As in `set_mode`.
+        """
         before = [(module, module.training) for module in self._structure.modules]
         self.set_mode(train, stats)
         try:

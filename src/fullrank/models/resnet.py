@@ -18,7 +18,13 @@ Shortcut = Callable[[int, int, int], nn.Module]
 
 
 class ZeroPad(nn.Module):
-    """He et al.'s option A, without parameters: every stride-th pixel, with zero channels added on both sides."""
+    """He et al.'s option A, a shortcut without parameters: every stride-th pixel, padded with zero channels.
+
+    Args:
+        in_width: The number of channels of the input.
+        width: The number of channels of the output.
+        stride: The stride.
+    """
 
     def __init__(self, in_width: int, width: int, stride: int):
         super().__init__()
@@ -31,12 +37,25 @@ class ZeroPad(nn.Module):
 
 
 def projection(in_width: int, width: int, stride: int) -> nn.Module:
-    """Build He et al.'s option B: a 1×1 convolution with BatchNorm."""
+    """Build He et al.'s option B: a 1×1 convolution with BatchNorm.
+
+    Args:
+        in_width: The number of channels of the input.
+        width: The number of channels of the output.
+        stride: The stride.
+    """
     return conv_bn(in_width, width, 1, stride)
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions with a shortcut: the identity or, if the shape changes, `shortcut`."""
+    """Two 3×3 convolutions with a shortcut.
+
+    Args:
+        in_width: The number of channels of the input.
+        width: The number of channels of the output.
+        stride: The stride of the first convolution.
+        shortcut: A function that builds the shortcut of a block that changes the shape; otherwise it is the identity.
+    """
 
     def __init__(self, in_width: int, width: int, stride: int, shortcut: Shortcut):
         super().__init__()
@@ -57,6 +76,14 @@ def resnet18(num_classes: int, in_channels: int = 3, *, init: Literal["default",
     The stem has stride 1, so that the last map of a 32×32 image is 4×4; z has 512 dimensions. FedDecorr and FedETF use
     PyTorch's default initialisation; `init="fan-out"` draws the convolutions from a normal distribution by fan-out, as
     in MOON's network and torchvision's.
+
+    Args:
+        num_classes: The number of classes.
+        in_channels: The number of channels of the images.
+        init: The initialisation of the convolutions.
+
+    Raises:
+        InputError: If there is no such initialisation.
     """
     net = _resnet(num_classes, in_channels, (64, 128, 256, 512), 2, projection)
     if init == "fan-out":

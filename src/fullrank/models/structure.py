@@ -11,14 +11,15 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Structure:
-    """The layers that hold a module's entries, and the entries' names in them. Tensors are not kept, as they may be
-    replaced.
+    """The layers that hold a module's entries, and the entries' names in them.
+
+    Tensors are not kept, because they may be replaced.
     """
 
     parameters: tuple[tuple[str, dict[str, Any], str], ...]
     """Each parameter's name, the table of the layer that holds it, and its name there."""
     buffers: tuple[tuple[str, dict[str, Any], str], ...]
-    """The same for the buffers that belong to the model's state."""
+    """These facts about each buffer that belongs to the model's state."""
     modules: tuple[nn.Module, ...]
     facts: dict[Hashable, Any] = field(default_factory=dict)
     """Values that depend on the structure only and have been computed before."""

@@ -18,9 +18,15 @@ LAST_MOMENTUM = 0.9  # FedMR's value, with which running statistics are nearly t
 
 
 class WideBlock(nn.Module):
-    """BatchNorm and ReLU before each of two 3×3 convolutions, dropout between them; the second one has the stride.
+    """BatchNorm and ReLU before each of two 3×3 convolutions, with dropout between the convolutions.
 
-    The input is added as it is or, where the shape changes, by a 1×1 convolution without BatchNorm.
+    The input is added unchanged or, if the shape changes, through a 1×1 convolution without BatchNorm.
+
+    Args:
+        in_width: The number of channels of the input.
+        width: The number of channels of the output.
+        stride: The stride of the second convolution.
+        dropout: The probability of dropout.
     """
 
     def __init__(self, in_width: int, width: int, stride: int, dropout: float):
@@ -42,11 +48,16 @@ class WideBlock(nn.Module):
 
 
 def wrn_28_10(num_classes: int, in_channels: int = 3, *, dropout: Annotated[float, Field(ge=0, lt=1)] = 0.3) -> Net:
-    """WRN-28-10 for CIFAR, as in FedMR: dropout inside its blocks.
+    """WRN-28-10 for CIFAR, as in FedMR: with dropout inside its blocks.
 
     Zagoruyko and Komodakis's network (BMVC 2016) of depth 28 and ten times the width. As in FedMR's code, convolutions
-    have biases, a block's stride is at its second convolution, and the last BatchNorm has momentum 0.9; PyTorch's own
-    initialisation. The last map is 8×8 for 32×32 images; its mean, in 640 dimensions, is z.
+    have biases, a block's stride is at its second convolution, and the last BatchNorm has momentum 0.9. Layers have
+    PyTorch's default initialisation. The last map is 8×8 for 32×32 images; its mean, in 640 dimensions, is z.
+
+    Args:
+        num_classes: The number of classes.
+        in_channels: The number of channels of the images.
+        dropout: The probability of dropout inside a block.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict(stem=nn.Conv2d(in_channels, STEM, 3, padding=1))
     last = STEM

@@ -10,7 +10,8 @@ from fullrank.objectives.dtypes import at_least_float32
 
 
 def contrastive(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float = 0.5) -> Tensor:
-    """Compute MOON's contrastive loss (Eq. 3), which draws features to the global model's, away from the previous ones.
+    """Compute MOON's contrastive loss (Eq. 3), which attracts features to the global model's and repels them from the
+    client's previous ones.
 
     The loss is the mean over samples of −log e^{s_g} / (e^{s_g} + e^{s_p}), where s_g and s_p are the cosines of z with
     the features of the global and of the previous model, divided by the temperature. If those are equal, it is log 2.

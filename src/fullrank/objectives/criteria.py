@@ -22,6 +22,10 @@ Criterion: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the mean cross-entropy of a batch.
 
+    Args:
+        logits: Scores of shape (N, C).
+        labels: Labels of shape (N,).
+
     >>> import torch
     >>> round(float(cross_entropy(torch.zeros(2, 4), torch.tensor([0, 3]))), 4)
     1.3863
@@ -34,6 +38,11 @@ def focal(logits: Tensor, labels: Tensor, gamma: float = 2.0) -> Tensor:
 
     Samples that are classified well count less. As `train.criterion = "focal"`, γ is 2, the value of the paper; for
     another one, name a function of your own that calls this one.
+
+    Args:
+        logits: Scores of shape (N, C).
+        labels: Labels of shape (N,).
+        gamma: The exponent γ.
 
     >>> import torch
     >>> round(float(focal(torch.zeros(2, 4), torch.tensor([0, 3]))), 4)
@@ -50,9 +59,9 @@ def weighted(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
     which weights have no effect on a client with a single class.
 
     Args:
-        logits: Scores (N, C).
-        labels: Labels (N,).
-        weights: The weight of each class (C,), as `inverse_frequencies` returns them.
+        logits: Scores of shape (N, C).
+        labels: Labels of shape (N,).
+        weights: The weight of each class, of shape (C,), as `inverse_frequencies` returns them.
 
     >>> import torch
     >>> round(float(weighted(torch.zeros(2, 4), torch.tensor([0, 3]), torch.tensor([1.0, 0, 0, 2]))), 4)
@@ -67,6 +76,12 @@ def inverse_frequencies(counts: Tensor) -> Tensor:
     So all classes that occur have the same share of the loss, and the mean weight of the N samples is 1. The weight of
     a class without samples is 0.
 
+    Args:
+        counts: The number of samples of each class, of shape (C,).
+
+    Returns:
+        The weights in float64, of shape (C,).
+
     >>> import torch
     >>> inverse_frequencies(torch.tensor([6, 2, 0])).tolist()
     [0.6666666666666666, 2.0, 0.0]
@@ -78,7 +93,12 @@ def inverse_frequencies(counts: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class UserCriterion:
-    """A user's criterion, under the name by which `train.criterion` has it."""
+    """A criterion that a user wrote.
+
+    Args:
+        name: The name by which `train.criterion` has it.
+        function: The user's function of logits and labels.
+    """
 
     name: str
     function: Callable[[Tensor, Tensor], Any]
@@ -86,8 +106,12 @@ class UserCriterion:
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Call the user's function.
 
+        Args:
+            logits: Scores of shape (N, C).
+            labels: Labels of shape (N,).
+
         Raises:
-            CallFailed: If the function raises.
+            CallFailed: If the function raises an exception.
             InputError: If the function returns anything but a scalar tensor that depends on the logits.
         """
         found = called(partial(self.function, logits, labels), self.name, CRITERIA.key)
@@ -113,7 +137,13 @@ CROSS_ENTROPY = ("", "cross-entropy")
 
 
 def find_criterion(name: str) -> Criterion | None:
-    """Return the criterion that replaces cross-entropy, or None if `name` stands for cross-entropy.
+    """Return the criterion that an experiment names.
+
+    Args:
+        name: The value of `train.criterion`.
+
+    Returns:
+        The criterion, or None if the name stands for cross-entropy.
 
     Raises:
         InputError: If the name is unknown or cannot be imported.

@@ -16,7 +16,7 @@ _EXACT = "donot_use_mm_for_euclid_dist"
 
 
 def prototype_margin(z: Tensor, y: Tensor, prototypes: Tensor, available: Tensor, margin: float = 0.0) -> Tensor:
-    """Compute FedMR's L_inter (Eq. 4), the mean margin by which other classes' prototypes are nearer than the own one.
+    """Compute FedMR's L_inter (Eq. 4), the mean margin by which other prototypes are nearer than that of the class.
 
     It is the mean over the batch's classes, over a class's samples, and over the other available classes j, of max(‖z −
     g_y‖ − ‖z − g_j‖ + margin, 0). With margin 0, the loss and its gradient are 0 once every sample is nearest to its

@@ -1,4 +1,4 @@
-"""Draws the figure of a paper from the runs of a reproduction."""
+"""Drawing the figure of a paper from the runs of a reproduction."""
 
 from __future__ import annotations
 

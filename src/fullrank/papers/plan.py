@@ -46,7 +46,7 @@ class PlannedCell:
 
 @dataclass(frozen=True)
 class Plan:
-    """The cells of a table with their runs, which lie in one folder. Equal experiments are one run."""
+    """The cells of a table with their runs, which are in one folder. Equal experiments are one run."""
 
     table: Table
     folder: Path
@@ -69,7 +69,11 @@ class Plan:
         return tuple(found.values())
 
     def check(self) -> None:
-        """Reject a plan of which no cell can be run, with the reasons."""
+        """Check that a cell of the plan can be run.
+
+        Raises:
+            InputError: If none can; it has the reasons.
+        """
         if all(one.problem for one in self.selected):
             raise InputError("\n".join(dict.fromkeys(one.problem for one in self.selected)))
 

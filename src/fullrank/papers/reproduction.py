@@ -17,6 +17,7 @@ from fullrank.comparison.board import boards
 from fullrank.comparison.compare import complete_runs, is_complete
 from fullrank.comparison.intervals import std
 from fullrank.comparison.parallel import ComparisonCallback, ComparisonCallbacks, Failure, Task
+from fullrank.comparison.planned import PlanRecord
 from fullrank.comparison.table import measured
 from fullrank.errors import InputError, writing
 from fullrank.files import write_atomically, write_json
@@ -33,11 +34,11 @@ REPORT = "reproduction"
 
 @dataclass(frozen=True)
 class CellResult:
-    """What our runs reach in a cell, in the unit of the paper, and the verdict."""
+    """The result of our runs for a cell, in the unit of the paper, with the verdict."""
 
     planned: PlannedCell
     printed: Printed | None
-    """What the paper prints; for a time its ratio to the printed time of the reference."""
+    """The printed value; for a time its ratio to the printed time of the reference."""
     values: Mapping[int, float]
     """Our values by seed."""
     absent: Mapping[int, str]
@@ -212,10 +213,13 @@ class Reproduction:
         return json.dumps(self.facts(), indent=1)
 
     def rows(self, selected: bool = False) -> tuple[list[str], list[list[str]]]:
-        """Return the table as people read it: the titles of the columns, and the texts of each row.
+        """Return the table for display.
 
         Args:
             selected: Whether only the cells that were asked for are included.
+
+        Returns:
+            The titles of the columns, and the texts of each row.
         """
         results = self.selected if selected else self.cells
         measures = {result.cell.measure for result in self.cells}
@@ -370,9 +374,10 @@ def complete(plan: Plan, jobs: int = 0, callbacks: Sequence[ComparisonCallback] 
     check_callbacks(callbacks, ComparisonCallback)
     check_jobs(jobs)
     plan.check()
+    watching = [PlanRecord(plan.folder), *callbacks]
     # As if a run had started: each failure is reported at its cell, and none stops the others.
     failures: dict[Path, Failure] = complete_runs(
-        plan.tasks, plan.pending(), plan.jobs(jobs), ComparisonCallbacks(callbacks), plan.folder, begun=True, ray=ray
+        plan.tasks, plan.pending(), plan.jobs(jobs), ComparisonCallbacks(watching), plan.folder, begun=True, ray=ray
     )
     found = Reproduction(plan, {path: failure.reason for path, failure in failures.items()})
     found.write()
@@ -380,6 +385,10 @@ def complete(plan: Plan, jobs: int = 0, callbacks: Sequence[ComparisonCallback] 
 
 
 def check_jobs(jobs: int) -> None:
-    """Reject a number of parallel runs that is not possible."""
+    """Check the number of parallel runs.
+
+    Raises:
+        InputError: If it is negative.
+    """
     if jobs < 0:
         raise InputError(f"jobs = {jobs}: must be at least 0 (one per core)")

@@ -37,12 +37,12 @@ Kind = Literal["slip", "choice", "note", "impossible"]
 """A slip is an error of the paper, a choice something that the paper does not say and that fullrank had to choose; an
 impossible cell cannot be run."""
 UNITS = {"%": 100.0, "": 1.0, "M": 1e-6, "M one way": 0.5e-6, "min": 1 / 60, "s": 1.0, "×": 1.0}
-"""What a number of a run is multiplied by to be in a unit; a count "one way" is half of what goes up and down."""
+"""The factors that convert numbers of a run to units; a count "one way" is half of what goes up and down."""
 
 
 @dataclass(frozen=True)
 class Printed:
-    """What a paper prints in a cell: the mean over its runs and, where it is printed, their standard deviation.
+    """The printed value of a cell: the mean over the paper's runs and, where it is printed, their standard deviation.
 
     >>> Printed.read("64.85 ± 2.01")
     Printed(mean=64.85, std=2.01)
@@ -55,7 +55,14 @@ class Printed:
 
     @classmethod
     def read(cls, text: str) -> Printed | None:
-        """Read a number with or without a standard deviation; empty text is a cell without a value."""
+        """Parse a printed value.
+
+        Args:
+            text: A number with or without a standard deviation; empty for a cell without a value.
+
+        Raises:
+            InputError: If the text is of another form.
+        """
         if not text:
             return None
         if (match := re.fullmatch(r"(-?\d+(?:\.\d+)?)(?: ± (\d+(?:\.\d+)?))?", text)) is None:
@@ -69,9 +76,9 @@ class Printed:
 
 @dataclass(frozen=True)
 class Note:
-    """A sentence about some cells: those of which each coordinate has one of the values that it names.
+    """A sentence about the cells whose coordinates have the values that it names.
 
-    Where `uses` stands among the coordinates, it names methods, one of which the cell's experiments must use.
+    If `uses` is among the coordinates, it names methods, one of which the cell's experiments must use.
     """
 
     kind: Kind
@@ -109,7 +116,12 @@ class Cell:
         return " ".join(note.text for note in self.notes if note.kind == "impossible")
 
     def experiments(self, seed: int, changes: Mapping[str, Any] | None = None) -> list[Experiment]:
-        """Return the complete experiments of the cell, with a seed and with changes to their keys."""
+        """Return the complete experiments of the cell.
+
+        Args:
+            seed: The seed.
+            changes: Values that replace those of the cell, by dotted key.
+        """
         return [Experiment(**merged(merged(part, nested(changes or {})), {"seed": seed})) for part in self.parts]
 
 
@@ -157,6 +169,12 @@ class Table:
         """Return the cells that match any of the patterns, all without one.
 
         A pattern gives some coordinates of a cell, as in "method=fedavg,alpha=0.05".
+
+        Args:
+            patterns: The patterns; all cells are returned if there is none.
+
+        Raises:
+            InputError: If a pattern is of another form, or no cell matches.
         """
         asked = [self._pattern(text) for text in patterns]
         chosen = [
@@ -312,7 +330,7 @@ class _Reader:
 
 
 _SHOWN = {"measure": "accuracy", "value": "last", "unit": "%"}
-"""What is shown of a run in a cell, unless a table or a coordinate says otherwise."""
+"""The measure of a run in a cell, unless a table or a coordinate has another one."""
 
 
 def _filled(values: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:

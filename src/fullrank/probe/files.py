@@ -47,7 +47,12 @@ class Probe:
 
 
 def write_probe(path: Path, probe: Probe) -> None:
-    """Write a probe to a run directory. Its line is written last, so that no line lacks its file."""
+    """Write a probe to a run directory. Its line is written last, so that every line has a file of arrays.
+
+    Args:
+        path: The run directory.
+        probe: The probe.
+    """
     with naming_file(path / FOLDER):
         (path / FOLDER).mkdir(exist_ok=True)
     tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in probe.arrays.items()}
@@ -56,7 +61,13 @@ def write_probe(path: Path, probe: Probe) -> None:
 
 
 def cut_probes(path: Path, done: int, rounds: Collection[int]) -> None:
-    """Delete all probes but those of `rounds` among the first `done` rounds."""
+    """Delete probes of a run directory.
+
+    Args:
+        path: The run directory.
+        done: The number of rounds that are saved; probes of later rounds are deleted.
+        rounds: The rounds whose probes are kept.
+    """
     kept = [line for line in _lines(path, done) if line["round"] in rounds]
     if (path / LINES).is_file():
         write_lines(path / LINES, kept)
@@ -79,6 +90,12 @@ def read_probes(path: Path, done: float = math.inf) -> list[dict[str, Any]]:
 
     Raises:
         InputError: If a file is missing or damaged.
+
+    >>> import fullrank, tempfile
+    >>> settings = {"train.rounds": 1, "data.clients": 3, "model.name": "mlp", "probe.every": 1, "probe.clients": 1}
+    >>> run = fullrank.run(settings, out=tempfile.mkdtemp())
+    >>> [probe["round"] for probe in read_probes(run.path)]
+    [1]
     """
     return [_read(path, line) for line in _lines(path, done)]
 

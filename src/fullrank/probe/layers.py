@@ -32,7 +32,11 @@ def layers_of(network: Network) -> list[str]:
 
 
 def evenly(names: Sequence[str], most: int) -> list[str]:
-    """Return at most `most` of the names, evenly spread, including the first and the last.
+    """Return evenly spread names, including the first and the last.
+
+    Args:
+        names: The names.
+        most: The largest number of names to return.
 
     >>> evenly("abcdefg", 3)
     ['a', 'd', 'g']
@@ -44,7 +48,15 @@ def evenly(names: Sequence[str], most: int) -> list[str]:
 
 @contextmanager
 def caught(network: Network, names: Sequence[str]) -> Iterator[dict[str, list[Tensor]]]:
-    """Collect the outputs of named layers during the block; feature maps are averaged over positions."""
+    """Collect the outputs of named layers during the block; feature maps are averaged over positions.
+
+    Args:
+        network: The network.
+        names: The names of the layers.
+
+    Yields:
+        The outputs of each call of each layer, by the layer's name.
+    """
     found: dict[str, list[Tensor]] = {}
 
     def keep(name: str) -> Any:

@@ -37,6 +37,10 @@ def unrounded(network: Network, device: torch.device) -> Iterator[None]:
     """Compute all forward passes in the block in the dtype of the model, even if the run trains in a shorter one.
 
     Rounding to 8 bits adds noise of the same size in all directions, which would hide the tail of a spectrum.
+
+    Args:
+        network: The network.
+        device: Its device.
     """
     half, network.half = network.half, None
     try:
@@ -59,7 +63,20 @@ def _without_tf32() -> Iterator[None]:
 
 
 class ModelProbe:
-    """Measures models in the network of a run: in eval mode, without rounding or augmentation, on the run's device."""
+    """Measures models in the network of a run: in eval mode, without rounding or augmentation, on the run's device.
+
+    Args:
+        assembly: The parts of the run.
+        split: The samples on which models are measured.
+
+    >>> from fullrank import Experiment
+    >>> from fullrank.runs.assemble import assemble
+    >>> parts = assemble(Experiment.of({"model.name": "mlp", "data.clients": 4}))
+    >>> probe = ModelProbe(parts, parts.federation.data.test)
+    >>> numbers, arrays = probe.measure()
+    >>> arrays["spectrum"].shape
+    (128,)
+    """
 
     def __init__(self, assembly: Assembly, split: Split):
         self.assembly, self.network = assembly, assembly.network
@@ -165,9 +182,16 @@ class ModelProbe:
 
     @torch.no_grad()
     def similarity(self, models: Sequence[Tensors], layers: Sequence[str]) -> dict[str, np.ndarray]:
-        """Return the linear CKA of every pair of models by layer, of z, and of the classifier's scores.
+        """Compute the linear CKA of every pair of models by layer, of z, and of the classifier's scores.
 
         All models process each batch in turn.
+
+        Args:
+            models: The entries of each model.
+            layers: The names of the layers.
+
+        Returns:
+            A matrix (models, models) for each layer.
         """
         similarity = collapse.Similarity()
         for some, live in batches(len(self.y), at_once(self.y.device), self.y.device):

@@ -48,6 +48,9 @@ def draw_cost(
         value: The value of a run, as `fullrank compare` names it.
         labels: Names of the points.
         band: What the bars show: "range", "std", "ci" or "none".
+
+    Raises:
+        InputError: If there is no such cost, or a run is not complete or does not have the measure.
     """
     if over not in COSTS:
         raise InputError(f'there is no cost "{over}"; {nearest(over, COSTS)}')

@@ -39,6 +39,12 @@ def draw_accuracy(runs: Sequence[Run], path: str | Path, *, labels: Sequence[str
     """Draw test accuracy over rounds; the clients' own models' accuracy if there is no global model.
 
     Runs that differ only in the seed are drawn as their mean, with a band around it.
+
+    Args:
+        runs: The runs.
+        path: The file.
+        labels: Names of the lines.
+        band: What the band shows: "range", "std", "ci" or "none".
     """
     measures = {_accuracy_key(run) for run in runs}
     shown = quantity("personal_accuracy" if measures == {"personal_accuracy"} else "accuracy", runs[0].asked)
@@ -73,6 +79,9 @@ def draw_course(
         over: "rounds" or "steps". Step 0 is before the first fine-tuning.
         labels: Names of the lines.
         band: What the band shows: "range", "std", "ci" or "none".
+
+    Raises:
+        InputError: If a run does not have the measure, or `over` is neither "rounds" nor "steps".
     """
     if over not in (ROUNDS, STEPS):
         raise InputError(f'--over {over}: a course is drawn over "rounds" or "steps"')
@@ -129,6 +138,13 @@ def draw_collapse(
 
     Runs that differ only in the seed are drawn as their means, with a band around the global models'; only if there is
     no global model, the band is around the clients' means, so that two bands of a colour never overlap.
+
+    Args:
+        runs: The runs.
+        path: The file.
+        clients: The clients that are averaged; by default all that are probed.
+        labels: Names of the lines.
+        band: What the band shows: "range", "std", "ci" or "none".
     """
     groups = grouped(runs, labels)
     entries: dict[str, Any] = {}
@@ -162,6 +178,15 @@ def draw_consistency(runs: Sequence[Run], path: str | Path, *, labels: Sequence[
     pairs of clients and the classes that two of them hold. The NC error of the global model is the mean deviation of
     the cosines between its class means from a simplex's, −1/(C − 1). Runs without a global model have only the first.
     Runs that differ only in the seed are drawn as their mean, with a band around it.
+
+    Args:
+        runs: The runs.
+        path: The file.
+        labels: Names of the lines.
+        band: What the band shows: "range", "std", "ci" or "none".
+
+    Raises:
+        InputError: If a run has no prototypes of two clients.
     """
     groups = grouped(runs, labels)
     for run in runs:

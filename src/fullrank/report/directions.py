@@ -23,6 +23,12 @@ def draw_tsne(runs: Sequence[Run], path: str | Path, *, rounds: Sequence[int] = 
 
     As in FedETF's talk (Fig. 1, fourth column), the points of a class lie together if clients agree. Each row of the
     figure has two runs; distances cannot be compared between panels. scikit-learn is required.
+
+    Args:
+        runs: The runs.
+        path: The file.
+        rounds: The round whose probes are drawn; by default the last.
+        labels: Titles of the panels.
     """
     titles, round = titles_of(few(runs), labels), one(rounds)
     maps = [classifier_map(directions_of(run, round)) for run in runs]

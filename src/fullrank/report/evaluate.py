@@ -39,7 +39,14 @@ class Measured:
 
     @classmethod
     def of(cls, scores: Tensor, labels: Tensor, metrics: Sequence[Metric], resamples: int) -> Measured:
-        """Compute the metrics for the scores (N, C) and the labels (N,) of samples."""
+        """Compute metrics and their intervals.
+
+        Args:
+            scores: The scores (N, C).
+            labels: The labels (N,).
+            metrics: The metrics.
+            resamples: The number of draws of the bootstrap.
+        """
         values = {metric.key: metric.function(scores, labels) for metric in metrics if metric.function is not None}
         return cls(len(labels), values, bootstrap(metrics, scores, labels, resamples=resamples))
 
@@ -108,12 +115,15 @@ def evaluate_run(
         root: The folder of the data set.
         part: The split whose samples are used, or "all".
         client: The number of a client, to evaluate the client's own model in place of the global one.
-        stage: Which of the client's models, as `Run.client_model` takes it.
+        stage: The stage of the client's model, as in `Run.client_model`.
         metrics: Names of metrics in addition to those of the run.
         resamples: The number of draws of the bootstrap.
 
     Raises:
         InputError: If there is no such model, or if the data do not fit it.
+
+    Returns:
+        The metrics of all samples and of each site.
     """
     if part not in PARTS:
         raise InputError(f'there is no part "{part}" of a data set; choose from {", ".join(PARTS)}')
@@ -198,7 +208,8 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _fitted(x: Tensor, predictor: Predictor) -> tuple[Tensor, list[str]]:
-    """Return 8-bit images in the shape of the run's, and what was done to them; other samples as they are."""
+    """Return 8-bit images in the shape of the run's images, with a phrase for each change; other samples do not
+    change."""
     images = x.dtype == predictor.stored == torch.uint8 and x.dim() == 4 and len(predictor.shape) == 3
     if not images or {x.shape[1], predictor.shape[0]} - {1, 3}:
         return x, []

@@ -47,6 +47,12 @@ def draw_classifier(
     """Draw norms of the classifier's rows by class, and the cosine between clients' rows, mean over classes.
 
     Several runs have a row each and share the scale of colours.
+
+    Args:
+        runs: The runs.
+        path: The file.
+        rounds: The round whose probes are drawn; by default the last.
+        labels: Titles of the rows.
     """
     titles, round = titles_of(few(runs), labels), one(rounds)
     tables = [between_clients(run, round, "classifier_cosines") for run in runs]
@@ -109,7 +115,14 @@ def _colours(probe: Probe) -> list[Any]:
 
 
 def draw_cka(runs: Sequence[Run], path: str | Path, *, rounds: Sequence[int] = (), labels: Sequence[str] = ()) -> None:
-    """Draw linear CKA between clients, a heat map for each layer; several runs have a row each."""
+    """Draw linear CKA between clients, a heat map for each layer; several runs have a row each.
+
+    Args:
+        runs: The runs.
+        path: The file.
+        rounds: The round whose probes are drawn; by default the last.
+        labels: Titles of the rows.
+    """
     titles, round = titles_of(few(runs), labels), one(rounds)
     tables = [between_clients(run, round, "cka") for run in runs]
     rows = [[*table.items()] for table in tables]

@@ -58,7 +58,19 @@ class Inspected:
 def inspect_run(
     run: Run, client: int | None = None, data: str = "", root: str = "", stage: Stage | None = None
 ) -> Inspected:
-    """Inspect a run's final global model, or a client's own model, on the run's test set or another, prepared alike."""
+    """Inspect a run's final global model, or a client's own model, on a test set.
+
+    Args:
+        run: The run.
+        client: The number of a client, to inspect the client's own model in place of the global one.
+        data: A data set, as `load_dataset` accepts it, whose test set is prepared as in the run; by default that of the
+            run.
+        root: The folder of the data set.
+        stage: The stage of the client's model, as in `Run.client_model`.
+
+    Raises:
+        InputError: If there is no such model, or the data do not fit it.
+    """
     check_model(run, "inspect")
     module = chosen_model(run, client, stage)
     if data:
@@ -90,8 +102,15 @@ def _with_data_if_there(run: Run) -> Assembly:
 def inspect_model(name: str, data: str, *, kind: str = "", root: str = "", settings: dict[str, Any]) -> Inspected:
     """Inspect a model on a data set's test split.
 
-    `name` is a `package.module:function` that returns a module, or a safetensors file with the weights of the library's
-    network `kind`. `settings` are further keys of an experiment: the network's options, and how inputs are prepared.
+    Args:
+        name: A `package.module:function` that returns a module, or a safetensors file with the weights of a network.
+        data: The data set, as `load_dataset` accepts it.
+        kind: The library's network whose weights the file holds.
+        root: The folder of the data set.
+        settings: Further keys of an experiment: the network's options, and how inputs are prepared.
+
+    Raises:
+        InputError: If the model cannot be loaded, or the data do not fit it.
     """
     described = {"name": data, "root": root, "partition": "iid", "clients": 1}
     values = merged({"data": described, "evaluate": {"personal": "never"}}, settings)
@@ -115,7 +134,7 @@ def inspect_model(name: str, data: str, *, kind: str = "", root: str = "", setti
 
 
 def _from_file(experiment: Experiment) -> Assembly:
-    """Assemble an experiment with model.start, in messages for a user who has named the file and not that key."""
+    """Assemble an experiment with `model.start`; errors name the file and not that key, which the user has not set."""
     try:
         return assemble(experiment)
     except InputError as problem:

@@ -13,7 +13,7 @@ from fullrank.report.style import method_colours
 from fullrank.runs.result import Run
 
 NO_MATTER = ("run.", "engine.", "probe.", "evaluate.", "data.root")
-"""Keys that do not belong in a label: they tell where and how a run was made."""
+"""Keys that do not belong in a label, because they are about where and how a run was made."""
 LONGEST = 40
 """The number of letters of a label for which a legend has room."""
 DEEPEST = 3
@@ -66,7 +66,15 @@ def grouped(runs: Sequence[Run], labels: Sequence[str] = (), axis: str = "") -> 
 
 
 def chosen(labels: Sequence[str], names: Sequence[str]) -> Sequence[str]:
-    """Return the labels that a user has given, or all names; reject labels of which not each names one line."""
+    """Return the names of lines: those that a user has given, or by default those from the settings.
+
+    Args:
+        labels: The user's names; none for the default.
+        names: The default names.
+
+    Raises:
+        InputError: If there is not one distinct name for each line.
+    """
     if not labels:
         return names
     if isinstance(labels, str):
@@ -109,9 +117,12 @@ def titles_of(runs: Sequence[Run], labels: Sequence[str] = ()) -> list[str]:
 def names_of(runs: Sequence[Run], *, by_seed: bool = True, axis: str = "") -> list[str]:
     """Return names of runs from the method, α and all other settings that differ.
 
-    The seed is used only if nothing else differs, and directories if settings give no distinct short names. Without
-    `by_seed`, runs that differ only in the seed, or only in the seed and the key `axis`, have one
-    name, the method's.
+    The seed is used only if nothing else differs, and directories if settings give no distinct short names.
+
+    Args:
+        runs: The runs.
+        by_seed: Whether runs that differ only in the seed have different names; otherwise they have the method's.
+        axis: A key in which the runs of one name may differ as well, if not `by_seed`.
     """
     labels = method_labels([run.experiment for run in runs])
     tables = [

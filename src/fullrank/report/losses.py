@@ -52,6 +52,9 @@ def draw_losses(
         clients: The clients that are shown or averaged; by default all.
         labels: Names of the lines, or of the rows.
         band: What the band shows: "range", "std", "ci" or "none".
+
+    Raises:
+        InputError: If a run does not have the term, the round or the client.
     """
     if over not in (EPOCHS, ROUNDS):
         raise InputError(f'--over {over}: losses are drawn over "epochs" or "rounds"')

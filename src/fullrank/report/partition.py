@@ -30,10 +30,15 @@ def draw_partition(
     class_names: Sequence[str] | None = None,
     client_names: Sequence[str] = (),
 ) -> None:
-    """Draw the (clients, classes) counts as a heat map with a bar of each client's size on its right.
+    """Draw a partition as a heat map, with a bar of each client's size on its right.
 
-    Cells without samples stay white, so that classes that a client lacks are visible at once. Up to 40 clients
-    are named, if they have names.
+    Cells without samples stay white, so that classes that a client lacks are visible at once.
+
+    Args:
+        counts: The number of samples by client and class, of shape (clients, classes).
+        path: The file.
+        class_names: The names of the classes; numbers by default.
+        client_names: The names of the clients, used for up to 40 clients.
     """
     target = figure_file(path)
     labels = class_labels(counts, class_names)

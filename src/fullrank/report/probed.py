@@ -18,7 +18,11 @@ FEWER = "give fewer runs, or draw several figures"
 
 
 def probes_of(run: Run) -> list[Probe]:
-    """Return all probes of a run."""
+    """Return all probes of a run.
+
+    Raises:
+        InputError: If it has none.
+    """
     if not run.probes:
         if run.path is not None and any((run.path / FOLDER).glob("*.safetensors")):
             raise InputError(f'"{run.path / LINES}" is empty or missing, although the run has probes; restore the file')
@@ -29,7 +33,15 @@ def probes_of(run: Run) -> list[Probe]:
 
 
 def probe_at(run: Run, round: int | None = None) -> Probe:
-    """Return the probe after a round, by default the last."""
+    """Return a probe of a run.
+
+    Args:
+        run: The run.
+        round: The round of the probe; by default the last.
+
+    Raises:
+        InputError: If there is no such probe.
+    """
     found = {probe["round"]: probe for probe in probes_of(run)}
     if round is None:
         return found[max(found)]
@@ -39,7 +51,15 @@ def probe_at(run: Run, round: int | None = None) -> Probe:
 
 
 def locals_of(probe: Probe, clients: Sequence[int] = ()) -> list[Probe]:
-    """Return the clients of a probe, or only the given ones."""
+    """Return the clients of a probe.
+
+    Args:
+        probe: The probe.
+        clients: The clients that are wanted; by default all.
+
+    Raises:
+        InputError: If the probe does not have one of them.
+    """
     found = {local["client"]: local for local in probe["locals"]}
     for client in clients:
         if client not in found:
@@ -50,7 +70,16 @@ def locals_of(probe: Probe, clients: Sequence[int] = ()) -> list[Probe]:
 
 
 def between_clients(run: Run, round: int | None, name: str) -> Any:
-    """Return a comparison of clients from a probe."""
+    """Return a comparison of clients from a probe.
+
+    Args:
+        run: The run.
+        round: The round of the probe; None for the last.
+        name: The name of the comparison.
+
+    Raises:
+        InputError: If the probe does not have it.
+    """
     probe = probe_at(run, round)
     if name not in probe:
         shown = len(probe["clients"])
@@ -61,7 +90,17 @@ def between_clients(run: Run, round: int | None, name: str) -> Any:
 
 
 def few(runs: Sequence[Run]) -> Sequence[Run]:
-    """Return the runs; reject more than a figure with one row or panel per run has room for."""
+    """Check that a figure has room for a row or panel per run.
+
+    Args:
+        runs: The runs.
+
+    Returns:
+        The runs.
+
+    Raises:
+        InputError: If there are too many.
+    """
     if len(runs) > MOST_RUNS:
         raise InputError(
             f"this figure shows each run separately and has room for {MOST_RUNS}, not for {len(runs)}: {FEWER}"
@@ -70,14 +109,35 @@ def few(runs: Sequence[Run]) -> Sequence[Run]:
 
 
 def one(rounds: Sequence[int]) -> int | None:
-    """Return the only round of a figure, or None for the last; reject several."""
+    """Check that a figure shows one round.
+
+    Args:
+        rounds: The rounds that a user has given.
+
+    Returns:
+        The round; None for the last one.
+
+    Raises:
+        InputError: If there are several.
+    """
     if len(rounds) > 1:
         raise InputError(f"this figure shows one round, not {len(rounds)}")
     return rounds[0] if rounds else None
 
 
 def directions_of(run: Run, round: int | None) -> Any:
-    """Return the unit rows of clients' classifiers (clients, C, d) in a probe."""
+    """Return the unit rows of clients' classifiers in a probe.
+
+    Args:
+        run: The run.
+        round: The round of the probe; None for the last.
+
+    Returns:
+        An array of shape (clients, C, d).
+
+    Raises:
+        InputError: If the probe does not have them.
+    """
     between_clients(run, round, "classifier_cosines")
     probe = probe_at(run, round)
     if "classifier_directions" not in probe:

@@ -39,14 +39,21 @@ UNITS: dict[str, dict[str, float]] = {
 
 @dataclass(frozen=True)
 class Quantity:
-    """What an axis shows: its name, further words in a second line, and the sizes of its units."""
+    """The quantity of an axis: its name, further words in a second line, and the sizes of its units."""
 
     name: str
     details: str
     units: Mapping[str, float]
 
     def scaled(self, values: Sequence[float]) -> tuple[float, str]:
-        """Return the size of the unit in which values are drawn, and the label of their axis."""
+        """Choose the unit for values.
+
+        Args:
+            values: The values.
+
+        Returns:
+            The size of the unit in which they are drawn, and the label of their axis.
+        """
         largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
         unit = max((unit for unit in self.units if self.units[unit] <= largest), key=self.units.__getitem__, default="")
         unit = unit or min(self.units, key=self.units.__getitem__)
@@ -56,6 +63,11 @@ class Quantity:
 
 def quantity(measure: str, asked: Sequence[Metric], *, per_round: bool = False) -> Quantity:
     """Return the name and the units of a measure; shares are shown in per cent.
+
+    Args:
+        measure: The measure.
+        asked: The metrics of the runs.
+        per_round: Whether the values are those of single rounds.
 
     >>> quantity("personal.local.mean", ()).scaled([0.5])[1].splitlines()
     ["clients' accuracy (%)", 'local, mean']
@@ -78,6 +90,10 @@ def quantity(measure: str, asked: Sequence[Metric], *, per_round: bool = False) 
 
 def over_rounds(run: Run, measure: str) -> dict[int, float]:
     """Return a measure of the rows of `metrics.jsonl` by round; nan where it is not defined.
+
+    Args:
+        run: The run.
+        measure: The name of the measure, with dots for one inside others.
 
     Raises:
         InputError: If no row has it as a number.
@@ -102,7 +118,15 @@ def _numbers(row: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, flo
 
 
 def over_steps(run: Run, measure: str) -> Course:
-    """Return the clients' mean accuracy at each step of their personalisation after the last round."""
+    """Return the clients' mean accuracy at each step of their personalisation after the last round.
+
+    Args:
+        run: The run.
+        measure: "personal" or "unseen".
+
+    Raises:
+        InputError: If the run has no such course.
+    """
     if measure not in OF_CLIENTS:
         raise InputError(f"--measure {measure}: over steps it is {' or '.join(OF_CLIENTS)}, an accuracy of clients")
     stages = [stage for stage in run.summary().get(measure, {}).values() if isinstance(stage, Mapping)]
@@ -116,10 +140,15 @@ def over_steps(run: Run, measure: str) -> Course:
 
 
 def in_summary(run: Run, measure: str, value: str) -> float:
-    """Return a measure of a complete run, as `fullrank compare` names it; "bytes" is the sum of both directions.
+    """Return a measure of a complete run.
+
+    Args:
+        run: The run.
+        measure: The measure, as `fullrank compare` names it; "bytes" is the sum of both directions.
+        value: The value of the measure, as `fullrank compare` names it.
 
     Raises:
-        InputError: If the run is not complete or does not have it.
+        InputError: If the run is not complete or does not have the measure.
     """
     check_value(value)
     if run.path is not None:

@@ -30,8 +30,8 @@ BANDS = {
     "ci": "95 % interval over seeds",
     "none": "",
 }
-"""What a band shows, with its entry in the legend: from the least to the greatest value, the mean ± one sample standard
-deviation, or Student's confidence interval of the mean."""
+"""The meanings of bands, with their entries in the legend: from the least to the greatest value, the mean ± one
+sample standard deviation, or Student's confidence interval of the mean."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,11 @@ class Spread:
 
 
 def over_seeds(courses: Sequence[Course], band: str = "range") -> Spread:
-    """Return mean and band over runs, for the rounds in which all have a value.
+    """Return the mean of several runs and the band around it, for the rounds in which all have a value.
+
+    Args:
+        courses: The values of each run by round.
+        band: What the band shows.
 
     >>> spread = over_seeds([{1: 2.0, 2: 3.0}, {1: 4.0}])
     >>> spread.places, spread.mean.tolist(), spread.high.tolist()
@@ -56,7 +60,11 @@ def over_seeds(courses: Sequence[Course], band: str = "range") -> Spread:
 
 
 def spread_of(values: Mapping[float, Sequence[float]], band: str = "range") -> Spread:
-    """Return mean and band of the values at each place; the band has no width where there is only one.
+    """Return the mean of the values at each place and the band around it, which has no width for a single value.
+
+    Args:
+        values: The values by place.
+        band: What the band shows.
 
     >>> spread = spread_of({1: [2.0, 4.0], 5: [3.0]}, "std")
     >>> spread.mean.tolist(), spread.high.round(3).tolist()
@@ -82,9 +90,22 @@ def _ends(values: NDArray[np.float64], band: str) -> tuple[float, float]:
 def draw_rounds(
     axes: Axes, group: SeedGroup, courses: Sequence[Course], *, band: str = "range", **style: Any
 ) -> list[float]:
-    """Draw a group's line over rounds from its runs' courses; return all values of the line and its band.
+    """Draw the line of a group of runs over rounds, with its band.
 
-    Ends of a band below zero are left out where the mean is above, because a standard deviation can be larger than it.
+    Ends of a band below zero are left out if the mean is above, because a standard deviation can be larger than it.
+
+    Args:
+        axes: Where the line is drawn.
+        group: The runs, with their colour.
+        courses: The values of each run by round.
+        band: What the band shows.
+        **style: The style of the line.
+
+    Returns:
+        All values of the line and its band.
+
+    Raises:
+        InputError: If the runs have no round in common.
     """
     spread = over_seeds(courses, band)
     if not spread.places:
@@ -97,7 +118,15 @@ def draw_rounds(
 
 
 def draw_spread(axes: Axes, spread: Spread, colour: Any, *, band: bool, **style: Any) -> None:
-    """Draw the line of the mean, and the band behind it."""
+    """Draw the line of the mean, and the band behind it.
+
+    Args:
+        axes: Where the line is drawn.
+        spread: The mean and the ends of the band.
+        colour: The colour of both.
+        band: Whether the band is drawn.
+        **style: The style of the line.
+    """
     axes.plot(spread.places, spread.mean, color=colour, **style)
     if band and len(spread.places) == 1:
         axes.vlines(spread.places, spread.low, spread.high, color=colour, **POST)
@@ -106,7 +135,15 @@ def draw_spread(axes: Axes, spread: Spread, colour: Any, *, band: bool, **style:
 
 
 def probes_at(group: SeedGroup, round: int | None = None) -> tuple[Probe, ...]:
-    """Return the probe of each run after a round, by default the last round in which all were probed."""
+    """Return the probe of each run of a group after a round.
+
+    Args:
+        group: The runs.
+        round: The round; by default the last one in which all runs were probed.
+
+    Raises:
+        InputError: If there is no such round.
+    """
     if round is None:
         rounds = set.intersection(*({probe["round"] for probe in probes_of(run)} for run in group.runs))
         if not rounds:
@@ -133,6 +170,13 @@ def limit_shares(axes: Axes, label: str) -> None:
 
 
 def check_band(band: str) -> None:
-    """Reject a band that there is not."""
+    """Check that bands can show something.
+
+    Args:
+        band: The name of what a band shows.
+
+    Raises:
+        InputError: If there is no such name.
+    """
     if band not in BANDS:
         raise InputError(f'there is no band "{band}"; {nearest(band, BANDS)}')

@@ -60,8 +60,17 @@ def draw_spectrum(
     """Draw log λ_k of the test set's representation: of the global model in full lines, of clients dashed.
 
     Each run has a colour and is drawn after its last round; or each of several rounds of one run has a colour. Runs
-    that differ only in the seed are drawn as the mean of the global models' log λ_k with a band around it, as far as
-    none has vanished. R is the mean over the clients that are shown (TPAMI Eq. 1).
+    that differ only in the seed are drawn as the mean of the global models' log λ_k with a band around it, up to the
+    first k at which one of them has vanished. R is the mean over the clients that are shown (TPAMI Eq. 1).
+
+    Args:
+        runs: The runs.
+        path: The file.
+        rounds: The rounds that are drawn; by default the last one.
+        clients: The clients that are drawn; by default all that are probed.
+        top: The number of leading singular values.
+        labels: Names of the runs.
+        band: What the band shows: "range", "std", "ci" or "none".
     """
     groups = grouped(runs, () if len(rounds) > 1 else labels)
     shown = _shown(groups, rounds, labels)
@@ -139,6 +148,16 @@ def draw_gap(
     Over rounds, full lines show the mean over clients, and dashed lines each client if there are at most two lines of
     one seed each; more would hide the means. Runs that differ only in the seed are drawn as the mean of their means,
     with a band around it.
+
+    Args:
+        runs: The runs.
+        path: The file.
+        clients: The clients that are drawn; by default all that are probed.
+        labels: Names of the runs.
+        band: What the band shows: "range", "std", "ci" or "none".
+
+    Raises:
+        InputError: If a run has no gap.
     """
     groups = grouped(runs, labels)
     for run in runs:
@@ -206,7 +225,13 @@ def _curve(spectrum: NDArray[np.float32], top: int) -> tuple[NDArray[np.int64], 
 
 
 def draw_one_spectrum(spectrum: NDArray[np.float32], numbers: Mapping[str, Any], path: str | Path) -> None:
-    """Draw the whole spectrum of one model, with the threshold of significance."""
+    """Draw the whole spectrum of one model, with the threshold of significance.
+
+    Args:
+        spectrum: The singular values.
+        numbers: The numbers of the inspection, of which the title shows some.
+        path: The file.
+    """
     with drawing(path, 2.1) as figure:
         axes = figure.subplots()
         axes.plot(*_curve(spectrum, len(spectrum)), color=line_colours(1)[0])

@@ -36,7 +36,7 @@ CLASS_MARKERS = ("o", "^", "s", "D")
 LINE_COLOURS = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, SKY, BLACK)
 """Colours of lines; yellow is too faint for a line."""
 MORE_LINE_COLOURS = (*LINE_COLOURS, "#882255", "#999933", "#44AA99", "#CC6677", "#661100")
-"""The same with five of Tol's muted colours, for as many methods."""
+"""Colours of methods: those of lines and five of Tol's muted colours."""
 DARK, LIGHT = (0.0, 0.13, 0.30), (0.85, 0.75, 0.35)
 """Ends of a scale from dark blue to sand, for more lines than the palette has colours."""
 LOCAL = (0, (3, 1.5))
@@ -64,7 +64,12 @@ SETTINGS: dict[str, Any] = {
 
 @contextmanager
 def drawing(path: str | Path, height: float) -> Iterator[Figure]:
-    """Give a figure one column wide to draw on, and write it unless an exception is raised."""
+    """Create a figure one column wide to draw on, and write it at the end of the block.
+
+    Args:
+        path: The file.
+        height: The height of the figure in inches.
+    """
     target = figure_file(path)
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -79,7 +84,14 @@ def drawing(path: str | Path, height: float) -> Iterator[Figure]:
 
 
 def figure_file(path: str | Path) -> Path:
-    """Return the path of a figure; reject it if the figure could not be drawn or written."""
+    """Return the path of a figure.
+
+    Args:
+        path: The file.
+
+    Raises:
+        InputError: If its suffix is not that of a figure, or Matplotlib is missing.
+    """
     target = Path(path)
     if target.suffix.lower() not in UNDATED:
         raise InputError(f'a figure is written as PDF, PNG or SVG, so "{target}" must end in .pdf, .png or .svg')
@@ -99,7 +111,14 @@ def save(figure: Figure, target: Path) -> None:
 
 
 def reject_unwritable(target: Path) -> None:
-    """Reject a file that could not be written, without writing anything."""
+    """Check that a file can be written, without writing anything.
+
+    Args:
+        target: The file.
+
+    Raises:
+        InputError: If it cannot be written.
+    """
     with writing(target):
         present = next((place for place in (target, *target.parents) if place.exists()), Path())
         if present == target and target.is_dir():
@@ -136,5 +155,12 @@ def round_ticks(axes: Any) -> None:
 
 
 def class_style(c: int) -> tuple[str, str]:
-    """Return colour and marker of a class."""
+    """Return the style of a class.
+
+    Args:
+        c: The number of the class.
+
+    Returns:
+        Its colour and its marker.
+    """
     return CLASS_COLOURS[c % len(CLASS_COLOURS)], CLASS_MARKERS[c // len(CLASS_COLOURS) % len(CLASS_MARKERS)]

@@ -17,7 +17,7 @@ from fullrank.config.experiment import Experiment
 from fullrank.config.schema import Statistics
 from fullrank.data import DataSet, Pipeline, Split, load_dataset
 from fullrank.data.columns import Column
-from fullrank.data.federation import Federation, divide, keep_unseen, standardised
+from fullrank.data.federation import Federation, divide, keep_unseen, table_statistics
 from fullrank.data.hosted import HostedData
 from fullrank.engine.facts import facts_about
 from fullrank.engine.machine import find_device
@@ -26,14 +26,14 @@ from fullrank.errors import InputError
 from fullrank.federated.sampling import ClientSampler, participants
 from fullrank.federated.server import Server
 from fullrank.federated.site import Site
-from fullrank.federated.uploads import ExpectedUploads, Rehearsal
+from fullrank.federated.uploads import ExpectedUploads, SyntheticClient
 from fullrank.local.client import decayed
 from fullrank.local.settings import Schedule, Settings
 from fullrank.methods import Composition, Method
 from fullrank.metrics.measures import find_metrics
 from fullrank.models.entries import Entries, classify, select
 from fullrank.models.network import Network
-from fullrank.plugins import GIVEN, collecting_files
+from fullrank.plugins import GIVEN, SITES, collecting_files
 from fullrank.runs.evaluation import GlobalEvaluator
 from fullrank.runs.network import build_network, set_up_for
 from fullrank.runs.starting import StartReport, start_from
@@ -58,7 +58,7 @@ class Assembly:
     no_global_model: str | None = None
     """Why there is no complete global model, or None."""
     start: StartReport | None = None
-    """What of the file of `model.start` fitted the model, if the experiment names one."""
+    """Which entries of the file of `model.start` fitted the model, if the experiment names a file."""
     files_read: dict[str, str] = field(default_factory=dict)
     """SHA-256 of the files that a user's model function read, by path."""
 
@@ -88,6 +88,9 @@ def assemble(
 
     Raises:
         InputError: If the experiment does not fit the data, the model, the method or the machine.
+
+    Returns:
+        The parts of the run.
     """
     experiment = Experiment.of(experiment)
     device = find_device(experiment.engine.device, experiment.engine.name)
@@ -115,9 +118,10 @@ def assemble(
             participation=experiment.train.participation,
             seed=experiment.seed,
         ),
-        expected=ExpectedUploads(site.composition, Rehearsal(site)),
+        expected=ExpectedUploads(site.composition, SyntheticClient(site)),
         aggregator=experiment.train.aggregator,
         on_client_error=experiment.run.on_client_error,
+        min_clients=experiment.run.min_clients,
         personal_travels=module is not None or bool(experiment.model.start),
     )
     no_global_model = _why_no_global_model(**common)
@@ -153,9 +157,9 @@ def assemble_site(
     module: nn.Module | None = None,
     method: Method | None = None,
 ) -> Site:
-    """Return a site for the clients whose data are here, without the data of any other client.
+    """Build a site for the clients whose data are here, without the data of any other client.
 
-    It does the same as the site of a simulation does for these clients, to the bit on a CPU.
+    On a CPU it gives the same results for these clients as the site of a simulation, to the bit.
 
     Args:
         experiment: The experiment that the federation runs.
@@ -170,14 +174,14 @@ def assemble_site(
 
 
 def hosted_data(
-    experiment: Experiment, facts: Mapping[str, Any], clients: Mapping[int, tuple[Split | None, Split | None]]
+    experiment: Experiment, facts: Mapping[str, Any], clients: Mapping[int, Sequence[Split | None]]
 ) -> HostedData:
     """Return the data of clients in the form in which a site takes them.
 
     Args:
         experiment: The experiment, which says how inputs are prepared.
         facts: What is recorded of the federation in `partition.json`.
-        clients: The training samples and the hold-out of each client, by its id.
+        clients: The training samples, the hold-out and, where it has one, the test part of each client, by its id.
     """
     shape = without_data(facts)
     prepare = dataclasses.replace(
@@ -245,12 +249,25 @@ def _site(
 
 
 def federate(experiment: Experiment, data: DataSet | None = None) -> Federation:
-    """Divide the data set of an experiment, or the one given, among its clients."""
+    """Divide a data set among the clients of an experiment.
+
+    Args:
+        experiment: The experiment.
+        data: A data set in place of the one that the experiment names.
+
+    Raises:
+        InputError: If the data cannot be loaded or divided.
+    """
     experiment = Experiment.of(experiment)
     table = experiment.data
+    if table.name == SITES:
+        raise InputError(
+            f'data.name = "{SITES}" stands for samples that the sites of a deployment have; "fullrank flower new" '
+            "writes an app that runs there"
+        )
     if GIVEN in (table.name, table.partition):
         raise InputError(
-            f'data.name and data.partition = "{GIVEN}" stand for data that a program hands over to fullrank.fit'
+            f'data.name and data.partition = "{GIVEN}" stand for data that a program passes to fullrank.fit'
         )
     data = data or load_dataset(table.name, table.root, seed=experiment.seed, **table.reading)
     seed = experiment.seed if table.seed < 0 else table.seed
@@ -259,7 +276,7 @@ def federate(experiment: Experiment, data: DataSet | None = None) -> Federation:
     federation = keep_unseen(divided, table.unseen, seed)
     if not data.columns or table.normalise != "auto":
         return federation
-    return dataclasses.replace(federation, pipeline=Pipeline(standardised(federation)))
+    return dataclasses.replace(federation, pipeline=Pipeline(table_statistics(federation)))
 
 
 def without_data(facts: Mapping[str, Any]) -> Federation:

@@ -12,7 +12,7 @@ from fullrank.config.experiment import Experiment
 from fullrank.errors import CallbackFailed, FullrankError, InputError, message_of
 from fullrank.federated.site import Result
 from fullrank.local import interrupt
-from fullrank.plugins import Registry, called
+from fullrank.plugins import Registry, WhenNamed, called
 
 if TYPE_CHECKING:
     from fullrank.runs.result import Run
@@ -23,7 +23,7 @@ class Callback:
 
     Override the members that you need; the others do nothing. Instances are passed to `fullrank.run` and `fullrank.fit`
     as `callbacks=[…]`. A class that needs no arguments can be named in an experiment instead, as in
-    `run.track = ["package.module:Class"]`; an instance of it is made when the run starts.
+    `run.track = ["package.module:Class"]`; an instance of it is created when the run starts.
 
     All members are called in the process that started the run, whatever the engine, one after the other:
 
@@ -103,7 +103,7 @@ class Callback:
         """Called when the run has a problem that does not stop it.
 
         Args:
-            text: The description of the problem. The row of the round has it too, under "cautions".
+            text: The description of the problem, which is also in the row of the round, under "cautions".
         """
 
     def ended(self, run: Run) -> None:
@@ -124,12 +124,27 @@ class Callback:
         """
 
 
-CALLBACKS: Registry[type[Callback]] = Registry("callbacks", "run.track", {}, "Class")
+CALLBACKS: Registry[type[Callback]] = Registry(
+    "callbacks",
+    "run.track",
+    WhenNamed(
+        {
+            "tensorboard": "fullrank.runs.trackers.tensorboard:TensorBoard",
+            "mlflow": "fullrank.runs.trackers.mlflow:MLflow",
+            "wandb": "fullrank.runs.trackers.wandb:WeightsAndBiases",
+        }
+    ),
+    "Class",
+)
 """The callbacks that an experiment can name in `run.track`."""
 
 
 class Callbacks(Callback):
-    """A callback that passes each event to several callbacks, in their order."""
+    """A callback that passes each event to several callbacks, in their order.
+
+    Args:
+        callbacks: The callbacks.
+    """
 
     def __init__(self, callbacks: Iterable[Callback]):
         self.callbacks = list(callbacks)
@@ -179,7 +194,15 @@ class Callbacks(Callback):
 
 
 def notify(callback: object, member: str, *arguments: Any) -> Any:
-    """Call a member of a callback and return what it returns.
+    """Call a member of a callback.
+
+    Args:
+        callback: The callback.
+        member: The name of the member.
+        *arguments: The arguments of the member.
+
+    Returns:
+        What the member returns.
 
     Raises:
         CallbackFailed: If a callback from outside the library raises an exception, which the message names.
@@ -215,7 +238,15 @@ def _named(callback: object) -> str:
 
 
 def check_callbacks(given: Iterable[Any], base: type = Callback) -> None:
-    """Reject objects that are not callbacks, for example a class in place of an instance of it."""
+    """Check that objects are callbacks and not, for example, the class of one.
+
+    Args:
+        given: The objects.
+        base: The class of which they must be instances.
+
+    Raises:
+        InputError: If one of them is not.
+    """
     if isinstance(given, base):
         raise InputError("callbacks: give a list of callbacks, as in callbacks=[…]")
     for each in given:

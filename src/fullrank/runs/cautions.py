@@ -1,15 +1,13 @@
-"""What a user should know about a run that is possible but may not be what is meant."""
+"""Warnings about a run that is possible, but may not be what the user wants."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
-
-import torch
 
 from fullrank.data.dataset import DataSet
 from fullrank.data.federation import CLASSES_NAMED, site_names
-from fullrank.data.partition import SITE_PARTITIONS
+from fullrank.data.named_partitions import SITE_PARTITIONS
 from fullrank.data.partition_files import is_file
 from fullrank.local.plan import last_batch_too_small, smallest_batch
 
@@ -36,11 +34,11 @@ def cautions(assembly: Assembly) -> list[str]:
     data = assembly.federation.data
     if assembly.experiment.data.normalise == "auto" and data.images and data.mean is None:
         found.append(
-            f'the images of "{data.name}" are only divided by 255, because data.normalise = "auto" knows no '
+            f'the images of "{data.name}" are only divided by 255, because data.normalise = "auto" has no '
             'statistics of them; give data.normalise = { mean = [...], std = [...] }, or "half", or "none" if this '
             "is meant"
         )
-    found += _about_files(data)
+    found += _about_files(data, assembly.federation.untrained)
     # Some authors' partitions lose a few samples, and a single client, as in a search, is a part taken on purpose.
     if assembly.federation.orphaned and assembly.federation.clients > 1:
         found.append(f"the partition leaves data out: {assembly.federation.left_out()}")
@@ -55,7 +53,7 @@ def cautions(assembly: Assembly) -> list[str]:
 
 
 def _clients_of_file(assembly: Assembly) -> list[str]:
-    """Warn of clients in a file that have names, but are not the sites of data that have some."""
+    """Warn about named clients in a file of a partition that are not the sites of the data."""
     federation, how = assembly.federation, assembly.experiment.data.partition
     columns = [column for column in SITE_PARTITIONS.values() if site_names(federation.data, column)]
     if not (is_file(how) and federation.names and columns) or federation.validations:
@@ -67,8 +65,8 @@ def _clients_of_file(assembly: Assembly) -> list[str]:
     ]
 
 
-def _about_files(data: DataSet) -> list[str]:
-    """Warn of files that were left out, and of classes that are only tested."""
+def _about_files(data: DataSet, untrained: Sequence[str]) -> list[str]:
+    """Warn about files that were left out, and about classes that only the test set has."""
     found = [*data.remarks]
     if data.unreadable:
         first = ", ".join(data.unreadable[:FILES_NAMED]) + (", …" if len(data.unreadable) > FILES_NAMED else "")
@@ -76,9 +74,7 @@ def _about_files(data: DataSet) -> list[str]:
             f'{len(data.unreadable)} files of "{data.name}" cannot be read and were left out (partition.json lists '
             f"all of them): {first}"
         )
-    trained = torch.bincount(data.train.y, minlength=data.num_classes) > 0
-    tested = trained if data.test is None else torch.bincount(data.test.y, minlength=data.num_classes) > 0
-    if untrained := [data.classes[k] for k in (tested & ~trained).nonzero().flatten().tolist()]:
+    if untrained:
         named = ", ".join(untrained[:CLASSES_NAMED]) + (", …" if len(untrained) > CLASSES_NAMED else "")
         found.append(
             f"{len(untrained)} of {data.num_classes} classes have test samples and no training samples: {named}"
@@ -87,7 +83,8 @@ def _about_files(data: DataSet) -> list[str]:
 
 
 def _small_batches(assembly: Assembly) -> list[str]:
-    """Warn of batches that are too small for the network's BatchNorm and are trained on, or left out although kept."""
+    """Warn about batches that are too small for the network's BatchNorm and are trained on, or left out although
+    kept."""
     settings, limit = assembly.site.settings, smallest_batch(assembly.site.settings.batch_size)
     if not assembly.network.has_batch_norm:
         return []
@@ -114,7 +111,7 @@ def _small_batches(assembly: Assembly) -> list[str]:
 
 
 def _named(samples: Mapping[int, int], sizes: Mapping[int, int]) -> str:
-    """Return clients with the number of samples of a batch of theirs, the smallest first."""
+    """Return clients with the number of samples in their small batch, the smallest first."""
     order = sorted(samples, key=samples.__getitem__)
     named = ", ".join(f"client {k} ({samples[k]} of {sizes[k]} samples)" for k in order[:CLIENTS_NAMED])
     return named + (f" and {len(order) - CLIENTS_NAMED} more" if len(order) > CLIENTS_NAMED else "")

@@ -20,7 +20,7 @@ HTML_ROWS = 60
 
 
 class ClientRow(TypedDict):
-    """One model on one set, as `metrics.details` describes it; counts only, and no sample."""
+    """One model on one set, as `metrics.details` describes it; it has counts only, and no sample."""
 
     client: int | None
     """The client; None for the global model."""
@@ -86,15 +86,18 @@ def client_rows(
 
 
 def write_clients(path: Path, rows: Sequence[ClientRow]) -> None:
-    """Write the table into a run directory."""
+    """Write the table of a run's models into its directory."""
     write_lines(path / CLIENTS, [writable(row) for row in rows])
 
 
 def read_clients(path: Path) -> list[ClientRow]:
-    """Read the table of a run directory.
+    """Read the table of a run's models.
+
+    Args:
+        path: The run directory.
 
     Raises:
-        InputError: If the run has none, or if it is damaged.
+        InputError: If the run has no table, or it is damaged.
     """
     if not (path / CLIENTS).is_file():
         raise InputError(
@@ -108,7 +111,16 @@ def read_clients(path: Path) -> list[ClientRow]:
 
 
 def flat_table(rows: Sequence[ClientRow], classes: Sequence[str], by: str = "metric") -> Rows:
-    """Return the rows in a flat form, as `Run.clients` describes it."""
+    """Return the rows in a flat form, as `Run.clients` describes it.
+
+    Args:
+        rows: The table.
+        classes: The names of the classes.
+        by: "metric", "class" or "confusion".
+
+    Raises:
+        InputError: If there is no such form.
+    """
     if by not in _TABLES:
         raise InputError(f'by = "{by}" is not a table of clients; {nearest(by, _TABLES)}')
     flat = Rows()
@@ -153,7 +165,7 @@ def over_sites(rows: Sequence[ClientRow], metrics: Sequence[Metric] = ()) -> dic
 
     Args:
         rows: The table.
-        metrics: The metrics that the run was asked for, if they are not the library's.
+        metrics: The metrics of the run that are not the library's.
 
     Returns:
         For each set and stage the numbers of `over_clients`: those of the accuracy directly, those of other metrics

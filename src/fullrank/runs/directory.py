@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
@@ -49,6 +50,9 @@ BEFORE_THE_START = (
 )
 """Files that a run may write before it writes experiment.toml, with which the directory becomes a run directory."""
 LOCK_HEADER = "Created by fullrank:"
+ATTEMPTS = 3
+PAUSE = 0.02
+"""How often, and at which distance in seconds, a lock is tried again."""
 
 
 class _Data(TypedDict):
@@ -223,7 +227,11 @@ class _Names(NamedTuple):
 
 
 class RunDirectory:
-    """The directory of one run, which the process that runs it locks."""
+    """The directory of one run, which the process that runs it locks.
+
+    Args:
+        path: The directory.
+    """
 
     def __init__(self, path: Path):
         self.path = path
@@ -244,13 +252,17 @@ class RunDirectory:
     # Opening
 
     def open(self) -> None:
-        """Create and lock the directory; a directory in use and one with other files are rejected."""
+        """Create and lock the directory.
+
+        Raises:
+            InputError: If another process has locked it, or it has files that are not those of a run.
+        """
         self._reject_foreign()
         with writing(self.path, "the run directory "):
             self._make(self.path)
             self._lock = (self.path / ".lock").open("a+", encoding="utf-8")
         try:
-            _lock(self._lock)
+            _lock_patiently(self._lock)
         except OSError:
             self._lock.close()
             self._lock = None
@@ -271,7 +283,7 @@ class RunDirectory:
             self._lock = None
 
     def abandon(self) -> None:
-        """Delete the files that a run has written which failed before it started, and no others."""
+        """Delete the files of a run that failed before it started, and no others."""
         if self.started or self._lock is None:
             return
         self.close()
@@ -283,7 +295,11 @@ class RunDirectory:
                 folder.rmdir()
 
     def check_lock(self) -> None:
-        """Stop if the lock file is no longer the one that this process holds: another process may be writing here."""
+        """Check that the lock file is still the one that this process holds.
+
+        Raises:
+            RunFailed: If it is not, because another process may then write into the directory.
+        """
         if self._lock is None or sys.platform == "win32":  # on Windows, a file in use cannot be deleted
             return
         held = os.fstat(self._lock.fileno())
@@ -302,6 +318,20 @@ class RunDirectory:
     def started(self) -> bool:
         """Whether a run has started in this directory."""
         return (self.path / "experiment.toml").is_file()
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a process on this machine is running in this directory."""
+        try:
+            file = (self.path / ".lock").open("rb")
+        except OSError:
+            return False
+        with file:
+            try:
+                _lock(file, shared=True)
+            except OSError:
+                return True
+        return False
 
     def _make(self, folder: Path) -> None:
         missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
@@ -366,7 +396,11 @@ class RunDirectory:
         return Status.ROWS_ONLY if all_rows else Status.UNSAVED
 
     def check(self, use: str, rounds: int) -> None:
-        """Check that a run with a number of rounds can be used for a purpose, which is a key of `MESSAGES`.
+        """Check that a run can be used for a purpose.
+
+        Args:
+            use: The purpose, a key of `MESSAGES`.
+            rounds: The number of rounds of the complete run.
 
         Raises:
             InputError: If it cannot.
@@ -404,7 +438,14 @@ class RunDirectory:
     # Rows
 
     def append_row(self, row: Mapping[str, Any]) -> None:
-        """Append the row of a round."""
+        """Append the row of a round.
+
+        Args:
+            row: The row.
+
+        Raises:
+            RunFailed: If another program has changed the file.
+        """
         self.check_lock()
         file = self.path / "metrics.jsonl"
         if (file.stat().st_size if file.is_file() else 0) != self._size:
@@ -418,7 +459,14 @@ class RunDirectory:
         return read_rows(self.path)
 
     def rows_until(self, rounds: int) -> list[dict[str, Any]]:
-        """Return the rows of the first rounds, all of which must exist."""
+        """Return the rows of the first rounds.
+
+        Args:
+            rounds: The number of rounds.
+
+        Raises:
+            InputError: If one of these rows is missing or damaged.
+        """
         kept = _until(rounds, read_lines(self.path / "metrics.jsonl", _Row))
         if [row["round"] for row in kept] != list(range(1, rounds + 1)):
             raise InputError(
@@ -441,6 +489,10 @@ class RunDirectory:
 
         It contains the clients' states that changed since the last checkpoint. The newest checkpoint with a finite
         loss is kept in addition to the newest `keep`.
+
+        Args:
+            server: The server.
+            keep: The number of checkpoints that are kept.
         """
         self.check_lock()
         names, store = _Names.of(server.round), server.store
@@ -467,9 +519,13 @@ class RunDirectory:
             (self.checkpoints / self._left.popleft()[1]).unlink(missing_ok=True)
 
     def tidy(self, keep: int, last: int) -> None:
-        """Delete everything after round `last`, and what a killed process has left, before the first round.
+        """Delete what belongs to later rounds than the last saved one, and what a killed process has left.
 
-        It reads the names of all files and all notes, which takes too long for every round.
+        It is called before the first round only, because it reads the names of all files and all notes.
+
+        Args:
+            keep: The number of checkpoints that are kept.
+            last: The last round that is saved.
         """
         saved = [(int(path.stem), _is_sound(path)) for path in self._manifests() if int(path.stem) <= last]
         notes = self._notes_until(last)
@@ -528,7 +584,7 @@ class RunDirectory:
             server.restore(state, int(manifest.stem), device)
             return f"{problems[0]}; the run continues from round {int(manifest.stem)}" if problems else ""
         if problems:
-            way_out = "start a new run" if older else "the command that started the run says whether it can continue"
+            way_out = "start a new run" if older else "the command that started the run reports whether it can continue"
             raise InputError(f"{problems[0]}; {way_out}")
         return ""
 
@@ -623,7 +679,17 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return [*read_lines(path / "metrics.jsonl", _Row)]
 
 
-def _lock(file: IO[str]) -> None:
+def _lock_patiently(file: IO[Any]) -> None:
+    """Lock a file. `in_use` holds a lock for a moment, so it is tried again before the file counts as locked."""
+    for _ in range(ATTEMPTS):
+        try:
+            return _lock(file)
+        except OSError:
+            time.sleep(PAUSE)
+    _lock(file)
+
+
+def _lock(file: IO[Any], shared: bool = False) -> None:
     if sys.platform == "win32":
         import msvcrt
 
@@ -631,4 +697,4 @@ def _lock(file: IO[str]) -> None:
     else:
         import fcntl
 
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)

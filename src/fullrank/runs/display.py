@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shutil
 import sys
+import textwrap
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from fullrank.config.experiment import Experiment
 from fullrank.config.schema import Data
@@ -78,7 +81,7 @@ class Display(Callback):
 
 
 class PythonWarnings(Callback):
-    """Turns the problems of a run into Python warnings, for runs that no display shows."""
+    """Issues the problems of a run as Python warnings, for runs that no display shows."""
 
     def warned(self, text: str) -> None:
         """Issue a warning."""
@@ -86,7 +89,11 @@ class PythonWarnings(Callback):
 
 
 class Plain(Display):
-    """Prints one line per round."""
+    """Prints one line per round.
+
+    Args:
+        stream: Where the lines are printed.
+    """
 
     def __init__(self, stream: IO[str]):
         self.stream = stream
@@ -109,7 +116,7 @@ class Plain(Display):
         super().round_done(row)
         left = f"  left {clock(self.pace.left())}" if self.done < self.rounds else ""
         self._say(f"round {row['round']}/{self.rounds}{scores(row)}  {row['seconds']:.1f} s{left}")
-        for warning in amiss(row):
+        for warning in problems_of(row):
             self._say(warning)
 
     def phase_started(self, name: str, done: int, clients: int) -> None:
@@ -127,18 +134,38 @@ class Plain(Display):
             self._say(f"{self.phase_name}: {self.so_far()}")
 
 
+class Bars(Progress):
+    """Progress bars, with a line below them that is broken between measures where it is too long."""
+
+    def __init__(self, console: Console, bar_width: int | None = None):
+        self.below = ""
+        """Accuracy, loss and other measures, as `scores` formats them."""
+        columns = (
+            TextColumn("{task.description}", markup=False, table_column=Column(overflow="fold")),
+            BarColumn(bar_width=bar_width),
+            TextColumn("{task.fields[state]}", markup=False, table_column=Column(no_wrap=True)),
+        )
+        super().__init__(*columns, console=console, transient=True)
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        """Yield the bars, and the line."""
+        yield from super().get_renderables()
+        if self.below:
+            pieces = self.below.split("  ")
+            whole = "  ".join(piece.replace(" ", "\N{NO-BREAK SPACE}") for piece in pieces)
+            yield Text(whole)
+
+
 class Live(Display):
-    """Shows progress bars with the round, the accuracy, the clients that have finished and the time left."""
+    """Shows progress bars with the round, the accuracy, the clients that have finished and the time left.
+
+    Args:
+        console: Where the bars are shown.
+    """
 
     def __init__(self, console: Console):
         self.console = console
-        self.progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[state]}"),
-            console=console,
-            transient=True,
-        )
+        self.progress = Bars(console)
         self.rounds_bar = TaskID(0)
         self.clients_bar = TaskID(0)
 
@@ -150,11 +177,9 @@ class Live(Display):
         """Print what is run and show the progress bars."""
         super().started(experiment, path, done, clients)
         for line in opening(experiment, path, done, clients):
-            self.console.print(line, highlight=False, soft_wrap=True)
+            print_above(self.console, line)
         if done < self.rounds:
-            self.rounds_bar = self.progress.add_task(
-                "rounds ", total=self.rounds, completed=done, state=self._state({})
-            )
+            self.rounds_bar = self.progress.add_task("rounds ", total=self.rounds, completed=done, state=self._state())
             self.clients_bar = self.progress.add_task("clients", total=clients, state=f"0/{clients}")
             self.progress.start()
 
@@ -172,15 +197,17 @@ class Live(Display):
         super().phase_started(name, done, clients)
         for bar in self.progress.task_ids:
             self.progress.remove_task(bar)
+        self.progress.below = ""
         self.clients_bar = self.progress.add_task(name, total=clients, completed=done, state=self.so_far())
         self.progress.start()
 
     def round_done(self, row: Mapping[str, Any]) -> None:
         """Advance the progress bar of the rounds and show the metrics."""
         super().round_done(row)
-        self.progress.update(self.rounds_bar, completed=self.done, state=self._state(row))
+        self.progress.below = scores(row).strip()
+        self.progress.update(self.rounds_bar, completed=self.done, state=self._state())
         self.progress.update(self.clients_bar, completed=0, state=f"0/{self.clients}")
-        for warning in amiss(row):
+        for warning in problems_of(row):
             self._warn(warning)
 
     def ended(self, run: Run) -> None:
@@ -192,15 +219,19 @@ class Live(Display):
         self.progress.stop()
 
     def _warn(self, text: str) -> None:
-        self.progress.console.print(text, style="yellow", highlight=False, markup=False)
+        print_above(self.progress.console, text, "yellow")
 
-    def _state(self, row: Mapping[str, Any]) -> str:
-        left = f"  left {clock(self.pace.left())}" if row and self.done < self.rounds else ""
-        return f"{self.done}/{self.rounds}{scores(row)}{left}"
+    def _state(self) -> str:
+        left = f"  left {clock(self.pace.left())}" if self.pace.finished and self.done < self.rounds else ""
+        return f"{self.done}/{self.rounds}{left}"
 
 
 class Json(Display):
-    """Prints one JSON object per line: the metrics of each round, and the summary at the end."""
+    """Prints one JSON object per line: the metrics of each round, and the summary at the end.
+
+    Args:
+        stream: Where the lines are printed.
+    """
 
     def __init__(self, stream: IO[str]):
         self.stream = stream
@@ -232,9 +263,12 @@ class Json(Display):
 
 
 class LogFile(Plain):
-    """Writes what `Plain` prints to the log of a run, and why the run stopped if it did.
+    """Writes the lines of `Plain` to the log of a run, and the reason if the run stopped.
 
     The file is opened for each line, so that an error names it if the line cannot be written.
+
+    Args:
+        path: The file.
     """
 
     def __init__(self, path: Path):
@@ -262,7 +296,11 @@ class LogFile(Plain):
 
 
 class Pace:
-    """Estimates the time of the remaining rounds from the rounds of this process."""
+    """Estimates the time of the remaining rounds from the rounds of this process.
+
+    Args:
+        rounds: The number of rounds, or of clients of a phase, that remain.
+    """
 
     def __init__(self, rounds: int):
         self.remaining = rounds
@@ -279,8 +317,53 @@ class Pace:
         return (time.monotonic() - self.start) / max(1, self.finished) * self.remaining
 
 
+def say(text: str = "", hang: int = 0, file: IO[str] | None = None) -> None:
+    """Print a text. In a terminal its lines are broken at spaces, so that no word or number is.
+
+    Args:
+        text: The text. A word that is longer than a line, such as a path, is not broken.
+        hang: The number of spaces before the second line and those after it.
+        file: Where it is printed; by default the standard output.
+    """
+    stream = file if file is not None else sys.stdout
+    if stream.isatty():
+        text = wrapped(text, shutil.get_terminal_size().columns, hang)
+    print(text, file=stream)
+
+
+def wrapped(text: str, width: int, hang: int = 0) -> str:
+    """Break the lines of a text at spaces.
+
+    >>> wrapped("accuracy  95.71 % of 4 clients", 20, hang=10)
+    'accuracy  95.71 % of\\n          4 clients'
+    """
+    lines = (
+        textwrap.wrap(
+            line,
+            width,
+            subsequent_indent=" " * min(hang, width // 2),
+            break_long_words=False,
+            break_on_hyphens=False,
+            drop_whitespace=True,
+            replace_whitespace=False,
+        )
+        for line in text.split("\n")
+    )
+    return "\n".join("\n".join(broken) for broken in lines)
+
+
+def print_above(console: Console, text: str, style: str | None = None) -> None:
+    """Print a text above progress bars. A path that is longer than a line is left whole, so that it can be copied."""
+    console.print(wrapped(text, console.width), style=style, highlight=False, markup=False, soft_wrap=True)
+
+
 def choose(quiet: bool, as_json: bool) -> Display:
-    """Return the display for this terminal and these options."""
+    """Return the display for this terminal.
+
+    Args:
+        quiet: Whether nothing is shown.
+        as_json: Whether the display prints JSON.
+    """
     if as_json:
         return Json(sys.stdout)
     if quiet:
@@ -289,7 +372,14 @@ def choose(quiet: bool, as_json: bool) -> Display:
 
 
 def opening(experiment: Experiment, out: Path | None, done: int, clients: int) -> list[str]:
-    """Return the first lines of the output of a run."""
+    """Return the first lines of the output of a run.
+
+    Args:
+        experiment: The experiment.
+        out: The run directory, if there is one.
+        done: The number of rounds that are complete already.
+        clients: The number of clients per round; 0 if the run is complete.
+    """
     train = experiment.train
     lines = [f"{experiment.method_label} on {setting(experiment, clients)}, seed {experiment.seed}"]
     if out is not None and done >= train.rounds:
@@ -306,7 +396,12 @@ def opening(experiment: Experiment, out: Path | None, done: int, clients: int) -
 
 
 def setting(experiment: Experiment, clients: int = 0) -> str:
-    """Describe data, partition, training and network in a few words, with the number of clients per round if known."""
+    """Describe data, partition, training and network in a few words.
+
+    Args:
+        experiment: The experiment.
+        clients: The number of clients per round; 0 if it is not known.
+    """
     data, train = experiment.data, experiment.train
     amount = counted(train.steps, "step") if train.steps else counted(train.epochs, "epoch")
     part = f"{clients} per round, " if clients else ""
@@ -337,8 +432,8 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def amiss(row: Mapping[str, Any]) -> list[str]:
-    """Describe the problems of a round that did not stop it."""
+def problems_of(row: Mapping[str, Any]) -> list[str]:
+    """Describe the problems of a round that did not stop the run."""
     lines = [f"round {row['round']}: client {k} was left out: {why}" for k, why in row.get("skipped", {}).items()]
     if row.get("idle"):
         names = ", ".join(map(str, row["idle"]))
@@ -388,7 +483,7 @@ def size(number: float) -> str:
 
 
 def averaged(experiment: Experiment) -> int:
-    """Return the number of evaluations in the mean of the last five; a short run has fewer."""
+    """Return the number of evaluations over which `last5` is a mean, which is smaller in a short run."""
     return min(5, math.ceil(experiment.train.rounds / experiment.evaluate.every))
 
 
@@ -423,7 +518,7 @@ def tables_of(run: Run, width: int = 80) -> list[Table]:
     return [table for table in (summary_table(run), *groups) if table.rows] if run.metrics else []
 
 
-def in_short(run: Run) -> str:
+def one_line(run: Run) -> str:
     """Describe a run in one line: method, data, how many rounds are complete, the last accuracy, and the directory."""
     experiment = run.experiment
     rounds = f"{run.metrics[-1]['round'] if run.metrics else 0} of {counted(experiment.train.rounds, 'round')}"
@@ -443,7 +538,7 @@ def personal_table(
 
     Args:
         summary: The summary of a run.
-        metrics: The metrics that the run was asked for, if they are not the library's.
+        metrics: The metrics of the run that are not the library's.
         group: "personal", or "unseen" for clients that never trained.
         width: The width of the terminal; a narrow one gets fewer columns.
     """

@@ -18,9 +18,12 @@ from fullrank.trees import flatten, unflatten
 class Ending:
     """The results so far of the phases after the last round.
 
-    They are in `ending.jsonl` and `ending.safetensors` until the result of the run is written.
+    They are in `ending.jsonl` and `ending.safetensors` until the result of the run is written. Lines that belong to
+    another number of rounds, or that cannot be read, are ignored and computed again.
 
-    Lines that belong to another number of rounds, or that cannot be read, are ignored and computed again.
+    Args:
+        path: The run directory; None if nothing is written.
+        rounds: The number of rounds of the run.
     """
 
     def __init__(self, path: Path | None, rounds: int):
@@ -32,7 +35,7 @@ class Ending:
         self._start = self._last = time.perf_counter()
         self.clients: dict[int, dict[str, Any]] = {}
         """For each client "personal" and "test", its scores by stage on its hold-out and on the test part of its site,
-        and "rows", what is kept of each; or "skipped", the reason why it was left out."""
+        and "rows", their descriptions; or "skipped", the reason why it was left out."""
         if self._lines is not None and self._lines.is_file():
             kept = self._read(self._lines)
             write_lines(self._lines, kept)  # a killed process may have left half a line
@@ -56,7 +59,15 @@ class Ending:
         self._append({"finish": dict(facts)})
 
     def finish(self, server: Server, device: torch.device) -> tuple[Server, dict[str, Any]] | None:
-        """Return the saved server after `finish`, and the facts about it; None if nothing was saved."""
+        """Return the server after the methods' `finish`, as an earlier process saved it.
+
+        Args:
+            server: The server before `finish`.
+            device: The device of the tensors.
+
+        Returns:
+            The server, and the facts about it that were saved; None if nothing was saved.
+        """
         if self._finish is None or self._tensors is None:
             return None
         try:

@@ -64,7 +64,12 @@ class GlobalEvaluator:
         self._newest: _Newest | None = None
 
     def evaluate_server(self, server: Server, keep: bool = False) -> dict[str, Any]:
-        """Return the metrics of a server's global model, or of what its clients receive if that is not complete."""
+        """Return the metrics of a server's global model, or of the models that clients receive if it is not complete.
+
+        Args:
+            server: The server.
+            keep: As in `evaluate`.
+        """
         return self.evaluate_received(server) if self._no_global_model else self.evaluate(server.model, keep)
 
     def evaluate(self, model: Tensors, keep: bool = False) -> dict[str, Any]:
@@ -107,7 +112,8 @@ class GlobalEvaluator:
         return measured
 
     def evaluate_mean(self, server: Server) -> dict[str, Any]:
-        """Return the metrics of the clients' mean on the test set, where a method wants it to be evaluated."""
+        """Return the metrics of the mean of the clients' models on the test set, if a method needs it to be
+        evaluated."""
         if not server.mean:
             return {}
         found = self.evaluate({**server.model, **server.mean})
@@ -121,11 +127,11 @@ class GlobalEvaluator:
         return site_accuracies({federation.names[k]: float(right[tests[k]].mean()) for k in seen})
 
     def evaluate_received(self, server: Server) -> dict[str, Any]:
-        """Return the metrics of the models as clients receive them, where they are not one global model.
+        """Return the metrics of the models as clients receive them, for methods without a complete global model.
 
-        The model of a client, with its own personal entries, is evaluated on the test part of its site, where it
-        has one, and on its part of the validation share (`Federation.validation_of`). The validation metrics are
-        unweighted means over the clients that have such a part. Clients that never train are left out.
+        The model of a client, with its own personal entries, is evaluated on the test part of its site, if it has one,
+        and on its part of the validation share (`Federation.validation_of`). The validation metrics are unweighted
+        means over the clients that have such a part. Clients that never train are left out.
         """
         site, federation = self._site, self._federation
         accuracies: dict[str, float] = {}
@@ -146,7 +152,8 @@ class GlobalEvaluator:
         return {**site_accuracies(accuracies), **{f"validation_{key}": value for key, value in means.items()}}
 
     def rows(self, model: Tensors) -> list[dict[str, Any]]:
-        """Return what is kept of the global model on the whole test set and on the part of each site or domain."""
+        """Describe the global model on the whole test set and on the part of each site or domain
+        (`metrics.details`)."""
         if self._no_global_model or self._test is None:
             return []
         test, tests = self._test

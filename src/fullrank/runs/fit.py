@@ -18,7 +18,7 @@ from fullrank import methods
 from fullrank.config.experiment import Experiment, merged, nested
 from fullrank.data import DataSet, Pipeline, Split, as_split
 from fullrank.data.dataset import MOST_CLASSES
-from fullrank.data.federation import given, keep_unseen
+from fullrank.data.federation import divide_by_sizes, keep_unseen
 from fullrank.errors import InputError
 from fullrank.methods import Method
 from fullrank.models.findhead import output_width
@@ -127,7 +127,7 @@ def fit(
     }
     experiment = Experiment(**_plain(merged(values, changes)))
     data = _joined(splits, tested, _width(model, splits[0], head))
-    divided = given(
+    divided = divide_by_sizes(
         data,
         pipeline(experiment, data),
         [len(split) for split in splits],
@@ -184,27 +184,26 @@ def _client_split(number: int, data: Any) -> Split:
 
 
 def _reject_arguments(changes: Mapping[str, Any]) -> None:
-    """Reject keys that fit takes as arguments, or has no use for because the data come divided."""
+    """Reject keys that `fit` has as arguments, or that have no effect because the data are divided already."""
     taken = {"model": ("name", "head", "start"), "method": ("name",)}
     for table, names in taken.items():
         for name in names:
             if name in changes.get(table, {}):
-                raise InputError(f'set["{table}.{name}"]: fit takes it from its own arguments')
+                raise InputError(f'set["{table}.{name}"]: it is an argument of fit; pass it there')
     for name in changes.get("data", {}):
         if name not in ("normalise", "augment", "holdout", "validation", "unseen"):
-            raise InputError(
-                f'set["data.{name}"]: the clients bring their own data, so nothing is left to load or divide'
-            )
+            raise InputError(f'set["data.{name}"]: clients have their own data, so there is nothing to load or divide')
 
 
 def _structure(model: nn.Module) -> str:
-    """A hash of a module's layers and the shapes of its entries: what a resume must find again."""
+    """Return a hash of a module's layers and the shapes of its entries, which must be the same when a run is
+    resumed."""
     shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if not is_lazy(tensor)}
     return hashlib.sha256(f"{model!r} {shapes}".encode()).hexdigest()[:16]
 
 
 def _plain(value: Any) -> Any:
-    """NumPy's numbers as Python's."""
+    """Convert NumPy's numbers to Python's."""
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
     return value.item() if isinstance(value, np.generic) else value
@@ -257,5 +256,5 @@ def method_table(method: str | Method) -> dict[str, Any]:
 
 
 def _recorded(value: Any) -> Any:
-    """A hyper-parameter as a file can hold it, so that a resume notices another."""
+    """Return a hyper-parameter in the types of TOML, so that a resume notices a change."""
     return value if isinstance(value, (bool, int, float, str)) else repr(value)

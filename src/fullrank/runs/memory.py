@@ -20,11 +20,11 @@ KINDS = {
     "processes": "resident, of the process and its workers",
     "process": "resident, of the main process",
 }
-"""What a peak can be, in words."""
+"""Descriptions of the kinds of peaks."""
 
 
 def reset_peaks(device: torch.device) -> None:
-    """Let the peaks of this process start from now, as far as the system can: it may have had other runs before."""
+    """Reset the peaks of this process, where the system can, because the process may have had other runs before."""
     if device.type == "cuda":
         for number in range(torch.cuda.device_count()):
             torch.cuda.reset_peak_memory_stats(number)
@@ -33,11 +33,17 @@ def reset_peaks(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> dict[str, Any] | None:
-    """Return the peak of the memory in `bytes`, and `of` what it is; None on systems that do not tell.
+    """Return the peak memory of this process; None on systems that do not report it.
 
-    On GPUs it is what torch has allocated at most ("cuda"), the sum over devices. Otherwise it is the peak resident
-    memory: the sum over the process and its worker processes where the system has /proc ("processes"), in which memory
-    that they share counts for each of them, else that of this process ("process").
+    On GPUs it is the largest number of bytes that torch has allocated ("cuda"), the sum over devices. Otherwise it is
+    the peak resident memory: the sum over the process and its worker processes where the system has /proc
+    ("processes"), in which memory that they share counts for each of them, else that of this process ("process").
+
+    Args:
+        device: The device of the run.
+
+    Returns:
+        The peak in `bytes`, and `of`, which of these it is.
     """
     if device.type == "cuda":
         return {"bytes": sum(map(torch.cuda.max_memory_allocated, range(torch.cuda.device_count()))), "of": "cuda"}
@@ -61,7 +67,7 @@ def record_peak(path: Path, device: torch.device) -> None:
 
 
 def recorded_peak(path: Path) -> dict[str, Any] | None:
-    """Return the largest peak that the processes of a run recorded, as `peak_memory` gives it; None if none did."""
+    """Return the largest recorded peak of the processes of a run, as `peak_memory` returns it, if there is one."""
     history = read_json(path / FILE)
     peaks = [entry["peak_memory"] for entry in (history, *history.get("resumed", [])) if "peak_memory" in entry]
     return max(peaks, key=lambda peak: peak["bytes"], default=None)
@@ -77,7 +83,7 @@ def _tree(pid: str) -> Iterator[str]:
 
 
 def _resident(pid: str) -> int | None:
-    """Return the peak resident memory of a process in bytes, or None if the system does not tell."""
+    """Return the peak resident memory of a process in bytes, or None if the system does not report it."""
     with contextlib.suppress(OSError):
         for line in (PROC / pid / "status").read_text().splitlines():
             if line.startswith("VmHWM:"):

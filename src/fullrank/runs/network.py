@@ -31,7 +31,7 @@ def build_network(
     head: str | None,
     device: torch.device,
 ) -> Network:
-    """Build the network of an experiment, as its method wants it, with its initial weights, on a device.
+    """Build the network of an experiment, shaped by its method, with its initial weights, on a device.
 
     Args:
         experiment: The experiment.
@@ -62,8 +62,12 @@ def build_network(
 def set_up_for(network: Network, engine: Resolved) -> None:
     """Set a network's precision and memory layout to those of an engine.
 
-    On a GPU the weights have their channels last, too. On a CPU that would gain little more, and all code that reads
-    weights would have to know.
+    On a GPU the weights have their channels last as well. On a CPU that would gain little more, and all code that reads
+    weights would have to take it into account.
+
+    Args:
+        network: The network.
+        engine: The complete table `[engine]`.
     """
     if engine.recorded.get("precision") in DTYPES:
         # As `build_network` converts it when the run continues, since its recorded experiment names the precision.
@@ -83,7 +87,8 @@ def _example(federation: Federation, module: nn.Module) -> torch.Tensor:
 
 
 def _of_each_size(data: DataSet) -> torch.Tensor:
-    """Return two samples; of whole numbers those with the smallest and the largest, which an embedding may not have."""
+    """Return two samples; of whole numbers those with the smallest and the largest value, for which an embedding needs
+    rows."""
     x = data.train.x
     if x.dtype == torch.uint8 or not is_integer(x.dtype) or not x[0].numel():
         return x[:2]
@@ -94,7 +99,19 @@ def _of_each_size(data: DataSet) -> torch.Tensor:
 
 
 def apply_method(network: Network, composition: Composition, example: torch.Tensor) -> Network:
-    """Return the network as the methods want it: another body, a fresh head if its width changed, another head."""
+    """Let the methods shape the network: another body, a new head if its width changed, another head.
+
+    Args:
+        network: The network.
+        composition: The methods.
+        example: A small batch of inputs.
+
+    Returns:
+        The network to train.
+
+    Raises:
+        InputError: If it does not return scores (samples, classes).
+    """
     width = network.feature_dim
     for part in composition.defined("model"):
         network = hooked(part, "model", network)

@@ -13,7 +13,7 @@ from rich.table import Table
 from fullrank.config.experiment import Experiment
 from fullrank.errors import in_words
 from fullrank.federated.site import Result
-from fullrank.runs.display import Display, amiss, choose, opening, scores
+from fullrank.runs.display import Display, choose, opening, problems_of, scores
 from fullrank.runs.result import Run
 
 
@@ -59,7 +59,7 @@ class Cell(Display):
         """Advance the bar and show the metrics."""
         super().round_done(row)
         self._state = scores(row)
-        self._problems += amiss(row)
+        self._problems += problems_of(row)
         self._show()
 
     def phase_started(self, name: str, done: int, clients: int) -> None:
@@ -93,7 +93,13 @@ class Bar:
         self._handle: Any = None
 
     def show(self, share: float, lines: Sequence[str], problems: Sequence[str] = ()) -> None:
-        """Show which share is complete, with lines above the bar and problems below it."""
+        """Update the bar.
+
+        Args:
+            share: The share that is complete.
+            lines: The lines above the bar.
+            problems: The lines below it.
+        """
         display = sys.modules["IPython"].display
         below = "".join(f"<div style='color:#b35900'>{html.escape(text)}</div>" for text in problems)
         above = "<br>".join(map(html.escape, lines))

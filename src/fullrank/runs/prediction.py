@@ -1,4 +1,4 @@
-"""Predictions of a trained model for samples as the data of its run have them."""
+"""Predictions of a trained model for samples in the form of its run's data."""
 
 from __future__ import annotations
 
@@ -42,7 +42,12 @@ class Predictor:
 
     @classmethod
     def of(cls, run: Run, client: int | None = None, stage: Stage | None = None) -> Predictor:
-        """Return the predictor of the global model, or of a client's own model at a stage.
+        """Return the predictor of a run's model.
+
+        Args:
+            run: The run.
+            client: The number of a client, for the client's own model; None for the global model.
+            stage: The stage of the client's model.
 
         Raises:
             InputError: If the run has no such model.
@@ -64,11 +69,19 @@ class Predictor:
         )
 
     def __call__(self, x: object) -> Tensor:
-        """Return the probability of each class, (N, C), for samples (N, ...)."""
+        """Return the probability of each class, (N, C), for samples (N, ...).
+
+        Raises:
+            InputError: If the samples do not have the shape or the dtype of the run's data.
+        """
         return self.scores(x).softmax(1)
 
     def scores(self, x: object) -> Tensor:
-        """Return the scores of the classes (logits), (N, C), for samples (N, ...), on the CPU."""
+        """Return the scores of the classes (logits), (N, C), for samples (N, ...), on the CPU.
+
+        Raises:
+            InputError: If the samples do not have the shape or the dtype of the run's data.
+        """
         samples = self._checked(as_tensor("x", x))
         with threads(self.threads), torch.no_grad():
             return torch.cat([self.module(batch).cpu() for batch in self._batches(samples)])
@@ -80,14 +93,14 @@ class Predictor:
             yield self.prepare(part.to(some.device), None, dtype)
 
     def _checked(self, x: Tensor) -> Tensor:
-        """Return samples in the layout and with the dtype of the run's data, or reject them."""
+        """Check samples, and return them in the layout and with the dtype of the run's data."""
         if x.dtype == torch.uint16 and x.dim() and len(x):
             x = Split(channels_first(x), torch.zeros(len(x), dtype=torch.int64)).x
         if not self._alike(x.dtype):
             hint = ": 8-bit images with values 0 to 255" if self.stored == torch.uint8 else ""
             raise InputError(
                 f"x is {_name(x.dtype)}, but the run was trained on samples of {_name(self.stored)}{hint}; "
-                "give samples as the run's data have them, which prepares them itself"
+                "give samples as they are in the run's data; predict prepares them"
             )
         if tuple(x.shape) == self.shape:
             raise InputError(f"x has the shape {_shown(x.shape)} of one sample; give a batch of samples, as in x[None]")
@@ -111,7 +124,7 @@ class Predictor:
 
 
 def note_on(composition: Composition) -> str:
-    """Return a note if clients predict with more than their module and no `personalise` hook adds that to it."""
+    """Return a note if clients predict with more than the module, and no `personalise` hook adds that to the module."""
     predicting = composition.defined("predict")
     if not predicting or composition.defined("personalise"):
         return ""

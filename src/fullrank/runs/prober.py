@@ -29,7 +29,15 @@ MOST_KEPT = 2**18
 
 
 class Prober(Callback):
-    """Measures the representations of the global model and of some clients' models, without any effect on the run."""
+    """Measures the representations of the global model and of some clients' models, without any effect on the run.
+
+    Args:
+        assembly: The parts of the run.
+        path: The run directory; None if nothing is written.
+
+    Raises:
+        InputError: If there is no test set on which models could be probed.
+    """
 
     def __init__(self, assembly: Assembly, path: Path | None = None):
         self.assembly, self.path = assembly, path
@@ -52,7 +60,14 @@ class Prober(Callback):
         return bool(self.every) and (round % self.every == 0 or round == self.rounds)
 
     def resume(self, done: int) -> None:
-        """Read the probes of the rounds that are saved, and check that each one that was due exists."""
+        """Read the probes of the rounds that are saved.
+
+        Args:
+            done: The number of rounds that are saved.
+
+        Raises:
+            InputError: If a probe that was due is missing or damaged.
+        """
         if self.path is None:
             return
         self.found = [probe for probe in read_probes(self.path, done) if self.is_due(probe["round"])]
@@ -72,8 +87,8 @@ class Prober(Callback):
     def chosen(self, clients: Sequence[int]) -> list[int]:
         """Return the clients of a round whose models are probed.
 
-        The seed puts all clients into one order, for the whole run, and the first of them that take part are chosen:
-        the same in every round where all do, and never fewer than configured where enough take part.
+        The seed determines one order of all clients for the whole run, and the first of them that take part are chosen:
+        the same in every round if all take part, and as many as configured if enough take part.
         """
         here = set(clients)
         found = [client for client in self._order if client in here]
@@ -86,7 +101,7 @@ class Prober(Callback):
         return self._clients
 
     def client_done(self, result: Result) -> None:
-        """Keep the model of a chosen client; one that made no step has sent nothing and is not probed."""
+        """Keep the model of a chosen client; a client that made no step has sent nothing and is not probed."""
         if result.client in self._clients and result.model and result.steps:
             self._models[result.client] = result.model
 

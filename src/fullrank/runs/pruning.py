@@ -23,8 +23,8 @@ class Pruned(CallbackFailed):
 class Pruner(Callback):
     """Stops a run after the first round in which the best value so far is worse than the limit of this round.
 
-    The limits of the run in a directory are in the file that `limits_file` names; without one nothing is stopped. A run
-    that was stopped keeps its directory, without a result and with the mark `pruned.json`.
+    The limits of the run in a directory are in the file that `limits_file` names; without that file nothing is stopped.
+    A run that was stopped keeps its directory, without a result and with the mark `pruned.json`.
     """
 
     def started(self, experiment: Experiment, path: Path | None, done: int, clients: int) -> None:
@@ -37,7 +37,14 @@ class Pruner(Callback):
                 self._note(row)
 
     def round_done(self, row: Mapping[str, Any]) -> None:
-        """Stop the run if its best value so far is worse than the limit."""
+        """Compare the best value of the run so far with the limit.
+
+        Args:
+            row: The row of the round.
+
+        Raises:
+            Pruned: If the value is worse.
+        """
         if not self._limits:
             return
         self._note(row)

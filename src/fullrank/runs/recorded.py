@@ -1,4 +1,4 @@
-"""What a run directory records about data, files and source code, and whether these are still the same."""
+"""The record of a run's data, files and source code, and the check that these are still the same."""
 
 from __future__ import annotations
 
@@ -48,6 +48,10 @@ def data_facts(federation: Federation) -> dict[str, Any]:
 def check_data(path: Path, federation: Federation) -> None:
     """Check that data and partition are those with which the run in a directory was started.
 
+    Args:
+        path: The run directory.
+        federation: The data, divided among clients.
+
     Raises:
         InputError: If they are not.
     """
@@ -91,8 +95,13 @@ def file_hashes(experiment: Experiment, files_read: Mapping[str, str]) -> dict[s
 def check_files(path: Path, recorded: Mapping[str, str], now: Mapping[str, str]) -> None:
     """Check that files have the SHA-256 that the run in a directory recorded.
 
+    Args:
+        path: The run directory.
+        recorded: The recorded SHA-256 of each file.
+        now: The current SHA-256 of each file.
+
     Raises:
-        InputError: If one has another.
+        InputError: If one of them differs.
     """
     for key, before in recorded.items():
         if key in now and now[key] != before:

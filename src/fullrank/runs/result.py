@@ -1,4 +1,4 @@
-"""A run read back: its metrics, its summary, its models."""
+"""A run and its results: metrics, summary and models."""
 
 from __future__ import annotations
 
@@ -38,7 +38,18 @@ def _with_gradients() -> Iterator[None]:
 
 
 class Run:
-    """A run, finished or not: its experiment, its metrics, its models."""
+    """A run, finished or not: its experiment, its metrics and its models. `fullrank.run` and `load_run` return it.
+
+    Attributes:
+        experiment: The experiment, with a value for every key.
+        metrics: The metrics of each round, a list of dicts.
+        path: The run directory; None if nothing was written.
+
+    >>> import fullrank, tempfile
+    >>> run = fullrank.run({"train.rounds": 2, "data.clients": 3, "model.name": "mlp"}, out=tempfile.mkdtemp())
+    >>> run.complete, len(run.metrics), sorted(run.summary()["accuracy"])
+    (True, 2, ['best', 'last', 'last5'])
+    """
 
     def __init__(
         self,
@@ -65,20 +76,21 @@ class Run:
         self._table = table
         self._predictors: dict[tuple[int | None, Stage | None], Predictor] = {}
         self._stripped = False
-        """Put together again from a directory without checkpoints: nothing is known of what the server had."""
+        """Whether the run was read from a directory without checkpoints, so that the state of the server is not
+        known."""
 
     def __repr__(self) -> str:
-        """Return in one line what was run, how far, and its accuracy."""
-        from fullrank.runs.display import in_short
+        """Describe the run in one line: its experiment, the number of rounds, and its accuracy."""
+        from fullrank.runs.display import one_line
 
-        return f"Run({in_short(self)})"
+        return f"Run({one_line(self)})"
 
     def _repr_html_(self) -> str:
         """Return the result as tables, which notebooks show."""
-        from fullrank.runs.display import in_short, tables_of
+        from fullrank.runs.display import one_line, tables_of
         from fullrank.runs.notebook import html_of
 
-        return html_of(in_short(self), tables_of(self))
+        return html_of(one_line(self), tables_of(self))
 
     @property
     def complete(self) -> bool:
@@ -90,14 +102,17 @@ class Run:
         """The probes of the representation (`probe.every`): one dict each, with arrays for spectra and matrices.
 
         `global` has the global model's measures, `locals` those of some clients' models as trained in that round,
-        each with its `client`, and `cka` by layer how alike those clients are.
+        each with its `client`, and `cka` the similarity of those clients' models by layer.
         """
         if self._probes is None:
             self._probes = read_probes(self.path) if self.path is not None else []
         return self._probes
 
     def summary(self) -> dict[str, Any]:
-        """Return the last value of each metric, its best over rounds, its mean over the last five, and totals."""
+        """Return the last value of each metric, its best over rounds, its mean over the last five, and totals.
+
+        A key is missing if the run has no such value; "absent" then has the reason.
+        """
         return summarise(self.metrics, self._ending, self.asked)
 
     def clients(self, by: str = "metric") -> Rows:
@@ -130,7 +145,7 @@ class Run:
         return tuple(self._data_facts()["classes"])
 
     def kept(self) -> list[ClientRow] | None:
-        """Return what the run kept of each model on each set, as its table has it; None if it has no table."""
+        """Return the rows of the run's table of models, or None if it has no table."""
         try:
             return self._client_rows()
         except Damaged:
@@ -152,7 +167,7 @@ class Run:
 
     @cached_property
     def asked(self) -> Sequence[Metric]:
-        """The metrics that the run was asked for; code that only its directory names is not imported."""
+        """The metrics of the run. Code that only its directory names is not imported."""
         names = self.experiment.evaluate.metrics
         if not isinstance(self.experiment, Recorded):
             return find_metrics(names)
@@ -164,9 +179,15 @@ class Run:
 
     @_with_gradients()
     def model(self) -> nn.Module:
-        """Return the trained global model in eval mode; it has the class of the model that the user gave, if any.
+        """Return the trained global model in eval mode.
 
         A run directory suffices for it: no data are read.
+
+        Returns:
+            A module of the class of the model that the user gave, or a network of the library.
+
+        Raises:
+            InputError: If there is no complete global model, or its files are missing or damaged.
         """
         assembly = self._without_data()
         if assembly.no_global_model:
@@ -177,13 +198,19 @@ class Run:
     def client_model(self, client: int, stage: Stage | None = None) -> nn.Module:
         """Return a client's own model in eval mode: the one whose metrics the run reports for that stage.
 
-        It is read from the run directory where `run.keep_personal` had it written, and otherwise made again from the
-        client's data and what the client kept.
+        It is read from the run directory if `run.keep_personal` is true, and otherwise computed from the client's data
+        and the client's state.
 
         Args:
             client: The client's number.
             stage: "received" (the global model with the client's personal entries), "local" (after local training),
-                or "personalised" (by the method). Without one the last that the method has.
+                or "personalised" (by the method); by default the last stage that the method has.
+
+        Returns:
+            The module.
+
+        Raises:
+            InputError: If there is no such client or stage, or the client's data or state are missing.
         """
         bare = self._without_data()
         chosen = self.stage_of(stage)
@@ -208,14 +235,14 @@ class Run:
     def predict(self, x: object, *, client: int | None = None, stage: Stage | None = None) -> torch.Tensor:
         """Return the probability of each class for a batch of samples, (N, C), on the CPU.
 
-        Samples are given as the run's data have them, for example uint8 images of the trained size, (N, C, H, W) or
+        Samples have the form of the run's data, for example uint8 images of the trained size, (N, C, H, W) or
         (N, H, W, C); they are prepared as in the run, without augmentation, and the model is in eval mode. The columns
         are in the order of the classes of the run's data.
 
         Args:
             x: A tensor or an array of samples.
             client: The number of a client, to predict with the client's own model in place of the global one.
-            stage: Which of the client's models, as `client_model` takes it.
+            stage: The stage of the client's model, as in `client_model`.
 
         Raises:
             InputError: If the samples do not have the shape or the dtype of the run's data, or there is no such model.
@@ -232,7 +259,14 @@ class Run:
         return self._predictors[which](x)
 
     def stage_of(self, stage: str | None) -> Stage:
-        """Return a stage of the clients' own models that the method has; without a name, the last stage."""
+        """Return a stage of the clients' own models.
+
+        Args:
+            stage: The name of the stage; None for the last stage that the method has.
+
+        Raises:
+            InputError: If the method does not have the stage.
+        """
         known = stages(self._without_data().composition)
         for one in known:
             if one == (stage or known[-1]):
@@ -279,12 +313,17 @@ class Run:
         if self._assembly is None:
             self._reject_given()
             assert self.path is not None
+            lead = f"{why}: " if why else ""
+            if read_json(self.path / "partition.json").get("at_sites"):
+                raise InputError(
+                    f"{lead}the samples of this run are at the sites of a deployment; clients.jsonl has what they "
+                    "measured; to evaluate the model here, name other data, as in `fullrank inspect RUN DATA`"
+                )
             experiment = self._opened(data=True)
             try:
                 federation = federate(experiment)
             except InputError as problem:
-                lead = f"{why}: " if why else ""
-                raise InputError(f"{lead}{problem}; say with --root (root=) where the run's data lie") from None
+                raise InputError(f"{lead}{problem}; give the folder of the run's data with --root (root=)") from None
             assembly = assemble(experiment, federation=federation)
             check_data(self.path, assembly.federation)
             self._assembly = self._restored(assembly)
@@ -360,6 +399,12 @@ def load_run(path: str | Path, *, trust: bool = False, root: str | Path = "") ->
     Raises:
         InputError: If the directory is not the directory of a run, or if code outside the library would be imported
             without `trust`.
+
+    >>> import fullrank, tempfile
+    >>> folder = tempfile.mkdtemp()
+    >>> finished = fullrank.run({"train.rounds": 1, "data.clients": 3, "model.name": "mlp"}, out=folder)
+    >>> load_run(folder).metrics == finished.metrics
+    True
     """
     path = Path(path)
     if not (path / "experiment.toml").is_file():
@@ -372,25 +417,53 @@ def load_run(path: str | Path, *, trust: bool = False, root: str | Path = "") ->
 
 
 def run_at(path: str | Path, trust: bool = False, root: str | Path = "") -> Run:
-    """Load the run of a directory that a user has named."""
+    """Load the run of a directory that a user has named.
+
+    Args:
+        path: The directory.
+        trust: As in `load_run`.
+        root: As in `load_run`.
+
+    Raises:
+        InputError: If there is no such directory, or `load_run` rejects it.
+    """
     if not Path(path).exists():
         raise InputError(f'there is no run "{path}"')
     return load_run(path, trust=trust, root=root)
 
 
 def chosen_model(run: Run, client: int | None, stage: Stage | None = None) -> nn.Module:
-    """Return the global model or a client's own model; messages name the options of the command line."""
+    """Return the model that options of the command line choose.
+
+    Args:
+        run: The run.
+        client: The number of a client, for the client's own model; None for the global model.
+        stage: The stage of the client's model.
+
+    Raises:
+        InputError: If the run has no such model; the message names the options.
+    """
     if client is None and stage is not None:
         raise InputError(
-            f"the stage \"{stage}\" is of a client's own model: choose client K's with --client K (client=K)"
+            f'the stage "{stage}" is of a client\'s own model: choose the model of client K with --client K (client=K)'
         )
     lacking = run._without_data().no_global_model
     if client is None and lacking:
-        raise InputError(f"there is no complete global model: {lacking}; choose client K's with --client K (client=K)")
+        raise InputError(
+            f"there is no complete global model: {lacking}; choose the model of client K with --client K (client=K)"
+        )
     return run.model() if client is None else run.client_model(client, stage)
 
 
 def check_model(run: Run, use: str) -> None:
-    """Check that the directory of a run that this process did not make has the model, for a use in `MESSAGES`."""
+    """Check that a run directory has the model of the run.
+
+    Args:
+        run: The run; one of this process has its model in any case.
+        use: The purpose, a key of `MESSAGES`.
+
+    Raises:
+        InputError: If the model is missing.
+    """
     if run.path is not None and run._assembly is None and not (run.path / "model.safetensors").is_file():
         RunDirectory(run.path).check(use, run.experiment.train.rounds)

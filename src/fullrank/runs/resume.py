@@ -33,11 +33,24 @@ class Start:
     finished: bool = False
     """Whether the run is complete."""
     write: Callable[[], None] = lambda: None
-    """Write what must be on disk before the next round. Everything that can be rejected is checked before."""
+    """Writes the files that must exist before the next round. Everything that can be rejected is checked before."""
 
 
 def begin(assembly: Assembly, directory: RunDirectory, prober: Prober, changes: Mapping[str, Any]) -> Start:
-    """Prepare round 1, or restore the newest checkpoint if the run still has the recorded data, files and keys."""
+    """Prepare round 1, or restore the newest checkpoint of a run.
+
+    Args:
+        assembly: The parts of the run.
+        directory: The run directory.
+        prober: The prober of the run.
+        changes: The keys of `[engine]` that differ from the recorded ones.
+
+    Returns:
+        The state from which the run starts.
+
+    Raises:
+        InputError: If the data, files or keys are not the recorded ones, or the checkpoint cannot be used.
+    """
     around = {
         **environment(assembly.experiment.engine.threads, assembly.device),
         "engine": assembly.engine.facts(),

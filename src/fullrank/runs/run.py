@@ -1,4 +1,4 @@
-"""Runs an experiment: the rounds, what is written after each, and how a run that stopped is resumed."""
+"""Running an experiment: the rounds, what is written after each, and how a run that stopped is resumed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from fullrank.config.experiment import Experiment
 from fullrank.data.federation import Federation
 from fullrank.data.sources.progress import watching
-from fullrank.engine import Engine, open_engine
+from fullrank.engine import Engine, EngineFactory, open_engine
 from fullrank.engine.machine import find_device, threads
 from fullrank.errors import (
     CallbackFailed,
@@ -24,6 +24,7 @@ from fullrank.errors import (
     Interrupted,
     RunFailed,
     StoppedNow,
+    TooFewClients,
     WriteFailed,
     naming_file,
 )
@@ -98,9 +99,24 @@ def execute(
     change_engine: bool = False,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = False,
+    engine: EngineFactory | None = None,
     **parts: Any,
 ) -> Run:
-    """Run an experiment with the parts that are given, as `assemble` takes them; without a path nothing is written."""
+    """Run an experiment.
+
+    Args:
+        experiment: The experiment.
+        path: The run directory; None writes nothing.
+        resume: As in `run`.
+        change_engine: As in `run`.
+        callbacks: As in `run`.
+        progress: As in `run`.
+        engine: Creates the engine, in place of the one that the experiment names.
+        **parts: Parts in place of those that the experiment names, as in `assemble`.
+
+    Returns:
+        The complete run.
+    """
     check_callbacks(callbacks)
     callbacks = [*displays(progress), *callbacks]
     directory = RunDirectory(_nameable(path)) if path is not None else None
@@ -116,7 +132,7 @@ def execute(
             watching.callbacks += tracked(experiment.run.track)
             if directory is not None:
                 directory.open()
-            return _execute(experiment, directory, watching, resume, change_engine, parts)
+            return _execute(experiment, directory, watching, resume, change_engine, engine, parts)
     finally:
         if directory is not None:
             directory.close()
@@ -128,6 +144,7 @@ def _execute(
     callbacks: Callbacks,
     resume: bool,
     change_engine: bool,
+    engine: EngineFactory | None,
     parts: Mapping[str, Any],
 ) -> Run:
     try:
@@ -140,7 +157,7 @@ def _execute(
         with _in_words(directory, experiment.train.rounds), threads(experiment.engine.threads):
             with watching(lambda what, done, total: interrupt.check()):
                 assembly = assemble(experiment, **parts)
-            return _run_rounds(assembly, directory, callbacks, changes)
+            return _run_rounds(assembly, directory, callbacks, changes, engine)
     except WriteFailed as failure:
         if directory is None:
             raise
@@ -154,7 +171,7 @@ def _execute(
 
 @contextlib.contextmanager
 def _notified_of_failure(callbacks: Callbacks) -> Iterator[None]:
-    """Tell callbacks of whatever error ends the run; the error itself is raised in any case."""
+    """Notify callbacks of any error that ends the run; the error itself is raised in any case."""
     try:
         yield
     except BaseException as error:
@@ -173,7 +190,12 @@ def _nameable(path: Path) -> Path:
 
 
 class Recorder(Callback):
-    """Writes the row of each round, and checkpoints."""
+    """Writes the row of each round, and checkpoints.
+
+    Args:
+        directory: The run directory.
+        assembly: The parts of the run.
+    """
 
     def __init__(self, directory: RunDirectory, assembly: Assembly):
         self.directory, self.server, self.experiment = directory, assembly.server, assembly.experiment
@@ -190,7 +212,11 @@ class Recorder(Callback):
 
 
 def _run_rounds(
-    assembly: Assembly, directory: RunDirectory | None, watching: Callbacks, changes: Mapping[str, Any]
+    assembly: Assembly,
+    directory: RunDirectory | None,
+    watching: Callbacks,
+    changes: Mapping[str, Any],
+    own_engine: EngineFactory | None,
 ) -> Run:
     experiment, server = assembly.experiment, assembly.server
     path = directory.path if directory is not None else None
@@ -204,7 +230,7 @@ def _run_rounds(
         return finished
     rows = start.rows
     options = assembly.engine.options(len(server.sample(server.round)), rows[-1] if rows else {})
-    engine = open_engine(assembly.engine.name, assembly.site, options)
+    engine = (own_engine or partial(open_engine, assembly.engine.name))(assembly.site, options)
     callbacks = all_callbacks(watching, assembly, directory, prober)
     try:
         start.write()
@@ -215,7 +241,7 @@ def _run_rounds(
         while server.round < experiment.train.rounds:
             _one_round(assembly, engine, rows, callbacks)
         return _end(assembly, engine, directory, rows, callbacks, prober.found)
-    except (Interrupted, ClientFailed, CallbackFailed) as stop:
+    except (Interrupted, ClientFailed, TooFewClients, CallbackFailed) as stop:
         # After a second signal nothing is saved any more: it may have come in the middle of a change of the state.
         if not isinstance(stop, StoppedNow) and directory is not None and directory.last_round() < server.round:
             directory.save(server, experiment.run.keep)
@@ -225,7 +251,7 @@ def _run_rounds(
 
 
 def _start_report(assembly: Assembly) -> list[str]:
-    """Return what of `model.start` fitted, before round 1; without `start_partial` everything did."""
+    """Describe which entries of `model.start` fitted, before round 1; without `start_partial` all of them did."""
     asked = assembly.start is not None and assembly.experiment.model.start_partial and assembly.server.round == 0
     return [assembly.start.text()] if asked and assembly.start is not None else []
 
@@ -235,6 +261,12 @@ def all_callbacks(watching: Callbacks, assembly: Assembly, directory: RunDirecto
 
     The prober comes before the recorder: a round that a resumed run does not run again must have its probe already. The
     others come after it, so that a round is saved when they are notified of it.
+
+    Args:
+        watching: The callbacks of the user and the display.
+        assembly: The parts of the run.
+        directory: The run directory, if there is one.
+        prober: The prober of the run.
     """
     recorder = [Recorder(directory, assembly)] if directory is not None else []
     return Callbacks([prober, *recorder, *watching.callbacks])
@@ -242,7 +274,8 @@ def all_callbacks(watching: Callbacks, assembly: Assembly, directory: RunDirecto
 
 @contextlib.contextmanager
 def _in_words(directory: RunDirectory | None, rounds: int) -> Iterator[None]:
-    """Say in one sentence what is saved after a signal, or an exception of a callback or of the user's own code."""
+    """Describe in one sentence what is saved after a signal, or after an exception of a callback or of the user's
+    code."""
 
     def saved() -> str:
         if directory is None:

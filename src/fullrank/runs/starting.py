@@ -1,4 +1,4 @@
-"""The weights with which a run starts (`model.start`): where they are read from, and what of them fits the model."""
+"""The weights with which a run starts (`model.start`): reading them, and loading the entries that fit the model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAMED = 10
 
 @dataclass(frozen=True)
 class StartReport:
-    """What of a file with initial weights fitted the model."""
+    """A report on which entries of a file with initial weights fitted the model."""
 
     source: str
     fitted: tuple[str, ...]
@@ -41,7 +41,7 @@ class StartReport:
     initial: tuple[str, ...]
     """The entries of the model that kept their initial values."""
     prefix: str = ""
-    """What was left out at the start of each name of the file."""
+    """The prefix that was left out of each name of the file."""
 
     @property
     def complete(self) -> bool:
@@ -114,7 +114,14 @@ def weights_file(path: Path) -> Path:
 
 
 def read_weights(path: Path) -> Tensors:
-    """Read the tensors of a safetensors file, of a torch state dict, or of the final global model of a run."""
+    """Read initial weights.
+
+    Args:
+        path: A safetensors file, a torch state dict, or the directory of a run, for its final global model.
+
+    Raises:
+        InputError: If there is no such file, or it does not hold tensors by name.
+    """
     file = weights_file(path)
     if path.is_dir() and not (path / "experiment.toml").is_file():
         raise InputError(f'model.start: "{path}" is a folder, but not the directory of a run')

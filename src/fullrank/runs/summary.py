@@ -19,7 +19,7 @@ def summarise(
     Args:
         rows: The metrics of each round.
         ending: What was computed after the last round.
-        metrics: The metrics that the run was asked for, if they are not the library's.
+        metrics: The metrics of the run that are not the library's.
 
     Returns:
         For each metric the last value, the best over rounds, the mean of the last five and the value in the round with
@@ -115,7 +115,7 @@ def over_stages(
 
     Args:
         evaluated: For each client and stage (as received, after local training, personalised) the values of metrics.
-        metrics: The metrics that the run was asked for, if they are not the library's.
+        metrics: The metrics of the run that are not the library's.
 
     Returns:
         For each stage the numbers of `over_clients`: those of the accuracy directly, those of other metrics under their
@@ -137,7 +137,15 @@ def over_stages(
 
 
 def over(scores: Sequence[Mapping[str, Any]], metric: Metric) -> dict[str, Any]:
-    """Aggregate a metric over the clients for which it is defined; AUROC, for example, needs two classes."""
+    """Aggregate a metric over the clients for which it is defined; AUROC, for example, needs two classes.
+
+    Args:
+        scores: The metrics of each client.
+        metric: The metric.
+
+    Returns:
+        The numbers of `over_clients`.
+    """
     having = [found for found in scores if _is_number(found.get(metric.key))]
     if not having:
         return {}

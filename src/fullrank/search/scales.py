@@ -85,6 +85,12 @@ def search_scales(
         per_class: The number of random samples of each class; 0 means the whole training set.
         client: The client of the partition in `values` whose samples are used; None means all samples.
         callbacks: Objects that follow the run.
+
+    Returns:
+        The files and the run.
+
+    Raises:
+        InputError: If the network has no scales, or the experiment or the samples are rejected.
     """
     experiment = searched(model, values or {})
     stored = load_dataset(experiment.data.name, experiment.data.root, seed=experiment.seed, **experiment.data.reading)
@@ -105,7 +111,15 @@ def search_scales(
 
 
 def searched(model: str, values: Mapping[str, Any]) -> Experiment:
-    """Return the experiment of a search: the settings of the network's family, with the given values in their place."""
+    """Return the experiment of a search.
+
+    Args:
+        model: The name of the network, on whose family the settings depend.
+        values: Keys of the experiment, nested, which replace these settings.
+
+    Raises:
+        InputError: If the network has no scales, or a key cannot be changed.
+    """
     family = next((name for name in SETTINGS if name in model), None)
     if family is None:
         raise InputError(f'"{model}" has no scales to search; choose a repvgg or a repghost')
@@ -145,10 +159,16 @@ def _divided(experiment: Experiment, stored: DataSet) -> Federation:
 
 
 def for_search(data: DataSet) -> DataSet:
-    """Return the data set with images of three channels and 32×32 pixels.
+    """Convert a data set to images of three channels and 32×32 pixels.
 
     The channel of grey images is repeated; images of another size are resized to 32 pixels on the short side, and
     cropped at the centre.
+
+    Args:
+        data: The data set.
+
+    Raises:
+        InputError: If its samples are not 8-bit grey or colour images.
     """
     if not data.images or data.in_channels not in (1, 3):
         raise InputError(

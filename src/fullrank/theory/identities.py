@@ -1,4 +1,6 @@
-"""Both sides of two identities of the FedDecorr papers: the covariance of representations, and Proposition 1."""
+"""Two identities of the FedDecorr papers, of which both sides are computed: the covariance of representations, and
+Proposition 1.
+"""
 
 from __future__ import annotations
 

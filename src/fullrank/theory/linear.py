@@ -124,8 +124,8 @@ def flow(weights: Sequence[Matrix], X: Matrix, Y: Matrix, time: float, steps: in
 def imbalance(weights: Sequence[Matrix]) -> list[Matrix]:
     """Compute W_{j+1}ᵀW_{j+1} − W_jW_jᵀ of neighbouring layers, which are constant along the flow (ICLR Eq. 20).
 
-    Assumption 1 is that they are zero for the layers of Π. For the classifier the difference is constant too, but need
-    not be 0.
+    Assumption 1 is that they are zero for the layers of Π. For the classifier the difference is constant as well, but
+    need not be 0.
 
     Args:
         weights: The layers W_1 … W_{L+1}.
@@ -170,7 +170,13 @@ def balanced_start(widths: Sequence[int], scale: float = 0.3, seed: int = 0) -> 
 
 
 def orthogonal(rng: np.random.Generator, rows: int, columns: int) -> Matrix:
-    """Return a random matrix of orthonormal rows (rows ≤ columns)."""
+    """Draw a random matrix of orthonormal rows.
+
+    Args:
+        rng: The generator.
+        rows: The number of rows.
+        columns: The number of columns, at least that of the rows.
+    """
     q, r = np.linalg.qr(rng.normal(size=(columns, rows)))
     return (q * np.sign(np.diag(r))).T
 

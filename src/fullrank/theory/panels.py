@@ -101,14 +101,30 @@ def smallest_angle(points: NDArray[np.float64], classes: NDArray[np.int64]) -> f
 
 @torch.no_grad()
 def represented(model: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the representation z and the predicted classes of prepared inputs."""
+    """Compute the representation of prepared inputs.
+
+    Args:
+        model: The model.
+        x: The inputs.
+
+    Returns:
+        The representation z, and the predicted classes.
+    """
     model.eval()
     features: Any = model.features
     return features(x), model(x).argmax(1)
 
 
 def client_after_next_round(run: Run, client: int) -> nn.Module:
-    """Train a client one round after the run's last, and return the model that it would send."""
+    """Train a client for one further round.
+
+    Args:
+        run: The run.
+        client: The client.
+
+    Returns:
+        The model that the client would send.
+    """
     assembly = run._assembled()
     result = assembly.site.do(assembly.server.job("train", client))
     if result.error is not None:

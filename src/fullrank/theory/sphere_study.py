@@ -64,6 +64,16 @@ class UnitSphere:
 def bottleneck(num_classes: int, in_channels: int = 3, *, base: str = "cnn", neck: bool = True, **options: Any) -> Net:
     """Build a network of the library with a linear map to three dimensions, without bias, before its classifier.
 
+    Args:
+        num_classes: The number of classes.
+        in_channels: The number of channels of the images.
+        base: The name of the network.
+        neck: Whether the map is there.
+        **options: The options of the network.
+
+    Raises:
+        InputError: If there is no such network.
+
     >>> bottleneck(10, 1)(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])
     """

@@ -4,8 +4,8 @@ The appendix proves (ICLR Eqs. 32 and 44), with σ_k the singular values of Π a
 
     dσ_k/dt = N·L·σ_k^(2−2/L) · √(σ_k^(2/L) + M_k) · (u_{L+1,k}ᵀ G v_k).
 
-The main texts (ICLR Eq. 3, TPAMI Eq. 4) print the last product under the root, which is another number and not always
-a real one. A second slip concerns G: ICLR Eqs. 33 and 45 replace (1/N)(Y − Γ)Xᵀ by Σ_c μ_c(e_c − γ̄_c)X̄_cᵀ, which drops
+The main texts (ICLR Eq. 3, TPAMI Eq. 4) print the last product under the root, which is another number and not always a
+real one. A second slip concerns G: ICLR Eqs. 33 and 45 replace (1/N)(Y − Γ)Xᵀ by Σ_c μ_c(e_c − γ̄_c)X̄_cᵀ, which drops
 the covariance of γ and x within each class; the two agree only where each class is one repeated point.
 """
 
@@ -78,6 +78,11 @@ def rates(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> Rates:
 def exact_direction(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> Matrix:
     """Compute G = (1/N)(Y − Γ)Xᵀ, as the proof needs it (ICLR Eq. 44).
 
+    Args:
+        weights: The layers W_1 … W_{L+1}.
+        X: Samples as columns, of shape (d_in, N).
+        Y: One-hot labels as columns, of shape (C, N).
+
     >>> exact_direction([np.eye(2), np.zeros((2, 2))], np.array([[1.0], [0]]), np.array([[1.0], [0]])).tolist()
     [[0.5, 0.0], [-0.5, 0.0]]
     """
@@ -87,6 +92,11 @@ def exact_direction(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> Matrix:
 
 def printed_direction(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> Matrix:
     """Compute G = Σ_c μ_c(e_c − γ̄_c)X̄_cᵀ, as printed (ICLR Eqs. 4 and 33), with class means instead of samples.
+
+    Args:
+        weights: The layers W_1 … W_{L+1}.
+        X: Samples as columns, of shape (d_in, N).
+        Y: One-hot labels as columns, of shape (C, N).
 
     >>> printed_direction([np.eye(2), np.zeros((2, 2))], np.array([[1.0], [0]]), np.array([[1.0], [0]])).tolist()
     [[0.5, 0.0], [-0.5, 0.0]]
@@ -120,7 +130,13 @@ def dropped_share(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> float:
 
 
 def product_velocity(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> Matrix:
-    """Compute dΠ/dt by the product rule from every layer's derivative, without any assumption."""
+    """Compute dΠ/dt by the product rule from every layer's derivative, without any assumption.
+
+    Args:
+        weights: The layers W_1 … W_{L+1}.
+        X: Samples as columns, of shape (d_in, N).
+        Y: One-hot labels as columns, of shape (C, N).
+    """
     moving = velocity(weights, X, Y)
     found = np.zeros_like(product(weights))
     for j in range(len(weights) - 1):
@@ -133,6 +149,11 @@ def balanced_velocity(weights: Sequence[Matrix], X: Matrix, Y: Matrix) -> Matrix
     """Compute dΠ/dt = Σ_j [ΠΠᵀ]^((L−j)/L) · (−∂loss/∂Π) · [ΠᵀΠ]^((j−1)/L) (Lemma 2, ICLR Eq. 15).
 
     It holds under Assumption 1.
+
+    Args:
+        weights: The layers W_1 … W_{L+1}.
+        X: Samples as columns, of shape (d_in, N).
+        Y: One-hot labels as columns, of shape (C, N).
     """
     depth, P = len(weights) - 1, product(weights)
     direction = weights[-1].T @ (Y - probabilities(weights, X)) @ X.T

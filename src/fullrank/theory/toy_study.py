@@ -27,8 +27,7 @@ FEDMR = {"method.fedmr.mu1": 0.003, "method.fedmr.mu2": 1.0}
 
 class _SteepLinear(nn.Linear):
     """A linear layer that multiplies its input by 10, because usual weights give no confident predictions on unit
-    vectors.
-    """
+    vectors."""
 
     def forward(self, z: Tensor) -> Tensor:
         return F.linear(10 * z, self.weight, self.bias)
@@ -36,6 +35,11 @@ class _SteepLinear(nn.Linear):
 
 class SphereNet(nn.Module):
     """A perceptron whose representation is a point on the unit sphere.
+
+    Args:
+        inputs: The number of inputs.
+        hidden: The width of the hidden layers.
+        classes: The number of classes.
 
     >>> SphereNet()(torch.zeros(5, INPUTS)).shape
     torch.Size([5, 6])
@@ -59,7 +63,15 @@ class SphereNet(nn.Module):
 
 
 def toy_data(samples: int, test: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Draw training and test samples (x, y of each): six Gaussian classes in ten dimensions, means at distance 4.
+    """Draw samples of six Gaussian classes in ten dimensions, whose means have the distance 4.
+
+    Args:
+        samples: The number of training samples of each class.
+        test: The number of test samples of each class.
+        seed: The seed.
+
+    Returns:
+        The inputs and labels for training, and those for the test.
 
     >>> [tuple(part.shape) for part in toy_data(5, 2)]
     [(30, 10), (30,), (12, 10), (12,)]

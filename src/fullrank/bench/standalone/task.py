@@ -48,7 +48,11 @@ NETWORKS = {"cnn": cnn, "linear": linear}
 
 
 class RaceTask:
-    """The task of a race, in a directory. Client k has `samples` samples, beginning with number k × `samples`."""
+    """The task of a race, in a directory. Client k has `samples` samples, beginning with number k × `samples`.
+
+    Args:
+        path: The directory.
+    """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -76,7 +80,14 @@ class RaceTask:
         return len(self.cohorts[0]) * self.epochs * -(-self.samples // self.batch_size)
 
     def client(self, client: int) -> tuple[Tensor, Tensor]:
-        """Return a client's samples and labels."""
+        """Return the data of a client.
+
+        Args:
+            client: The number of the client.
+
+        Returns:
+            Its samples and their labels.
+        """
         rows = slice(client * self.samples, (client + 1) * self.samples)
         return self.x[rows], self.y[rows]
 

@@ -89,7 +89,15 @@ _LARGEST = {
 
 
 def magnitude(name: str, level: int, levels: int, height: int, width: int) -> float:
-    """Return the magnitude of a level of 0..levels-1: a slope, pixels, degrees, a factor, kept bits, or a threshold."""
+    """Return the magnitude of an operation: a slope, pixels, degrees, a factor, kept bits, or a threshold.
+
+    Args:
+        name: The name of the operation.
+        level: The level, from 0 to levels − 1.
+        levels: The number of levels.
+        height: The height of the images, in proportion to which they are translated.
+        width: The width of the images.
+    """
     last = levels - 1
     if name in ("TranslateX", "TranslateY"):
         return float(math.trunc(150 / 331 * (width if name == "TranslateX" else height) * level / last))
@@ -124,6 +132,12 @@ def in_bin(name: str, level: int, height: int, width: int) -> list[Change]:
 
     The range goes from the largest magnitude in one direction to the largest in the other, so a level determines the
     direction. Shears and rotations are about the centre (in FedDecorr's code about a point one pixel off it).
+
+    Args:
+        name: The name of the operation.
+        level: The level, from 0 to 9.
+        height: The height of the images.
+        width: The width of the images.
     """
     within = (torch.arange(PER_BIN, dtype=torch.float64) + 0.5) / PER_BIN
     shares = ((level + within) / 10).tolist()
@@ -146,8 +160,7 @@ def in_bin(name: str, level: int, height: int, width: int) -> list[Change]:
 
 @dataclass(frozen=True)
 class AutoAugment(Operation):
-    """Two operations in sequence, with probabilities and magnitudes of one of a policy's 25 pairs, drawn for every
-    image.
+    """Two operations in sequence, drawn for every image from a policy's 25 pairs with probabilities and magnitudes.
 
     The policy is that of Cubuk et al. for CIFAR-10 (arXiv:1805.09501), with magnitudes on 10 levels and both directions
     equally probable. With `bins` a magnitude is drawn inside the level's tenth of the whole range, as in FedDecorr's
@@ -184,7 +197,7 @@ class AutoAugment(Operation):
 
     @classmethod
     def parse(cls, arguments: str, dataset: DataSet) -> AutoAugment:
-        """Make the operation with the usual magnitudes, or with those of FedDecorr's code ("bins")."""
+        """Create the operation with the usual magnitudes, or with those of FedDecorr's code ("bins")."""
         height, width = size_of_pictures("autoaugment", dataset)
         if arguments not in ("", "bins"):
             raise InputError(f'"autoaugment:{arguments}" is not known; choose "autoaugment" or "autoaugment:bins"')
@@ -234,7 +247,7 @@ class RandAugment(Operation):
 
     @classmethod
     def parse(cls, arguments: str, dataset: DataSet) -> RandAugment:
-        """Make the operation from the number of operations in sequence and their level."""
+        """Create the operation from the number of operations in sequence and their level."""
         height, width = size_of_pictures("randaugment", dataset)
         if not arguments:
             return cls(height, width)

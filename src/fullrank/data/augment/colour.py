@@ -45,10 +45,16 @@ def place(device: torch.device) -> None:
 
 
 def recolour(x: Tensor, kind: Tensor, factor: Tensor, table: Tensor) -> Tensor:
-    """Change each image of (N, C, H, W) by its kind (N,), with its factor (N,) or table (N, 256).
+    """Change the levels of each image.
 
     A factor of 1 does not change an image; larger factors increase contrast, colour or sharpness, smaller ones reduce
     it.
+
+    Args:
+        x: 8-bit images of shape (N, C, H, W).
+        kind: The `Kind` of each image's change, of shape (N,).
+        factor: The factor of each change that has one, of shape (N,).
+        table: The new levels of each change that is a table, of shape (N, 256).
     """
     kind, factor = kind[:, None, None], factor[:, None, None]
     pixels, levels = x.flatten(2).long(), torch.arange(LEVELS, device=x.device)
@@ -65,7 +71,13 @@ def recolour(x: Tensor, kind: Tensor, factor: Tensor, table: Tensor) -> Tensor:
 
 
 def blend(dull: Tensor, vivid: Tensor, factor: Tensor) -> Tensor:
-    """Interpolate or extrapolate between two images in float32, truncated to whole levels as in Pillow."""
+    """Interpolate or extrapolate between two images in float32, truncated to whole levels as in Pillow.
+
+    Args:
+        dull: The images at factor 0.
+        vivid: The images at factor 1.
+        factor: The position between them, or beyond either.
+    """
     return (dull + factor * (vivid - dull)).clamp(0, LEVELS - 1).to(torch.uint8)
 
 
@@ -82,7 +94,7 @@ def posterize(bits: int) -> npt.NDArray[np.uint8]:
 
 
 def solarize(threshold: float) -> npt.NDArray[np.uint8]:
-    """Return levels inverted from the threshold on: 0 inverts all, 256 none."""
+    """Return levels of which those from the threshold on are inverted: 0 inverts all, 256 none."""
     levels = np.arange(LEVELS)
     return np.where(levels >= threshold, LEVELS - 1 - levels, levels).astype(np.uint8)
 

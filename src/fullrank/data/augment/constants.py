@@ -15,9 +15,13 @@ _constants: dict[tuple[Hashable, torch.device, torch.dtype], Tensor] = {}
 def constant(
     key: Hashable, make: Callable[[], npt.NDArray[np.generic]], device: torch.device, dtype: torch.dtype
 ) -> Tensor:
-    """Return the array that `make` gives as a tensor, copied to the device only once, because a copy would stall it.
+    """Return an array as a tensor that is copied to each device only once, because a copy would stall the device.
 
-    The key must include everything that the array depends on.
+    Args:
+        key: What identifies the array; it must include everything that the array depends on.
+        make: A function that returns the array, called if it is not on the device yet.
+        device: The device of the tensor.
+        dtype: The dtype of the tensor.
     """
     place = (key, device, dtype)
     if place in _constants:

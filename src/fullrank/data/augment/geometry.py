@@ -35,7 +35,17 @@ IDENTITY: Affine = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 def rotation(
     cos: Number, sin: Number, height: int, width: int
 ) -> tuple[Number, Number, Number, Number, Number, Number]:
-    """Return the map that rotates an image about its centre, counter-clockwise by the angle of this cosine and sine."""
+    """Return the map that rotates an image about its centre, counter-clockwise.
+
+    Args:
+        cos: The cosine of the angle.
+        sin: The sine of the angle.
+        height: The height of the image.
+        width: The width of the image.
+
+    Returns:
+        The map, in the form of `Affine`.
+    """
     across, down = width / 2, height / 2
     # added in Pillow's order
     return cos, -sin, -cos * across + sin * down + across, sin, cos, -sin * across - cos * down + down
@@ -54,7 +64,12 @@ def _of_pixel_numbers(
 
 
 def sample(x: Tensor, fixed: Tensor) -> Tensor:
-    """Return the images under the maps (N, 6) of `fixed_point`; pixels from outside are zero."""
+    """Move the pixels of images by affine maps, without interpolation; pixels from outside are zero.
+
+    Args:
+        x: Images of shape (N, C, H, W).
+        fixed: The map of each image as `fixed_point` returns it, of shape (N, 6).
+    """
     height, width = x.shape[-2:]
     a, b, c, d, e, f = fixed[:, :, None, None].unbind(1)
     across = torch.arange(width, device=x.device)
@@ -69,10 +84,15 @@ def sample(x: Tensor, fixed: Tensor) -> Tensor:
 
 
 def interpolate(x: Tensor, maps: Tensor, cubic: Tensor, outside: int) -> Tensor:
-    """Interpolate 8-bit images under maps (N, 6), between 2×2 pixels or, if `cubic` (N,) is set, 4×4.
+    """Interpolate 8-bit images under affine maps.
 
-    Border pixels are repeated beyond the image for interpolation; a pixel whose centre comes from outside has the level
-    `outside`.
+    Border pixels are repeated beyond the image for interpolation.
+
+    Args:
+        x: Images of shape (N, C, H, W).
+        maps: The map of each image, of shape (N, 6).
+        cubic: Whether an image is interpolated between 4×4 pixels instead of 2×2, of shape (N,).
+        outside: The level of a pixel whose centre comes from outside the image.
     """
     height, width = x.shape[-2:]
     a, b, c, d, e, f = maps[:, :, None, None].unbind(1)
@@ -127,7 +147,7 @@ class Rotate(Operation):
 
     @classmethod
     def parse(cls, arguments: str, dataset: DataSet) -> Rotate:
-        """Make the operation from the largest angle in degrees."""
+        """Create the operation from the largest angle in degrees."""
         try:
             degrees = float(arguments)
         except ValueError:

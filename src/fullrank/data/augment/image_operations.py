@@ -40,12 +40,24 @@ class Catalogue:
     width: int
 
     def apply(self, x: Tensor, rows: Tensor) -> Tensor:
-        """Change every image of (N, C, H, W) by its row (N,); shapes stay the same."""
+        """Change every image by one row of the catalogue. The shape stays the same.
+
+        Args:
+            x: Images of shape (N, C, H, W).
+            rows: The row of each image, of shape (N,).
+        """
         # a row changes positions or levels, never both, so their order does not matter
         return sample(self.recolour(x, rows), self._fixed_maps(x.device)[rows])
 
     def apply_smoothly(self, x: Tensor, rows: Tensor, cubic: Tensor, outside: int) -> Tensor:
-        """Change every image as `apply` does, but interpolate pixels that move; those from outside get a level."""
+        """Change every image as `apply` does, but interpolate pixels that move.
+
+        Args:
+            x: Images of shape (N, C, H, W).
+            rows: The row of each image, of shape (N,).
+            cubic: Whether an image is interpolated between 4×4 pixels instead of 2×2, of shape (N,).
+            outside: The level of a pixel that comes from outside the image.
+        """
         return interpolate(self.recolour(x, rows), self._maps(x.device)[rows], cubic, outside)
 
     def recolour(self, x: Tensor, rows: Tensor) -> Tensor:
@@ -89,7 +101,12 @@ class Catalogue:
 
 
 def both_ways(changes: Iterable[Change], signed: Container[str]) -> tuple[Change, ...]:
-    """Return two rows for every change, the first in the other direction if the operation has one."""
+    """Return two rows for every change, the first in the opposite direction if the operation has one.
+
+    Args:
+        changes: The changes.
+        signed: The names of operations with two directions.
+    """
     return tuple(row for name, size in changes for row in ((name, -size if name in signed else size), (name, size)))
 
 

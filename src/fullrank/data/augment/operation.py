@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Operation(ABC):
-    """One random change of a batch of images, driven by uniform numbers that it is given.
+    """One random change of a batch of images, driven by uniform random numbers that are passed to it.
 
     A subclass is a frozen dataclass, since equal operations must be equal values, and has two members:
 
@@ -54,13 +54,28 @@ class Operation(ABC):
 
     @abstractmethod
     def apply(self, x: Tensor, u: Tensor) -> Tensor:
-        """Return the changed images (N, C, H, W), of the same dtype and shape; `u` has (N, draws) numbers."""
+        """Change a batch of images.
+
+        Args:
+            x: Images of shape (N, C, H, W).
+            u: Uniform random numbers of [0, 1), of shape (N, draws).
+
+        Returns:
+            New images of the same dtype and shape, or of the shape that `crop` gives.
+        """
 
     def crop(self, height: int, width: int) -> tuple[int, int]:
-        """Return the height and width of the images that `apply` returns, by default those that it gets.
+        """Return the height and width of the images that `apply` returns, by default those of its input.
 
         An operation that returns smaller images lets the model see the window of that size in the middle of each image
         when it is evaluated.
+
+        Args:
+            height: The height of the images that `apply` receives.
+            width: Their width.
+
+        Returns:
+            The height and the width.
         """
         return height, width
 
@@ -69,7 +84,15 @@ class Operation(ABC):
 
     @classmethod
     def parse(cls, arguments: str, dataset: DataSet) -> Self:
-        """Make the operation from the text after the colon, by default the values of its fields, joined by commas."""
+        """Create the operation from the text after the colon, by default the values of its fields, joined by commas.
+
+        Args:
+            arguments: The text; empty if there is no colon.
+            dataset: The data set, on whose shape the operation may depend.
+
+        Raises:
+            InputError: If the operation does not take these arguments, or cannot be applied to the data set.
+        """
         declared: dict[str, dataclasses.Field[Any]] = getattr(cls, "__dataclass_fields__", {})
         kinds = get_type_hints(cls)
         fields = [name for name, field in declared.items() if field.init and "ClassVar" not in str(kinds[name])]
@@ -86,13 +109,32 @@ class Operation(ABC):
 
 
 def reject_arguments(name: str, arguments: str) -> None:
-    """Reject the arguments of an operation that takes none."""
+    """Reject the arguments of an operation that takes none.
+
+    Args:
+        name: The name of the operation.
+        arguments: The text after the colon.
+
+    Raises:
+        InputError: If the text is not empty.
+    """
     if arguments:
         raise InputError(f'"{name}" takes no number, but "{name}:{arguments}" was given')
 
 
 def size_of_pictures(name: str, dataset: DataSet) -> tuple[int, int]:
-    """Return height and width of images that have levels of grey, or of red, green and blue; reject others."""
+    """Return the size of a data set's images, which must be grey or have the channels red, green and blue.
+
+    Args:
+        name: The name of the operation that needs such images.
+        dataset: The data set.
+
+    Returns:
+        The height and the width.
+
+    Raises:
+        InputError: If the samples are not such images.
+    """
     if not dataset.images or dataset.in_channels not in (1, 3):
         raise InputError(f'"{name}" is for 8-bit images of 1 or 3 channels, and {describe(dataset)}')
     _, height, width = dataset.input_shape
@@ -100,11 +142,11 @@ def size_of_pictures(name: str, dataset: DataSet) -> tuple[int, int]:
 
 
 def describe(dataset: DataSet) -> str:
-    """Return a clause on the samples of a data set."""
+    """Return a clause of an error message that says what the samples of a data set are."""
     return f"samples of {dataset.name} are {dataset.train.x.dtype} of shape {dataset.input_shape}"
 
 
 def pick(u: Tensor, count: int) -> Tensor:
-    """Return a whole number of 0..count-1, each equally likely, from a uniform number."""
+    """Return a whole number from 0 to count − 1, each equally likely, for every uniform random number."""
     # a number just below 1 may have been rounded to 1 in a shorter dtype
     return (u * count).floor().long().clamp(max=count - 1)

@@ -32,7 +32,7 @@ Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
 @dataclass(frozen=True)
 class Crop(Operation):
-    """Crop a random window of the original size from the image, padded with zeros or by reflection."""
+    """Crop a random window of the original size from the image, which is padded with zeros or by reflection."""
 
     pad: int
     reflect: bool = False
@@ -47,7 +47,7 @@ class Crop(Operation):
 
     @classmethod
     def parse(cls, arguments: str, dataset: DataSet, *, reflect: bool = False) -> Crop:
-        """Make the operation from the padding in pixels, by default an eighth of the image, but at most 4."""
+        """Create the operation from the padding in pixels, by default an eighth of the image, but at most 4."""
         height, width = dataset.input_shape[1:]
         side = min(height, width)
         if arguments and not (arguments.isdecimal() and int(arguments) > 0):
@@ -80,24 +80,24 @@ class Crop(Operation):
 
 @dataclass(frozen=True)
 class RandomCrop(Operation):
-    """A random square window of the image, as it is; the model is evaluated on the window in the middle."""
+    """Crop a random square window from the image; the model is evaluated on the window in the middle."""
 
     side: int
     draws: ClassVar[int] = 2
 
     def apply(self, x: Tensor, u: Tensor) -> Tensor:
-        """Cut one window per sample out."""
+        """Crop one window per sample."""
         windows = x.unfold(2, self.side, 1).unfold(3, self.side, 1)
         top, left = (pick(u[:, k], windows.shape[k + 2]) for k in (0, 1))
         return windows[torch.arange(x.shape[0], device=x.device), :, top, left]
 
     def crop(self, height: int, width: int) -> tuple[int, int]:
-        """Return the side of the window, twice."""
+        """Return the height and width of the window."""
         return self.side, self.side
 
     @classmethod
     def parse(cls, arguments: str, dataset: DataSet) -> RandomCrop:
-        """Make the operation from the side of the window in pixels."""
+        """Create the operation from the side of the window in pixels."""
         height, width = dataset.input_shape[1:]
         if not (arguments.isdecimal() and int(arguments) > 0):
             raise InputError(
@@ -123,7 +123,7 @@ class Flip(Operation):
 
     @classmethod
     def parse(cls, arguments: str, dataset: DataSet) -> Flip:
-        """Make the operation, which takes no arguments."""
+        """Create the operation, which takes no arguments."""
         reject_arguments("flip", arguments)
         return cls()
 
@@ -180,7 +180,16 @@ class Pipeline:
         normalise: str | Mapping[str, Sequence[float]] = "auto",
         augment: str | Sequence[str] = "auto",
     ) -> Pipeline:
-        """Build the pipeline that the keys `normalise` and `augment` of [data] describe."""
+        """Build the pipeline that the keys `normalise` and `augment` of [data] describe.
+
+        Args:
+            dataset: The data set.
+            normalise: The value of `data.normalise`.
+            augment: The value of `data.augment`.
+
+        Raises:
+            InputError: If a value is invalid, or does not fit the data set.
+        """
         operations, crop = _operations(dataset, augment)
         return cls(_statistics(dataset, normalise), operations, crop)
 
@@ -194,7 +203,12 @@ class Pipeline:
         return sum(operation.draws for operation in self.operations)
 
     def place(self, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
-        """Copy the constants to a device, which must be done before a CUDA graph is captured."""
+        """Copy the constants to a device, which must be done before a CUDA graph is captured.
+
+        Args:
+            device: The device.
+            dtype: The dtype of the prepared batches.
+        """
         for numbers in self.statistics or ():
             _per_channel(numbers, device, _exact(dtype))
             _per_feature(numbers, device, torch.float64)
@@ -202,7 +216,16 @@ class Pipeline:
             operation.place(device)
 
     def __call__(self, x: Tensor, uniform: Tensor | None = None, dtype: torch.dtype = torch.float32) -> Tensor:
-        """Return the batch for training, given (N, draws) uniform numbers, or for evaluation, without."""
+        """Prepare a batch.
+
+        Args:
+            x: Samples as the data set stores them.
+            uniform: Uniform random numbers of [0, 1), of shape (N, draws), for training; None for evaluation.
+            dtype: The dtype of the prepared batch, unless samples are whole numbers that are no images.
+
+        Raises:
+            InputError: If the random numbers have another shape.
+        """
         if is_integer(x.dtype) and x.dtype != torch.uint8:
             return x
         if uniform is not None:

@@ -51,7 +51,14 @@ _MOST_LEVELS = 31
 
 
 def magnitude(name: str, level: int, height: int, width: int) -> float:
-    """Return the magnitude of a level: degrees, kept bits, a threshold, added levels, a slope, pixels, or a factor."""
+    """Return the magnitude of a change: degrees, kept bits, a threshold, added levels, a slope, pixels, or a factor.
+
+    Args:
+        name: The name of the operation.
+        level: The level; 10 is the usual largest one.
+        height: The height of the images, in proportion to which they are translated.
+        width: The width of the images.
+    """
     share = level / 10
     match name:
         case "Rotate":
@@ -118,7 +125,7 @@ class Raug(Operation):
 
     @classmethod
     def parse(cls, arguments: str, dataset: DataSet) -> Raug:
-        """Make the operation from the number of levels among which those of the operations are drawn."""
+        """Create the operation from the number of levels from which those of the changes are drawn."""
         height, width = size_of_pictures("raug", dataset)
         if not arguments:
             return cls(height, width)

@@ -72,7 +72,13 @@ def resized(data: DataSet, size: int | Sequence[int]) -> DataSet:
 
 
 def resize(x: Tensor, height: int, width: int) -> Tensor:
-    """Resize 8-bit images (N, C, H, W)."""
+    """Resize 8-bit images as Pillow does with BILINEAR.
+
+    Args:
+        x: Images of shape (N, C, H, W).
+        height: The new height.
+        width: The new width.
+    """
     largest = x.shape[1] * max(x.shape[2], height) * max(x.shape[3], width)
     rows = max(1, _CHUNK_BYTES // (4 * largest))
     result = torch.empty((*x.shape[:2], height, width), dtype=x.dtype)
@@ -130,7 +136,7 @@ class ResizedCrop(Operation):
 
     @classmethod
     def parse(cls, arguments: str, dataset: DataSet) -> ResizedCrop:
-        """Make the operation, which takes no arguments."""
+        """Create the operation, which takes no arguments."""
         reject_arguments("resized-crop", arguments)
         return cls()
 

@@ -68,7 +68,7 @@ def cached(
         name: The name of the data set.
         sources: The files from which it is decoded.
         decode: Reads the content of these files.
-        complete: Makes a data set of the content.
+        complete: Creates a data set from the content.
     """
     places = json.dumps([str(path.resolve()) for path in sources])
     return cached_as(name, places, _state(sources), decode, complete, LIMIT)
@@ -84,7 +84,7 @@ def cached_as(
         place: A text that identifies the data set, such as the path of its folder.
         state: A text that changes with the sources.
         decode: Reads the content of the sources.
-        complete: Makes a data set of the content.
+        complete: Creates a data set from the content.
         limit: A data set whose samples have at least this many bytes is kept.
     """
     path = cache_folder() / f"{name}-{hashlib.sha256(place.encode()).hexdigest()[:16]}.safetensors"

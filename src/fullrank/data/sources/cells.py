@@ -29,7 +29,7 @@ _DATE = re.compile(r"(?:[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}|[0-9]{1,2}([./-])[0-9]{1,
 
 @dataclass(frozen=True)
 class Table:
-    """The cells of a table by column; texts that may be numbers are converted when a column is asked for."""
+    """The cells of a table by column; texts that may be numbers are converted when a column is read."""
 
     columns: Mapping[str, Numbers | Texts]
     rows: Sequence[int]
@@ -53,7 +53,14 @@ class Table:
         return cells
 
     def complete(self, name: str) -> list[str]:
-        """Return the cells of a column that must have a value in each row, such as that of the labels."""
+        """Return the cells of a column that must have a value in each row, such as that of the labels.
+
+        Args:
+            name: The name of the column.
+
+        Raises:
+            InputError: If a row has no value.
+        """
         cells = self.texts(name)
         empty = [row for row, cell in zip(self.rows, cells, strict=True) if cell is None]
         if empty:
@@ -62,6 +69,9 @@ class Table:
 
     def feature(self, name: str) -> Numbers | Texts:
         """Return the cells of a column as numbers if all are, otherwise as categories.
+
+        Args:
+            name: The name of the column.
 
         Raises:
             InputError: If they are neither: infinite, dates, free text, or numbers in most rows only.
@@ -116,7 +126,7 @@ class Table:
 
 
 def dates_in(name: str) -> str:
-    """Return the message for a column of dates."""
+    """Return the error message for a column of dates."""
     return (
         f'the column "{name}" holds dates or times, which are neither numbers nor categories; replace them by a '
         "number, such as days or a year, or delete the column"
@@ -124,12 +134,21 @@ def dates_in(name: str) -> str:
 
 
 def columns_of(names: Sequence[str]) -> str:
-    """Return the names of columns for a message."""
+    """Join names of columns for a message."""
     return ", ".join(names[:COLUMNS_NAMED]) + (", …" if len(names) > COLUMNS_NAMED else "")
 
 
 def chosen_column(table: Table, key: str, given: str, usual: Sequence[str]) -> str:
-    """Return the column that a key of [data] names, or the first usual one that exists; empty if none does.
+    """Return the column that a key of [data] names.
+
+    Args:
+        table: The table.
+        key: The name of the key, such as "label".
+        given: The value of the key; empty for the first usual column that exists.
+        usual: The usual names of the column.
+
+    Returns:
+        The name of the column; empty if none was named and no usual one exists.
 
     Raises:
         InputError: If the named column does not exist.
@@ -148,7 +167,13 @@ def is_number(text: str) -> bool:
 
 
 def numbered(cells: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Number the values of a column in sorted order, numbers by size; return the numbers and the names.
+    """Number the values of a column in sorted order, numbers by size.
+
+    Args:
+        cells: The cells of the column.
+
+    Returns:
+        The number of each cell's value, and the values in the order of their numbers.
 
     >>> numbered(["10", "9", "9.0"])
     (array([1, 0, 0]), ('9', '10'))
@@ -161,7 +186,14 @@ def numbered(cells: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
 
 
 def classes_in(name: str, cells: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Return labels and names of the classes of a label column, sorted.
+    """Number the classes of a column of labels in sorted order.
+
+    Args:
+        name: The name of the column, for errors.
+        cells: The cells of the column.
+
+    Returns:
+        The labels, and the names of the classes.
 
     Raises:
         InputError: If the labels are measurements rather than classes.

@@ -48,7 +48,11 @@ class Cifar(Stored):
         return self._split(arrays[:-1]), self._split(arrays[-1:])
 
     def class_names(self, place: Place) -> tuple[str, ...]:
-        """Return the names in the file of names, or the built-in ones if there is no such file."""
+        """Return the names in the file of names, or the built-in ones if there is no such file.
+
+        Raises:
+            InputError: If the file names another number of classes.
+        """
         path = place.class_names
         if path is None:
             return self.classes

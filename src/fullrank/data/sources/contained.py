@@ -33,10 +33,13 @@ def below(root: Path, name: str, where: str) -> Path:
 def images_by_name(root: Path) -> dict[str, Path]:
     """Return the image files anywhere below a folder by their names without ending.
 
-    Hidden files and folders are left out.
+    Hidden files and folders are left out. Of files with the same name and size the first is taken.
+
+    Args:
+        root: The folder.
 
     Raises:
-        InputError: If two files of different sizes have the same name; of equal ones the first is taken.
+        InputError: If two files of different sizes have the same name.
     """
     found: dict[str, Path] = {}
     for path in sorted(_images(root)):

@@ -35,7 +35,15 @@ class Unreadable(Exception):
 
 
 def new_shape(height: int, width: int, size: int | Sequence[int]) -> tuple[int, int]:
-    """Return height and width of an image after resizing it to `size`, its short side or both; 0 changes nothing.
+    """Return the size of an image after it is resized.
+
+    Args:
+        height: The height of the image.
+        width: The width of the image.
+        size: Length of the short side, or height and width; 0 keeps the stored size.
+
+    Returns:
+        The height and the width.
 
     >>> new_shape(30, 40, 15), new_shape(30, 40, [8, 8]), new_shape(30, 40, 0)
     ((15, 20), (8, 8), (30, 40))
@@ -48,7 +56,7 @@ def new_shape(height: int, width: int, size: int | Sequence[int]) -> tuple[int, 
 
 
 def decode(path: str, size: int | Sequence[int]) -> Pixels | str:
-    """Return an image as (channels, height, width), or a clause that says why its file cannot be read.
+    """Decode an image file.
 
     Grey images have one channel and all others three; transparency is dropped. The EXIF orientation is applied. Of an
     animation the first frame is decoded.
@@ -56,6 +64,9 @@ def decode(path: str, size: int | Sequence[int]) -> Pixels | str:
     Args:
         path: The file.
         size: Length of the short side, or height and width; 0 keeps the stored size.
+
+    Returns:
+        The pixels (channels, height, width), or a clause that says why the file cannot be read.
     """
     try:
         state = os.stat(path)
@@ -74,7 +85,7 @@ def decode(path: str, size: int | Sequence[int]) -> Pixels | str:
 
 
 def decode_content(file: Any, size: int | Sequence[int]) -> Pixels | str:
-    """Return the image in an open file as `decode` does."""
+    """Decode the image in an open file, as `decode` does."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

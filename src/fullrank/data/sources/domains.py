@@ -69,6 +69,12 @@ def office_caltech10(
 
     Raises:
         InputError: If the folders are not there, or have other classes.
+
+    Args:
+        root: The folder of the images; by default it is searched in the usual places.
+        seed: The seed of the test split, unless folders define it.
+        size: As in `load_dataset`.
+        unreadable: As in `load_dataset`.
     """
     below = f"{'/, '.join(OFFICE_DOMAINS)}/"
     hint = (
@@ -96,10 +102,16 @@ def domainnet(
     size: int | Sequence[int] = 0,
     unreadable: Literal["stop", "skip"] = "stop",
 ) -> DataSet:
-    """Load those ten classes of DomainNet that FedBN and FedDecorr use, in its six domains; the seed has no effect.
+    """Load those ten classes of DomainNet that FedBN and FedDecorr use, in its six domains.
 
     Needs the official lists `<domain>_train.txt` and `<domain>_test.txt`, and the images that they name. Images differ
     in size; the papers resize them to 256×256: `size=[256, 256]`.
+
+    Args:
+        root: The folder of the lists; by default it is searched in the usual places.
+        seed: The seed, which has no effect, because the lists define the test split.
+        size: As in `load_dataset`.
+        unreadable: As in `load_dataset`.
 
     Raises:
         InputError: If a file is not there, or a list is not as it should be.
@@ -115,13 +127,21 @@ def domainnet345(
 ) -> DataSet:
     """Load DomainNet with all of its 345 classes, in the order of their labels in the official lists.
 
-    See :func:`domainnet`, which has ten of them.
+    Arguments and errors are those of :func:`domainnet`, which has ten of the classes.
     """
     return _domainnet("domainnet-345", root, size, unreadable, ())
 
 
 def list_office_caltech10(root: Path, seed: int = 0) -> Listing:
-    """List the images of Office-Caltech10 in a folder that has the four domains."""
+    """List the images of Office-Caltech10.
+
+    Args:
+        root: A folder that has the four domains.
+        seed: The seed of the test split, unless folders define it.
+
+    Raises:
+        InputError: If a folder is of an unknown class, or a split has no images.
+    """
     parts: dict[str, list[ImageFile]] = {part: [] for part in _PARTS}
     drawn = False
     for domain, path in _domain_folders(root).items():
@@ -140,7 +160,15 @@ def list_office_caltech10(root: Path, seed: int = 0) -> Listing:
 
 
 def list_domainnet(root: Path, classes: Sequence[str] = DOMAINNET_CLASSES) -> Listing:
-    """List the images that the official lists of DomainNet name: those of some classes, or all if none is given."""
+    """List the images that the official lists of DomainNet name.
+
+    Args:
+        root: The folder of the lists.
+        classes: The classes whose images are listed; none for all classes.
+
+    Raises:
+        InputError: If a list is missing, incomplete, or not of the official form.
+    """
     lists = {(domain, part): root / f"{domain}_{part}.txt" for part in _PARTS for domain in DOMAINNET_DOMAINS}
     missing = [path.name for path in lists.values() if not path.is_file()]
     if missing:

@@ -37,7 +37,19 @@ Watch = Callable[[str, int, int | None], None]
 
 
 def get(stored: Stored, root: str | Path = "", watch: Watch | None = None) -> str:
-    """Download a data set unless it is there already, and return a sentence that says where it is."""
+    """Download a data set unless it is there already.
+
+    Args:
+        stored: The data set.
+        root: The folder for the files; by default $FULLRANK_DATA, or a folder in the user's cache.
+        watch: A function that is called with the progress of the transfer.
+
+    Returns:
+        A sentence that says where the data set is.
+
+    Raises:
+        InputError: If it cannot be downloaded, or files of another copy are in the folder.
+    """
     place = stored.search(root)
     if place is not None:
         _reject_not_official(stored, place)
@@ -57,7 +69,19 @@ def get(stored: Stored, root: str | Path = "", watch: Watch | None = None) -> st
 
 
 def fetch(download: Download, root: Path, watch: Watch | None = None) -> Path:
-    """Return the path of a file, which is downloaded unless it is there; its checksum is verified in both cases."""
+    """Download a file unless it is there already, and verify its checksum in both cases.
+
+    Args:
+        download: The file.
+        root: The folder of the data set.
+        watch: A function that is called with the progress of the transfer.
+
+    Returns:
+        The path of the file.
+
+    Raises:
+        InputError: If the file cannot be downloaded, or has another checksum.
+    """
     target = root / download.folder / download.file
     target.parent.mkdir(parents=True, exist_ok=True)
     if not target.is_file():
@@ -67,7 +91,7 @@ def fetch(download: Download, root: Path, watch: Watch | None = None) -> Path:
         except _Unreachable as problem:
             raise InputError(
                 f"{download.url} cannot be downloaded ({problem}); try the same command again later, which"
-                f" continues where it stopped, or put the file into {target.parent} by hand, and it is checked and used"
+                f" continues where it stopped, or put the file into {target.parent} by hand"
             ) from None
         _reject_other_sum(part, download)
         os.replace(part, target)
@@ -77,9 +101,15 @@ def fetch(download: Download, root: Path, watch: Watch | None = None) -> Path:
 
 
 def unpack(archive: Path, members: tuple[str, ...], root: Path) -> None:
-    """Extract the members of a gzipped tar or a zip archive.
+    """Extract members of a gzipped tar or a zip archive.
 
-    An archive with a link or a path that leads elsewhere is rejected.
+    Args:
+        archive: The archive.
+        members: The members to extract.
+        root: The folder into which they are extracted.
+
+    Raises:
+        InputError: If the archive lacks a member, is damaged, or contains a link or a path that leads elsewhere.
     """
     open_archive = _in_zip if archive.suffix == ".zip" else _in_tar
     try:
@@ -94,7 +124,7 @@ def unpack(archive: Path, members: tuple[str, ...], root: Path) -> None:
 
 
 class _Unreachable(Exception):
-    """The server does not send what was requested."""
+    """Raised if the server does not send the requested file."""
 
 
 def _way(stored: Stored, folder: Path) -> tuple[Download, ...]:
@@ -128,7 +158,7 @@ def _transfer(url: str, part: Path, watch: Watch) -> None:
 
 
 def _download(url: str, part: Path, start: int, watch: Watch) -> int | None:
-    """Download as much as one connection brings, and return the size of the whole file if the server tells it."""
+    """Download as much as one connection brings, and return the size of the whole file if the server reports it."""
     try:
         with _open(url, start) as response:
             resumed = response.status == 206

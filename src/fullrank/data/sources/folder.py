@@ -36,7 +36,17 @@ _DEEPEST = 3
 def folder(
     root: str | Path = "", seed: int = 0, size: int | Sequence[int] = 0, unreadable: Literal["stop", "skip"] = "stop"
 ) -> DataSet:
-    """Load a folder of images, as an entry of the registry does; see `list_folder`."""
+    """Load a folder of images, as :func:`list_folder` lists them.
+
+    Args:
+        root: The folder.
+        seed: The seed of the test part, for a folder without one.
+        size: As in `load_dataset`.
+        unreadable: As in `load_dataset`.
+
+    Raises:
+        InputError: If no folder is given, or it is not of the form that `list_folder` describes.
+    """
     if not str(root):
         raise InputError('data.name = "folder" needs data.root, the folder of the images')
     path = Path(root).expanduser().absolute()
@@ -53,14 +63,18 @@ def list_folder(root: Path, seed: int = 0) -> Listing:
     domain may have its own parts. Classes are the sorted union over all domains and parts, so that a domain may lack
     some, and images are in the order of domain, class and file name.
 
-    Without a test part, val takes its place, in each domain; otherwise val is left out. Without either anywhere, 30 %
-    of the images of each domain and class become the test part, by the seed.
+    In a domain without a test part, val takes its place; otherwise val is left out. Without either anywhere, 30 % of
+    the images of each domain and class, drawn by the seed, become the test part.
 
     `groups.csv` in the folder, with the columns path and group, names images that must not be separated. It must list
     every image; an image with an empty group belongs to no other.
 
     Raises:
         InputError: If the tree or `groups.csv` is not of this form, or a group is in both training and test.
+
+    Args:
+        root: The folder.
+        seed: The seed of the test part, for a folder without one.
     """
     found = _classes(root)
     names = tuple(sorted({place.name for place in found}))
@@ -173,7 +187,7 @@ def _depth(root: Path, tree: Sequence[_Folder]) -> int:
 
 
 def _above(root: Path, depth: int, of_classes: Sequence[_Folder]) -> tuple[str, ...]:
-    """Return what the folders above those of classes are."""
+    """Return the kinds of the folders above those of classes."""
     if depth == 1:
         names = {found.way[0] for found in of_classes}
         if all(name.lower() in SPLITS for name in names):

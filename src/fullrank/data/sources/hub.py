@@ -54,6 +54,9 @@ def from_hub(
         group: The column of the groups, by default "group" if it is there.
         size: As in `load_dataset`, for images.
         unreadable: As in `load_dataset`, for images.
+
+    Raises:
+        InputError: If `datasets` is missing or too old, or the data set cannot be read or used.
     """
     short = name.partition(":")[2]
     try:

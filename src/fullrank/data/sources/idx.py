@@ -27,7 +27,15 @@ _FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx
 
 
 def read_idx(path: Path, dimensions: int) -> Array:
-    """Return the array of bytes in an IDX file with this number of dimensions; any other file is rejected."""
+    """Read an IDX file of bytes, gzipped or not.
+
+    Args:
+        path: The file.
+        dimensions: The number of dimensions that the array must have.
+
+    Raises:
+        InputError: If the file is not such a file, is damaged, or does not fit into memory.
+    """
     raw = read_whole(path)
     packed = raw[:2] == b"\x1f\x8b"
     file = gzip.GzipFile(fileobj=io.BytesIO(raw)) if packed else io.BytesIO(raw)

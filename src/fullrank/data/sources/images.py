@@ -58,7 +58,7 @@ def load_listing(
 
     Args:
         name: The name of the data set.
-        list_files: Makes the list of the files; it is called whenever the data set is loaded.
+        list_files: Returns the list of the files; it is called whenever the data set is loaded.
         root: The folder of the data set, which must contain all files.
         size: Length of the short side of the images, or their height and width; 0 keeps the stored size.
         unreadable: Whether a file that cannot be read stops the run or is left out.
@@ -129,7 +129,7 @@ def _survey(listing: Listing, root: Path) -> _Survey:
 
 
 class _Inside:
-    """Finds out the state of files, and rejects links that lead out of a folder."""
+    """Finds the state of files, and rejects links that lead out of a folder."""
 
     def __init__(self, root: Path):
         self.root = os.path.realpath(root)
@@ -155,7 +155,7 @@ class _Inside:
         real = os.path.realpath(path)
         if real != self.root and not real.startswith(os.path.join(self.root, "")):
             raise InputError(
-                f"{path} leads out of the data set's folder, to {real}; copy what is meant into {self.root}, or give "
+                f"{path} leads out of the data set's folder, to {real}; copy the file into {self.root}, or give "
                 "the folder that has all of it as data.root"
             )
 
@@ -235,7 +235,13 @@ class _Images:
 
 
 class Canvas:
-    """The array of the decoded images, which gets more channels or is cropped where an image needs it."""
+    """An array of decoded images, which gets more channels, or is cropped, if an image needs it.
+
+    Args:
+        count: The number of images.
+        size: Length of the short side of the images, or their height and width; 0 keeps the stored size.
+        colour: Whether images have three channels even if none of them has colour.
+    """
 
     def __init__(self, count: int, size: int | Sequence[int], colour: bool):
         self.size, self.colour = size, colour
@@ -243,7 +249,16 @@ class Canvas:
         self.first = ""
 
     def put(self, position: int, image: Pixels, name: str) -> None:
-        """Store an image at its position."""
+        """Store an image.
+
+        Args:
+            position: The position of the image in the array.
+            image: The pixels (channels, height, width).
+            name: The name of the image, for errors.
+
+        Raises:
+            InputError: If the image has another shape than the first one, and no size is given.
+        """
         if not self.first:
             self.first = name
             self.x = self._empty(3 if self.colour else len(image), *image.shape[1:])
@@ -273,7 +288,12 @@ class Canvas:
 
 
 def middle(images: Pixels, side: int) -> Pixels:
-    """Crop images to the square in the middle."""
+    """Crop images to the square in the middle.
+
+    Args:
+        images: Images of shape (..., height, width).
+        side: The side of the square.
+    """
     top, left = ((length - side) // 2 for length in images.shape[-2:])
     return np.ascontiguousarray(images[..., top : top + side, left : left + side])
 
@@ -309,7 +329,11 @@ def _number_clients(files: Sequence[ImageFile], columns: dict[str, Tensor]) -> t
 
 
 def reject_missing_pillow() -> None:
-    """Raise an error if image files cannot be decoded."""
+    """Check that image files can be decoded.
+
+    Raises:
+        InputError: If Pillow is not installed.
+    """
     if importlib.util.find_spec("PIL") is None:
         raise InputError("reading image files needs Pillow: pip install 'fullrank[images]'")
 

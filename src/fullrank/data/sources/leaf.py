@@ -48,8 +48,12 @@ class _Files:
 def femnist(root: str | Path = "", seed: int = 0) -> DataSet:
     """Load FEMNIST from `train/*.json` and `test/*.json`, or from `all_data/*.json`, of which it splits each writer.
 
-    Each writer is a natural client (`data.partition = "natural"`). Images are black on white, as LEAF has them. Of the
-    n samples of a writer in `all_data`, max(1, ⌊0.9 n⌋) are for training, as by LEAF's default; `seed` draws them.
+    Each writer is a natural client (`data.partition = "natural"`). Images are black on white, as in LEAF. Of the n
+    samples of a writer in `all_data`, max(1, ⌊0.9 n⌋) are for training, as by LEAF's default; `seed` draws them.
+
+    Args:
+        root: The folder of the files; by default it is searched in the usual places.
+        seed: The seed of the test split of `all_data`.
 
     Raises:
         InputError: If the files are not there, or are not of LEAF's form.
@@ -106,7 +110,7 @@ def _read_all(files: Sequence[Path]) -> dict[str, _Samples]:
         report("decoding femnist", number, len(files))
         for writer, samples in _read(path).items():
             if writer in found:
-                raise InputError(f'{path} has the writer "{writer}", whom an earlier file has too; each must be in one')
+                raise InputError(f'{path} has the writer "{writer}" of an earlier file; put all of a writer into one')
             found[writer] = samples
     report("decoding femnist", len(files), len(files))
     return {writer: samples for writer, samples in found.items() if len(samples.y)}

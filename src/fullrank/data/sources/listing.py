@@ -38,13 +38,19 @@ class Listing:
     described_by: tuple[Path, ...] = field(default=())
     """The files that were read to make the list, such as a table of labels."""
     remarks: tuple[str, ...] = field(default=())
-    """What a user should know about how the list was made, one sentence each."""
+    """Remarks for the user about how the list was made, one sentence each."""
     variant: str = ""
     """A text that distinguishes the list from others of the same files, such as the seed of its test part."""
 
 
 def visible(folder: Path) -> tuple[list[str], list[str]]:
-    """Return the names of the folders and of the files in a folder, sorted, without those that are hidden.
+    """Return the names of what is in a folder, sorted and without what is hidden.
+
+    Args:
+        folder: The folder.
+
+    Returns:
+        The names of the folders in it, and those of the files.
 
     Raises:
         InputError: If the folder does not exist or cannot be read.

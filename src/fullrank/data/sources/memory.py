@@ -67,7 +67,15 @@ def is_pair(value: object) -> TypeGuard[Sequence[Any]]:
 
 
 def as_tensor(what: str, value: object) -> Tensor:
-    """Convert an array to a tensor, without a copy where that is possible. Errors call it `what`."""
+    """Convert an array to a tensor, without a copy where that is possible.
+
+    Args:
+        what: What the array is, as the beginning of an error.
+        value: The array; a tensor is detached.
+
+    Raises:
+        InputError: If the value is not an array of numbers that torch supports.
+    """
     if isinstance(value, Tensor):
         return value.detach()
     if not is_array(value):

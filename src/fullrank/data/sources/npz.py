@@ -36,6 +36,9 @@ def from_npz(
         label: The name of the array of labels, without `_train` and `_test`; by default "y".
         client: The name of the array of natural clients; by default "client", which may be absent.
         group: The name of the array of groups; by default "group", which may be absent.
+
+    Raises:
+        InputError: If the file cannot be read, or its arrays are not a data set.
     """
     named = {"label": label, "client": client, "group": group}
     arrays = _read_npz(path.expanduser(), named)
@@ -112,7 +115,16 @@ def opened_npz(path: Path) -> Any:
 
 
 def read_array(path: Path, file: Any, name: str) -> Array:
-    """Return an array of an open `.npz` file; Python objects and damaged headers are rejected."""
+    """Read an array of an open `.npz` file.
+
+    Args:
+        path: The path of the file, for errors.
+        file: The open file.
+        name: The name of the array.
+
+    Raises:
+        InputError: If the entry is damaged, holds Python objects, or does not fit into memory.
+    """
     try:
         _reject_header(path, file.zip, name)
         array = file[name]

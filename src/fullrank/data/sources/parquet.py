@@ -47,10 +47,16 @@ def read_parquet(path: Path) -> Table:
 
 
 def of_arrow(table: Any) -> Table:
-    """Return the cells of a pyarrow.Table.
+    """Convert a `pyarrow.Table`.
 
-    Numbers are taken as such, texts and booleans as texts. Columns of other types cannot be
-    features, but they can name clients or groups.
+    Numbers stay numbers; texts and booleans become texts. Columns of other types cannot be features, but they can name
+    clients or groups.
+
+    Args:
+        table: The table.
+
+    Raises:
+        InputError: If it has no rows, or two columns of the same name.
     """
     names = [name for name in table.column_names if not _INDEX.fullmatch(name)]
     twice = next((name for name, count in Counter(names).items() if count > 1), None)

@@ -52,7 +52,12 @@ def user_cache() -> Path:
 
 
 def roots(root: str | Path = "", elsewhere: Sequence[Path] = ()) -> list[Path]:
-    """Return the folders to search: only `root` if it is given, otherwise $FULLRANK_DATA and the usual places."""
+    """Return the folders in which data sets are searched.
+
+    Args:
+        root: The only folder to search; if empty, $FULLRANK_DATA and the usual places are searched.
+        elsewhere: Further folders that are searched last.
+    """
     if str(root):
         return [Path(root).expanduser().absolute()]
     named = os.environ.get("FULLRANK_DATA")
@@ -66,7 +71,12 @@ def download_root(root: str | Path = "") -> Path:
 
 
 def search(layouts: Sequence[Layout], where: Sequence[Path]) -> Place | None:
-    """Return the first folder that has all files of one of the layouts, or None."""
+    """Return the first folder that has all files of one of the layouts, or None.
+
+    Args:
+        layouts: The forms in which the data set is distributed.
+        where: The folders to search.
+    """
     for layout, folder in _candidates(layouts, where):
         files = [_present(folder, names) for names in layout.files]
         if all(files):
@@ -75,7 +85,20 @@ def search(layouts: Sequence[Layout], where: Sequence[Path]) -> Place | None:
 
 
 def find(title: str, layouts: Sequence[Layout], where: Sequence[Path], hint: str) -> Place:
-    """Return what `search` finds, or raise an error that names the missing files or the folders that were searched."""
+    """Find a data set.
+
+    Args:
+        title: The name of the data set, for errors.
+        layouts: The forms in which it is distributed.
+        where: The folders to search, as :func:`roots` returns them.
+        hint: How to get the data set, as the last clause of the error.
+
+    Returns:
+        The first folder that has all files of one of the layouts.
+
+    Raises:
+        InputError: If there is none; it names the missing files, or the folders that were searched.
+    """
     found = search(layouts, where)
     if found is not None:
         return found
@@ -108,7 +131,7 @@ def _present(folder: Path, names: Sequence[str]) -> Path | None:
 def find_folder(
     title: str, root: str | Path, folders: Sequence[str], complete: Callable[[Path], bool], hint: str
 ) -> Path:
-    """Return the first folder that has what a data set needs, or raise an error that says where it was searched.
+    """Find the folder of a data set whose files have no fixed names.
 
     Args:
         title: The name of the data set.
@@ -116,6 +139,9 @@ def find_folder(
         folders: The usual subfolders of the data set.
         complete: Returns whether a folder has the data set.
         hint: What is expected and where to get it, as the last clauses of the error.
+
+    Raises:
+        InputError: If no folder has the data set; it names the folders that were searched.
     """
     where = roots(root)
     for folder in (base / sub for base in where for sub in (*folders, "")):

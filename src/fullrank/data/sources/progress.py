@@ -1,4 +1,4 @@
-"""Reports how far the reading of a data set is, to programs that ask for it."""
+"""Reporting the progress of reading a data set to programs that ask for it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ _watches: ContextVar[tuple[Watch, ...]] = ContextVar("watches", default=())
 
 @contextmanager
 def watching(watch: Watch | None) -> Iterator[None]:
-    """Also report the reading of data sets to `watch` inside a `with` block; with None, report it to none.
+    """Report the progress of reading data sets inside a `with` block.
 
-    A watch may raise an exception to stop the reading.
+    Args:
+        watch: A function that is called in addition to those of surrounding blocks, and may raise an exception to stop
+            the reading; with None, none of them is called.
     """
     token = _watches.set(() if watch is None else (*_watches.get(), watch))
     try:
@@ -27,7 +29,12 @@ def watching(watch: Watch | None) -> Iterator[None]:
 
 
 def report(what: str, done: int, total: int) -> None:
-    """Report how far something is.
+    """Report progress.
+
+    Args:
+        what: What is being done.
+        done: How much of it is done.
+        total: How much there is to do.
 
     >>> with watching(lambda what, done, total: print(f"{what}: {done} of {total}")):
     ...     report("decoding digits", 5, 10)

@@ -48,6 +48,12 @@ def ham10000(
 
     Raises:
         InputError: If the files are not there, or are not those of HAM10000.
+
+    Args:
+        root: The folder of the files; by default it is searched in the usual places.
+        seed: The seed of the test split.
+        size: As in `load_dataset`.
+        unreadable: As in `load_dataset`.
     """
     hint = f"expected there: {_HAM_TABLES[1]} and images, as on {_HAM_PAGE}"
     hint += ' (a folder of sites with a folder for each class is read as data.name = "folder")'
@@ -74,6 +80,12 @@ def isic2019(
 
     Raises:
         InputError: If the files are not there, or are not those of ISIC 2019.
+
+    Args:
+        root: The folder of the files; by default it is searched in the usual places.
+        seed: The seed of the test split, unless FLamby's file is used.
+        size: As in `load_dataset`.
+        unreadable: As in `load_dataset`.
     """
     hint = f"expected there: {_ISIC_LABELS}, {_ISIC_LESIONS} and images, as on {_ISIC_PAGE}, and {_HAM_TABLES[1]} of"
     hint += f" {_HAM_PAGE}"
@@ -84,7 +96,15 @@ def isic2019(
 
 
 def list_ham10000(root: Path, seed: int = 0) -> Listing:
-    """List the images of HAM10000 in a folder that has its table."""
+    """List the images of HAM10000.
+
+    Args:
+        root: A folder that has its table.
+        seed: The seed of the test split.
+
+    Raises:
+        InputError: If the table is not as it should be, or an image is missing.
+    """
     path = _ham_table(root)
     rows = _by_id(path, ("image_id", "lesion_id", "dx", "dataset"), _OTHER_COPY)
     there = images_by_name(root)
@@ -100,7 +120,15 @@ def list_ham10000(root: Path, seed: int = 0) -> Listing:
 
 
 def list_isic2019(root: Path, seed: int = 0) -> Listing:
-    """List the images of ISIC 2019 that have a lesion, in a folder that has its tables."""
+    """List the images of ISIC 2019 that have a lesion.
+
+    Args:
+        root: A folder that has the tables of ISIC 2019, and that of HAM10000.
+        seed: The seed of the test split, unless FLamby's file is used.
+
+    Raises:
+        InputError: If a table is missing or not as it should be, or an image is missing.
+    """
     labels, lesions = root / _ISIC_LABELS, root / _ISIC_LESIONS
     if not lesions.is_file():
         raise InputError(
@@ -131,9 +159,17 @@ def list_isic2019(root: Path, seed: int = 0) -> Listing:
 def split_lesions(
     files: Sequence[ImageFile], sites: Iterable[str], seed: int
 ) -> tuple[list[ImageFile], list[ImageFile]]:
-    """Draw 20 % of the lesions of each site, rounded up, for the test; each lesion stays on one side.
+    """Draw 20 % of the lesions of each site, rounded up, for the test.
 
-    A lesion that several sites have counts for the site of its first image.
+    All images of a lesion are on one side. A lesion that several sites have counts for the site of its first image.
+
+    Args:
+        files: The images, with the lesion as the group and the site as the domain.
+        sites: The sites.
+        seed: The seed of the draw.
+
+    Returns:
+        The images for training, and those for the test.
     """
     site_of: dict[str, str] = {}
     for file in files:
@@ -170,7 +206,7 @@ def _load(
 
 
 def _by_id(path: Path, columns: Sequence[str], hint: str = "") -> dict[str, tuple[str, ...]]:
-    """Return the values of columns by that of the first of them, the id, which each row must have and no other row."""
+    """Read columns of a table by the id in the first of them; each row must have an id that no other row has."""
     found: dict[str, tuple[str, ...]] = {}
     for row in read_columns(path, columns, hint):
         name, *rest = row.values
@@ -251,7 +287,7 @@ def _centres(root: Path, lesions: Path, lesion_of: Mapping[str, str]) -> dict[st
 
 
 def _flamby_split(path: Path, site_of: Mapping[str, str]) -> dict[str, bool]:
-    """Return whether FLamby has each image in its test part; its centres must be those of the tables."""
+    """Return whether each image is in FLamby's test part; FLamby's centres must be those of the tables."""
     rows = _by_id(path, ("image", "center", "fold"))
     found = {}
     for name, site in site_of.items():

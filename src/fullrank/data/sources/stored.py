@@ -58,7 +58,7 @@ class FileFacts:
 
     @property
     def state(self) -> Literal["official", "altered", "another size", "of the official size"]:
-        """Whether the file is the official one, has as many records but other content, or another number of records.
+        """The state of the file: "official" or, if it differs, what differs: the content or the number of records.
 
         Of files without a known checksum only the number of records is compared.
         """
@@ -93,11 +93,33 @@ class Stored(ABC):
 
     @abstractmethod
     def read(self, place: Place, number: int) -> Array:
-        """Read and check one file; return its records with everything that the official binary format stores."""
+        """Read and check one file.
+
+        Args:
+            place: The folder of the data set.
+            number: The position of the file in `place.files`.
+
+        Returns:
+            Its records, with everything that the official binary format stores.
+
+        Raises:
+            InputError: If the file cannot be read or is damaged.
+        """
 
     @abstractmethod
     def join(self, place: Place, arrays: Sequence[Array]) -> tuple[Split, Split]:
-        """Return training and test split, made of the records of all files."""
+        """Combine the records of all files.
+
+        Args:
+            place: The folder of the data set.
+            arrays: The records of each file, as `read` returns them.
+
+        Returns:
+            The training split and the test split.
+
+        Raises:
+            InputError: If the files do not belong together.
+        """
 
     def header(self, array: Array) -> bytes:
         """Return the bytes before the records in the official binary format."""
@@ -108,7 +130,14 @@ class Stored(ABC):
         return self.classes
 
     def find(self, root: str | Path = "") -> Place:
-        """Return the place of the data set, or raise an error that says where it was searched and how to get it."""
+        """Return the place of the data set.
+
+        Args:
+            root: The folder to search, or "" for $FULLRANK_DATA and the usual places.
+
+        Raises:
+            InputError: If the data set is not there; it says how to get it.
+        """
         return find(self.title, self.layouts, roots(root, self.elsewhere), self.how_to_get())
 
     def search(self, root: str | Path = "") -> Place | None:
@@ -132,7 +161,11 @@ class Stored(ABC):
         return cached(self.name, place.sources, lambda: self._decode(place), self._complete)
 
     def inspect(self, place: Place) -> list[FileFacts]:
-        """Return the facts about each file. The error for a damaged file names it."""
+        """Return the facts about each file.
+
+        Raises:
+            InputError: If a file is damaged; it names the file.
+        """
         facts = []
         for number, (path, official) in enumerate(zip(place.files, self.official, strict=True)):
             array = self.read(place, number)
@@ -165,7 +198,11 @@ def content_md5(*parts: Any) -> str:
 
 
 def read_whole(path: Path) -> bytes:
-    """Return the bytes of a file, or raise an error that names it."""
+    """Return the bytes of a file.
+
+    Raises:
+        InputError: If the file cannot be read.
+    """
     try:
         return path.read_bytes()
     except OSError as error:
@@ -173,7 +210,11 @@ def read_whole(path: Path) -> bytes:
 
 
 def read_text(path: Path) -> str:
-    """Return the content of a file in UTF-8, without its byte order mark if it has one."""
+    """Return the text of a file in UTF-8, without the byte order mark that it may begin with.
+
+    Raises:
+        InputError: If the file cannot be read, or is not in UTF-8.
+    """
     try:
         return read_whole(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -181,7 +222,18 @@ def read_text(path: Path) -> str:
 
 
 def reject_labels(path: Path, what: str, labels: npt.NDArray[Any], classes: int, first: int = 0) -> None:
-    """Reject labels that no class has; the message names the file and the record. `first` is the smallest label."""
+    """Check that labels are in range.
+
+    Args:
+        path: The file of the labels, for errors.
+        what: The name of the label, for errors.
+        labels: The labels of the records.
+        classes: The number of classes.
+        first: The smallest label.
+
+    Raises:
+        InputError: If a label is out of range; it names the record.
+    """
     last = first + classes - 1
     outside = np.flatnonzero((labels < first) | (labels > last))
     if len(outside):

@@ -80,7 +80,14 @@ class Svhn(Stored):
 
 
 def read_mat(path: Path, wanted: Sequence[str]) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of numbers with these names in a MATLAB file of version 5; nothing in it is executed.
+    """Read arrays of numbers from a MATLAB file of version 5, of which nothing is executed.
+
+    Args:
+        path: The file.
+        wanted: The names of the arrays.
+
+    Returns:
+        The arrays by name.
 
     Raises:
         InputError: If SciPy is not installed, or if the file is damaged, of another version, or lacks an array.

@@ -65,6 +65,9 @@ def from_file(
         size: As in `load_dataset`, for images.
         unreadable: As in `load_dataset`, for images.
         columns: The columns of a trained model's table, of which features are made; by default those of the file.
+
+    Raises:
+        InputError: If the file cannot be read, or its columns are not a data set.
     """
     path = path.expanduser()
     if not image and unreadable != "stop":
@@ -143,7 +146,14 @@ def _list_images(path: Path, read: Callable[[], Table], keys: Mapping[str, str],
 
 
 class Roles:
-    """What the columns of a table say of the rows: their labels, clients and groups, and the side of the split."""
+    """The columns of a table with another meaning than a feature: labels, clients, groups, and the side of the split.
+
+    Args:
+        table: The table.
+        names: The names of the columns of labels, clients and groups, by key; empty for a column that is not there.
+        classes: The names of the classes, if labels are their numbers.
+        sides: The rows for training and for the test, if a column does not say it.
+    """
 
     def __init__(
         self, table: Table, names: Mapping[str, str], classes: tuple[str, ...], sides: tuple[Indices, Indices] | None
@@ -163,7 +173,17 @@ class Roles:
         classes: tuple[str, ...] = (),
         sides: tuple[Indices, Indices] | None = None,
     ) -> Roles:
-        """Find the columns that keys of [data] name, or the usual ones; further arguments as in `of_table`."""
+        """Find the columns that keys of [data] name, or the usual ones.
+
+        Args:
+            table: The table.
+            keys: The values of the keys `label`, `client` and `group`; empty for the usual columns.
+            classes: The names of the classes, if labels are their numbers.
+            sides: The rows for training and for the test, if a column does not say it.
+
+        Raises:
+            InputError: If there is no such column, or two keys name the same one.
+        """
         names = {key: chosen_column(table, key, given, USUAL[key]) for key, given in keys.items()}
         if not names["label"]:
             raise InputError(
@@ -183,7 +203,14 @@ class Roles:
         return frozenset(filter(None, [*self.names.values(), SPLIT if self.has_split else ""]))
 
     def sides(self, seed: int) -> tuple[Indices, Indices]:
-        """Return the rows for training and for the test."""
+        """Return the sides of the split.
+
+        Args:
+            seed: The seed of the test split, if neither a column nor the caller defines it.
+
+        Returns:
+            The rows for training, and those for the test.
+        """
         if self._sides is not None:
             return self._sides
         rows = torch.arange(len(self.labels))
@@ -192,13 +219,19 @@ class Roles:
         return train.x[:, 0].numpy(), test.x[:, 0].numpy()
 
     def image(self, file: Path, row: int) -> ImageFile:
-        """Return an image with what is known of its row."""
+        """Return an image file with the label, the group and the client of its row."""
         group = "" if self.group is None else str(self.group[row])
         client = "" if self.client is None else self.clients[self.client[row]]
         return ImageFile(file, int(self.labels[row]), group=group, client=client)
 
     def split(self, x: torch.Tensor, rows: Indices, *, missing: bool = False) -> Split:
-        """Return samples with what is known of these rows."""
+        """Return samples with the labels, groups and clients of their rows.
+
+        Args:
+            x: The samples.
+            rows: The row of each sample.
+            missing: Whether NaN stands for a missing value.
+        """
         ids = {"client": self.client, "group": self.group}
         found = {name: torch.from_numpy(column[rows]) for name, column in ids.items() if column is not None}
         return Split(x, torch.from_numpy(self.labels[rows]), **found, missing=missing)

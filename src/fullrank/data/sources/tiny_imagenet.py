@@ -29,6 +29,12 @@ def tiny_imagenet(
 
     The official test images have no labels and are not used. Classes are in the order of their WordNet ids, as in
     torchvision's ImageFolder, and named by the first word of words.txt. Grey images become colour images.
+
+    Args:
+        root: The folder of the files; by default it is searched in the usual places.
+        seed: The seed, which has no effect, because the data set has a test part.
+        size: As in `load_dataset`.
+        unreadable: As in `load_dataset`.
     """
     place = find("Tiny-ImageNet", (_LAYOUT,), roots(root), _HOW_TO_GET)
     return load_listing(

@@ -46,7 +46,7 @@ class ImageFiles:
     unreadable: dict[str, str] = field(default_factory=dict)
     """Why files could not be read, by their names; complete after all files have been read."""
     changed: dict[str, int] = field(default_factory=dict)
-    """How many images were changed, by what was done to them."""
+    """The number of images by the change that was made to them."""
 
     def read(self) -> Iterator[tuple[list[str], Tensor]]:
         """Yield names and images (N, C, H, W) of the files that can be read, some at a time."""
@@ -119,7 +119,17 @@ def _files_in(folder: Path) -> Iterator[Path]:
 
 
 def array_in(path: Path) -> tuple[str, Tensor]:
-    """Return the samples that an `.npz` holds, and the name of their array (the first of `ARRAYS`)."""
+    """Read the samples of an `.npz` file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The name of their array, the first of `ARRAYS` that is in the file, and the samples.
+
+    Raises:
+        InputError: If the file cannot be read or has no such array.
+    """
     with opened_npz(path) as file:
         name = next((name for name in ARRAYS if name in file.files), None)
         if name is None:
@@ -130,9 +140,19 @@ def array_in(path: Path) -> tuple[str, Tensor]:
 
 
 def as_trained(images: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, tuple[str, ...]]:
-    """Return 8-bit images (N, C, H, W) with the channels, height and width of a shape, and what was done to them.
+    """Convert images to the shape of the images with which a model was trained.
 
     Grey becomes colour by three equal channels, colour becomes grey as in Pillow (ITU-R 601).
+
+    Args:
+        images: 8-bit images of shape (N, C, H, W).
+        shape: Channels, height and width of the model's images.
+
+    Returns:
+        The converted images, and a phrase for each conversion.
+
+    Raises:
+        InputError: If the number of channels cannot be converted.
 
     >>> as_trained(torch.zeros(2, 1, 4, 4, dtype=torch.uint8), (3, 8, 8))[1]
     ('converted from grey to colour', 'resized to 8×8')

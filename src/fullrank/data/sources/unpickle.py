@@ -17,7 +17,17 @@ from fullrank.errors import InputError
 
 
 def read_pickle(path: Path) -> dict[str, Any]:
-    """Return the dict in a pickle, with text as keys; a pickle with anything to execute is rejected."""
+    """Read the dict in a pickle of plain data.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The dict, with text as keys.
+
+    Raises:
+        InputError: If the pickle is damaged, holds something else, or refers to anything that could be executed.
+    """
     try:
         # text that Python 2 has pickled is read as bytes
         found = _PlainUnpickler(io.BytesIO(read_whole(path)), encoding="bytes").load()
@@ -37,7 +47,7 @@ def read_pickle(path: Path) -> dict[str, Any]:
 
 
 def text(value: object) -> str:
-    """Return text that Python 2 or 3 has pickled; of anything else only the type, because its text may be endless."""
+    """Return text that Python 2 or 3 has pickled; for anything else its type, because its text may be endless."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
     return value if isinstance(value, str) else f"({type(value).__name__})"

@@ -19,7 +19,13 @@ from fullrank.trees import Tensors
 
 
 class Forward:
-    """A compiled function of entries and inputs that returns an output. Buffers among the entries change in place."""
+    """A compiled function of entries and inputs that returns an output. Buffers among the entries change in place.
+
+    Args:
+        network: The network.
+        stats: The mode of the norm layers.
+        backend: The backend of `torch.compile`.
+    """
 
     def __init__(self, network: Network, stats: str, backend: str = "inductor"):
         self.template = copy.deepcopy(network)
@@ -43,7 +49,13 @@ class Forward:
 
 
 class Compiled(HalfWeights):
-    """A backend that runs the compiled network in every step."""
+    """A backend that runs the compiled network in every step.
+
+    Args:
+        network: The network.
+        trained: The entries that are trained.
+        forward: The compiled network.
+    """
 
     def __init__(self, network: Network, trained: Tensors, forward: Forward):
         super().__init__(network, trained)

@@ -2,7 +2,7 @@
 
 A step of a deep network is a thousand short kernels. Launching them from Python takes longer than running them, so a
 whole step (gather, augmentation, forward, criterion, method terms, backward, corrections, optimiser) is captured once
-for each kind of fit and replayed. No kernel fills the device, so several clients train side by side.
+for each kind of fit and replayed. No kernel fills the device, so several clients train at the same time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fullrank.engine.base import Engine, EngineOptions
 from fullrank.engine.cuda.capture_lock import CaptureLock
 from fullrank.engine.cuda.compiled import Compiled, Forward
 from fullrank.engine.cuda.mixed_precision import HalfWeights, order_of
-from fullrank.engine.cuda.odd_batches import Filled, can_be_filled, count_samples_
+from fullrank.engine.cuda.odd_batches import PaddedBatches, can_be_padded, count_samples_
 from fullrank.engine.cuda.replay import StepRecorder
 from fullrank.engine.cuda.slots import Slots
 from fullrank.engine.transfer import handed_over, sent_to
@@ -39,7 +39,7 @@ from fullrank.trees import Tree, clone, copy_, vectors
 WARM_UP = 3
 """The number of eager steps before a capture, in which libraries choose their kernels and allocate their memory."""
 SLOTS = 6
-"""The default number of clients at a time on one device. More of them do not make an H200 faster."""
+"""The default number of clients that train at the same time on one device. More are not faster on an H200."""
 Record: TypeAlias = Callable[[Callable[[], None], Any], Callable[[], None]]
 """A function that records a step in a memory pool and returns its replay. The caller restores what the step changed."""
 
@@ -52,6 +52,9 @@ class Cuda(Engine):
         options: `workers` is the number of devices, 0 for all of them; `slots` is the number of slots.
         record: A function that turns a step into its replay; by default a CUDA graph is captured.
         devices: Devices to use instead of CUDA's; they need a function `record`.
+
+    Raises:
+        InputError: If the site is not on a CUDA device, or there are fewer devices than `workers`.
     """
 
     def __init__(
@@ -94,14 +97,24 @@ class Cuda(Engine):
         return {"setup_seconds": new, **({"not_recorded": self.reasons} if self.reasons else {})}
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Yield the results in the order of the jobs, on the server's device."""
+        """Run jobs.
+
+        Args:
+            jobs: The jobs.
+
+        Returns:
+            The results in the order of the jobs, on the server's device.
+
+        Raises:
+            InputError: If several clients would train at the same time and local steps draw random numbers.
+        """
         before = _generators()
         for result in self.slots.run(jobs):
             yield handed_over(result, self.site.device)
         if len(self.workers) > 1 and not all(map(torch.equal, before, _generators())):
             raise InputError(
-                "the model or the method draws random numbers in its local steps, which clients that train side by "
-                "side cannot do repeatably; set engine.slots = 1"
+                "the model or the method draws random numbers in its local steps, which differ from run to run if "
+                "clients train at the same time; set engine.slots = 1"
             )
 
     def close(self) -> None:
@@ -138,6 +151,11 @@ class DeviceContext:
 
     Everything that calls the network outside a replay does so in that thread, because libraries such as cuDNN keep
     their plans for a shape by thread.
+
+    Args:
+        site: The site.
+        device: The device.
+        record: A function that turns a step into its replay; by default a CUDA graph is captured.
     """
 
     def __init__(self, site: Site, device: torch.device, record: Record | None = None):
@@ -154,7 +172,16 @@ class DeviceContext:
         site.data.pipeline.place(device, site.network.dtype)
 
     def record(self, step: Callable[[], None], changed: list[Tree], pool: Any = None) -> Callable[[], None]:
-        """Record a step and return its replay. No other thread starts work on the device meanwhile."""
+        """Record a step. No other thread starts work on the device meanwhile.
+
+        Args:
+            step: The step.
+            changed: The trees that the step changes, which have their former values afterwards.
+            pool: The memory pool of the graph.
+
+        Returns:
+            The replay of the step.
+        """
         with self.lock.exclusive():
             start = time.monotonic()
             with _unchanged(changed, self.device):
@@ -174,7 +201,7 @@ class DeviceContext:
             return replay
 
     def eagerly(self, work: Callable[[], Any]) -> Any:
-        """Call a function that uses the network in the thread for that, on the stream of the calling thread."""
+        """Call a function that uses the network, in the thread for that, on the stream of the calling thread."""
         if self.device.type != "cuda":
             return self._builder.submit(work).result()
         stream = torch.cuda.current_stream(self.device)
@@ -214,7 +241,13 @@ class DeviceContext:
 
 
 class StreamWorker:
-    """The resources of one slot: a copy of the network, a stream, and the steps recorded for them."""
+    """The resources of one slot: a copy of the network, a stream, and the steps recorded for them.
+
+    Args:
+        device_context: The device.
+        compile: Whether the network is compiled.
+        concurrent: Whether other slots work at the same time, so that a separate stream is needed.
+    """
 
     def __init__(self, device_context: DeviceContext, compile: bool, concurrent: bool):
         self.device_context = device_context
@@ -227,7 +260,7 @@ class StreamWorker:
         self._pool: Any = None
         network, entries = self.site.network, self.site.entries
         self._compile = compile and isinstance(network.module, Net)
-        self._fillable = can_be_filled(network)
+        self._paddable = can_be_padded(network)
         count_samples_(network)
         parameters = network.parameters()
         classes = [
@@ -289,15 +322,19 @@ class StreamWorker:
         width = self.device_context.width
         if size == width and self._compile:
             return Compiled(self.site.network, state.trained, self.device_context.forward(step.stats))
-        if size < width and self._fillable:
-            return Filled(self.site.network, state.trained, width)
+        if size < width and self._paddable:
+            return PaddedBatches(self.site.network, state.trained, width)
         return HalfWeights(self.site.network, state.trained)
 
 
 class RecordedForward:
     """Runs the network in evaluation mode by replays of one recorded forward pass.
 
-    Batches are filled up to the width of that pass. Larger batches, and those in training mode, run eagerly.
+    Batches are padded to the size of that pass. Larger batches, and those in training mode, run eagerly.
+
+    Args:
+        network: The network.
+        record: A function that turns a step into its replay.
     """
 
     def __init__(self, network: Network, record: Callable[[Callable[[], None]], Callable[[], None]]):
@@ -385,7 +422,8 @@ _COLLECTOR = threading.Lock()
 def nothing_collected() -> Iterator[None]:
     """Disable Python's garbage collector inside the block.
 
-    Garbage may include CUDA graphs of an engine that was closed, and freeing a graph makes a capture in progress fail.
+    Garbage may include CUDA graphs of an engine that was closed, and freeing a graph would make a capture in progress
+    fail.
     """
     with _COLLECTOR:
         collects = gc.isenabled()

@@ -22,6 +22,10 @@ def order_of(network: Network, names: Sequence[str]) -> list[str]:
 
     Matrices come before vectors, because weight decay may apply to matrices only. Weights whose sizes would break the
     alignment of others come last.
+
+    Args:
+        network: The network.
+        names: The names of its parameters.
     """
     shortened, parameters = shortened_names(network), network.parameters()
 
@@ -40,6 +44,10 @@ class HalfWeights(Bound):
     """A backend that converts all weights to the shorter dtype at once, and collects their gradients in one vector.
 
     Autocast would convert each weight and each gradient separately.
+
+    Args:
+        network: The network.
+        trained: The entries that are trained.
     """
 
     def __init__(self, network: Network, trained: Tensors):
@@ -52,8 +60,10 @@ class HalfWeights(Bound):
         return self.at(entries, x)
 
     def call(self, trained: Tensors, rest: Tensors, buffers: Tensors, x: Tensor) -> tuple[Output, Tensors]:
-        """Run the network with the given entries. If they are not the client's own, copies of the buffers change
-        instead.
+        """Run the network with the given entries.
+
+        If they are not the client's own, the buffers change in copies. Arguments and results are as in
+        `Functional.call`.
         """
         moved = buffers if trained is self.bound else {name: value.clone() for name, value in buffers.items()}
         self._short = self._shortened(trained)
@@ -69,7 +79,10 @@ class HalfWeights(Bound):
         return Flat(short.base, short.layout, {name: value.requires_grad_() for name, value in short.items()})
 
     def gradient(self, objective: Objective, trained: Tensors) -> tuple[Tensors, Any]:
-        """Compute the gradient by `torch.autograd.grad`. Gradients of converted weights are converted back."""
+        """Compute the gradient by `torch.autograd.grad`, as `Functional.gradient` does.
+
+        Gradients of converted weights are converted back.
+        """
         if trained is not self.bound:
             trained = self.leaves(trained)
         value, aux = objective(trained)

@@ -76,21 +76,28 @@ COUNTED: dict[type[nn.Module], type[nn.Module]] = {
 }
 
 
-def can_be_filled(network: Network) -> bool:
+def can_be_padded(network: Network) -> bool:
     """Return whether batches can be padded: every layer of the network treats samples separately or is a BatchNorm."""
     leaves = [part for part in network.module.modules() if not list(part.children())]
     return all(type(leaf) in (*SAMPLEWISE, *COUNTED, *COUNTED.values()) for leaf in leaves)
 
 
 def count_samples_(network: Network) -> None:
-    """Make it possible to limit the statistics of a network's BatchNorm layers; layers and entries stay the same."""
+    """Replace BatchNorm layers by layers whose statistics can be limited; the names of layers and entries stay the
+    same."""
     for part in network.module.modules():
         if type(part) in COUNTED:
             part.__class__ = COUNTED[type(part)]
 
 
-class Filled(HalfWeights):
-    """A backend that pads every batch to a fixed number of samples."""
+class PaddedBatches(HalfWeights):
+    """A backend that pads every batch to a fixed number of samples.
+
+    Args:
+        network: The network.
+        trained: The entries that are trained.
+        width: The number of samples.
+    """
 
     def __init__(self, network: Network, trained: Tensors, width: int):
         super().__init__(network, trained)

@@ -35,7 +35,15 @@ class CaptureBackend(Protocol):
     """The protocol of objects that record steps, and keep other threads from disturbing the recording."""
 
     def record(self, step: Callable[[], None], changed: list[Tree]) -> Callable[[], None]:
-        """Record a step and return its replay. The trees that the step changes have their former values afterwards."""
+        """Record a step.
+
+        Args:
+            step: The step.
+            changed: The trees that the step changes, which have their former values afterwards.
+
+        Returns:
+            The replay of the step.
+        """
 
     def eagerly(self, work: Callable[[], Any]) -> Any:
         """Call a function that uses the network outside a recorded step, and return its result."""
@@ -48,8 +56,13 @@ class CaptureBackend(Protocol):
 
 
 class StepRecorder:
-    """Records the steps of one slot, one for each kind of fit and batch size. Steps that cannot be recorded run
-    eagerly.
+    """Records the steps of one slot, one for each kind of fit and batch size.
+
+    Steps that cannot be recorded run eagerly.
+
+    Args:
+        backend: Records the steps.
+        backend_of: Returns the backend of a step.
     """
 
     def __init__(self, backend: CaptureBackend, backend_of: BackendOf):
@@ -60,7 +73,15 @@ class StepRecorder:
         """The reasons why steps ran eagerly."""
 
     def stepper(self, step: Step, state: State, context: Context, samples: Samples, dtype: torch.dtype) -> Stepper:
-        """Return the stepper of a fit, which replays recorded steps where there are any."""
+        """Return the stepper of a fit, which replays recorded steps if there are any.
+
+        Args:
+            step: The step.
+            state: The tensors that the step changes.
+            context: The tensors that it reads.
+            samples: The samples.
+            dtype: The dtype of the inputs.
+        """
         own = _key_of(step.criterion), _key_of(step.loss)
         if None in own:
             self._say(
@@ -90,14 +111,23 @@ class StepRecorder:
 
 
 class StaticBuffers:
-    """The tensors on which the steps of one kind of fit are recorded, and these steps by batch size."""
+    """The tensors on which the steps of one kind of fit are recorded, and these steps by batch size.
+
+    Args:
+        recorder: Records the steps.
+        step: The step.
+        state: The state of the first client, whose entries are those of the network.
+        context: The context of the first client.
+        samples: The samples of the first client.
+        dtype: The dtype of the inputs.
+    """
 
     def __init__(
         self, recorder: StepRecorder, step: Step, state: State, context: Context, samples: Samples, dtype: torch.dtype
     ):
         self.recorder = recorder
         self.step, self.samples, self.dtype = step, samples, dtype
-        # in the memory order of the entries, which the kernel that updates all of them at once needs
+        # In the memory order of the entries, which the kernel that updates all of them at once needs.
         self.state = State(state.trained, state.rest, state.buffers, pointwise(state.memory, torch.clone))
         self.context = _static(context, state, step)
         self.seen: dict[int, int] = {}
@@ -105,7 +135,14 @@ class StaticBuffers:
         self._eager: dict[int, Eager] = {}
 
     def take(self, state: State, context: Context, samples: Samples, lr: float) -> None:
-        """Copy a client's optimiser memory and context into the tensors that the recorded steps read."""
+        """Copy a client's optimiser memory and context into the tensors that the recorded steps read.
+
+        Args:
+            state: The client's state.
+            context: The client's context.
+            samples: The client's samples.
+            lr: The learning rate.
+        """
         mine = self.context
         copy_(self.state.memory, state.memory)
         copy_(mine.received, context.received)  # w0 is a view of some of these
@@ -121,7 +158,12 @@ class StaticBuffers:
         copy_(state.memory, self.state.memory)
 
     def recording(self, size: int, steps: int) -> RecordedStep | None:
-        """Return the recorded step for a batch size, or None if recording is not worth its cost."""
+        """Return the recorded step for a batch size, or None if recording is not worth its cost.
+
+        Args:
+            size: The batch size.
+            steps: The number of steps of this size that are to be run.
+        """
         self.seen[size] = self.seen.get(size, 0) + steps
         if size not in self.recordings and self.seen[size] >= WORTH_RECORDING:
             made = RecordedStep(self.eager(size), size, self.recorder.backend)
@@ -138,7 +180,13 @@ class StaticBuffers:
 
 
 class RecordedStep:
-    """A recorded step on batches of one size, with the tensors for their rows and for the terms that it measures."""
+    """A recorded step on batches of one size, with the tensors for their rows and for the terms that it measures.
+
+    Args:
+        eager: Runs the step eagerly.
+        size: The batch size.
+        backend: Records the step.
+    """
 
     def __init__(self, eager: Eager, size: int, backend: CaptureBackend):
         self.eager, self.size, self.backend = eager, size, backend
@@ -171,7 +219,15 @@ class RecordedStep:
         self.at.add_(1)
 
     def run(self, rows: Tensor, draws: Tensor | None) -> dict[str, Tensor]:
-        """Replay the step for each of the given rows (steps, size), and return the sum of each term."""
+        """Replay the step on several batches.
+
+        Args:
+            rows: The positions of the samples of each batch, of shape (steps, size).
+            draws: The random numbers of their augmentation.
+
+        Returns:
+            The sum of each term.
+        """
         assert self.replay is not None
         self.sums.zero_()
         for start in range(0, len(rows), AHEAD):
@@ -188,7 +244,12 @@ class RecordedStep:
 
 
 class Replayed:
-    """Runs the steps of one fit by replaying recorded ones."""
+    """Runs the steps of one fit by replaying recorded ones.
+
+    Args:
+        buffers: The tensors of this kind of fit.
+        state: The client's state.
+    """
 
     def __init__(self, buffers: StaticBuffers, state: State):
         self.buffers, self.state = buffers, state

@@ -19,7 +19,13 @@ Done: TypeAlias = tuple["Slot", int, "Result | BaseException"]
 
 
 class Slot:
-    """A thread that runs one job at a time, and remembers the clients whose jobs it has run."""
+    """A thread that runs one job at a time, and remembers the clients whose jobs it has run.
+
+    Args:
+        do: Runs a job.
+        done: The queue of results.
+        given_up: An event that ends the job early.
+    """
 
     def __init__(self, do: Do, done: queue.SimpleQueue[Done], given_up: threading.Event):
         self.job: Job | None = None

@@ -33,7 +33,15 @@ WAKE_SECONDS = 0.2
 
 
 class Processes(Engine):
-    """An engine with worker processes: as many as `options.workers`, or one per core, and no more than clients."""
+    """An engine with worker processes: as many as `options.workers`, or one per core, and no more than clients.
+
+    Args:
+        site: The site that has the clients.
+        options: The settings of the engine.
+
+    Raises:
+        InputError: If the site is not on the CPU, or the model or the method cannot be sent to other processes.
+    """
 
     def __init__(self, site: Site, options: EngineOptions):
         if site.device.type != "cpu":
@@ -54,8 +62,9 @@ class Processes(Engine):
             raise
 
     def run(self, jobs: Iterable[Job]) -> Iterator[Result]:
-        """Run the jobs and yield their results in order. At most twice as many results as there are workers are held
-        back.
+        """Run the jobs and yield their results in order.
+
+        At most twice as many results as there are workers are held back.
         """
         return run_in_order(jobs, self._alive, self._some)
 

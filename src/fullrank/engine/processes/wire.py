@@ -23,8 +23,11 @@ Wait: TypeAlias = Callable[[IO[bytes], bool], None]
 class Wire:
     """One end of a connection by two pipes.
 
-    With `wait` the pipes do not block. Where the other end is not ready, `wait` is called with the pipe and whether it
-    is to be written to; it returns when the pipe may be ready, or raises an exception that ends the waiting.
+    Args:
+        reader: The pipe from which messages are read.
+        writer: The pipe to which messages are written.
+        wait: If given, the pipes do not block: it is called with a pipe and whether that is to be written to, and
+            returns when the pipe may be ready, or raises an exception that ends the waiting.
     """
 
     def __init__(self, reader: IO[bytes], writer: IO[bytes], wait: Wait | None = None):
@@ -58,7 +61,11 @@ class Wire:
                 left = left[count:]
 
     def receive(self) -> Any:
-        """Return the next object; raise EOFError when the other end is gone."""
+        """Return the next object.
+
+        Raises:
+            EOFError: If the other end is closed.
+        """
         return unpack(self.receive_packed())
 
     def receive_packed(self) -> list[bytearray]:

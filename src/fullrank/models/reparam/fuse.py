@@ -20,6 +20,12 @@ def to_plain(net: Module) -> Module:
     It converts the mode "csla", "hs" or "repopt" to "inf". BatchNorm stays, so that the copy can be trained further.
     Kernels smaller than 3×3 are padded with zeros.
 
+    Args:
+        net: A repvgg or repghost.
+
+    Raises:
+        InputError: If the network has no re-parameterisable convolution, or has BatchNorm in its branches.
+
     >>> import torch
     >>> from fullrank.models import build
     >>> net = build("repghost-0.5", num_classes=10, mode="csla").eval()
@@ -34,6 +40,12 @@ def to_repopt(net: Module) -> Module:
     """Return a plain copy that keeps the constant scales as frozen entries: from "csla" or "hs" to "repopt".
 
     Trained by the method `fedrepopt`, it stays equal to the "csla" network trained by any other method.
+
+    Args:
+        net: A repvgg or repghost in the mode "csla" or "hs".
+
+    Raises:
+        InputError: If the network has another mode.
     """
     return _converted(net, keep_scales=True)
 
@@ -43,6 +55,12 @@ def to_deploy(net: Module) -> Module:
 
     BatchNorm is fused into it. Any mode can be converted. Other layers, such as RepGhost's 1×1 convolutions, are
     unchanged.
+
+    Args:
+        net: A repvgg or repghost in any mode.
+
+    Raises:
+        InputError: If the network has no re-parameterisable convolution.
     """
     fused = _copied(net)
     for _, operator in operators(fused):
@@ -55,8 +73,14 @@ def to_deploy(net: Module) -> Module:
 
 
 def collapse_(net: nn.Module, keep_scales: bool) -> None:
-    """Convert every operator of a network to its plain form in place. With `keep_scales` the result has the "repopt"
-    mode.
+    """Convert every operator of a network to its plain form in place.
+
+    Args:
+        net: The network.
+        keep_scales: Whether constant scales stay as frozen entries, which gives the mode "repopt".
+
+    Raises:
+        InputError: If branches have BatchNorm, or there are no scales to keep.
     """
     for name, operator in operators(net):
         if operator.has_norms_in_branches:

@@ -25,10 +25,21 @@ def in_mode(
     csla_scales: CslaScales = "searched",
     identity_start: IdentityStart = "authors",
 ) -> Net:
-    """Build a network with `make` and put the given scales where its mode has them.
+    """Build a network in a mode, with the given scales.
 
     "repopt" is "csla" with its branches summed: with the same random numbers and the same initial identity scales, both
     start as the same function.
+
+    Args:
+        make: A function that builds the network in a mode other than "repopt".
+        model: The name of the network, for errors.
+        mode: The mode.
+        scales: The scales, or what names them.
+        csla_scales: Whether "csla" uses the scales.
+        identity_start: The initial scale of identity branches.
+
+    Raises:
+        InputError: If there is no such mode, or the scales do not fit the network.
     """
     if mode not in get_args(Mode):
         raise InputError(f'model.mode = "{mode}": {model} has the modes {", ".join(get_args(Mode))}')

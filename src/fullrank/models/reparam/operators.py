@@ -29,7 +29,14 @@ MADE_FOR = "fedrepopt"
 
 
 class Scale(nn.Module):
-    """A factor for each channel; constant unless `trained`."""
+    """A factor for each channel.
+
+    Args:
+        width: The number of channels.
+        start: The initial factor.
+        trained: Whether the factors are trained.
+        shape: Further dimensions of the parameter, each of size 1.
+    """
 
     def __init__(self, width: int, start: float = 1.0, *, trained: bool = True, shape: tuple[int, ...] = ()):
         super().__init__()
@@ -41,7 +48,12 @@ class Scale(nn.Module):
 
 
 class Branch(nn.Module):
-    """A convolution, or the identity, followed by BatchNorm, a scale, or neither."""
+    """A convolution, or the identity, followed by BatchNorm, a scale, or neither.
+
+    Args:
+        conv: The convolution; None for the identity.
+        tail: The layer behind it.
+    """
 
     def __init__(self, conv: nn.Conv2d | None, tail: nn.BatchNorm2d | Scale | None):
         super().__init__()
@@ -63,7 +75,14 @@ class Branch(nn.Module):
         return F.pad(self.conv.weight.detach().double(), [(3 - self.conv.kernel_size[0]) // 2] * 4)
 
     def affine(self, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the factor and the offset that the tail applies to each channel in evaluation, in float64."""
+        """Return what the tail does to each channel in evaluation, in float64.
+
+        Args:
+            like: A tensor with as many rows as there are channels.
+
+        Returns:
+            The factors and the offsets, each of shape (channels,).
+        """
         if isinstance(self.tail, nn.BatchNorm2d):
             return affine(self.tail)
         one = torch.ones(like.shape[0], dtype=torch.float64, device=like.device)
@@ -73,8 +92,13 @@ class Branch(nn.Module):
 
 
 class FrozenScales(nn.Module):
-    """The constant scales of the branches that a plain convolution stands for. They are sent to a client once and never
-    trained.
+    """The constant scales of the branches that a plain convolution stands for.
+
+    They are sent to a client once and never trained.
+
+    Args:
+        kernel: The scales of the 3×3 branch.
+        pointwise: The scales of the 1×1 branch, if there is one.
     """
 
     def __init__(self, kernel: Tensor, pointwise: Tensor | None):
@@ -91,11 +115,23 @@ class RepConv(nn.Module):
     kernels, α₃, α₁ constants and s trained, all per output channel:
 
     - "tr": [BN](BN(W₃∗x) + BN(W₁∗x) + BN(x)), the outer one only if `post_norm`
-    - "csla", "hs": BN(α₃⊙(W₃∗x) + α₁⊙(W₁∗x) + s⊙x); "hs" trains α₃ and α₁ too
+    - "csla", "hs": BN(α₃⊙(W₃∗x) + α₁⊙(W₁∗x) + s⊙x); "hs" trains α₃ and α₁ as well
     - "inf": BN(W∗x)
 
-    `depthwise` convolves each channel separately. A trained s has the shape of a depthwise 1×1 kernel, so that weight
-    decay restricted to kernels acts on it as it does on the corresponding entries of the plain kernel.
+    A trained s has the shape of a depthwise 1×1 kernel, so that weight decay restricted to kernels acts on it as it
+    does on the corresponding entries of the plain kernel.
+
+    Args:
+        in_width: The number of channels of the input.
+        width: The number of channels of the output.
+        stride: The stride.
+        mode: The mode.
+        pointwise: Whether there is a 1×1 branch.
+        identity: Whether there is an identity branch.
+        depthwise: Whether each channel is convolved separately.
+        start: The initial value of α₃ and α₁.
+        post_norm: Whether "tr" has a BatchNorm behind the sum.
+        relu: Whether a ReLU follows.
     """
 
     def __init__(
@@ -159,7 +195,11 @@ class RepConv(nn.Module):
         return self.kernel.conv
 
     def sum_of_branches(self) -> tuple[Tensor, Tensor]:
-        """Return the kernel and the bias of the convolution that equals all branches in evaluation, in float64."""
+        """Compute the convolution that equals all branches in evaluation, in float64.
+
+        Returns:
+            The kernel and the bias.
+        """
         like = self.plain.weight.detach()
         kernel = torch.zeros_like(like, dtype=torch.float64)
         bias = torch.zeros(like.shape[0], dtype=torch.float64, device=like.device)
@@ -174,7 +214,12 @@ class RepConv(nn.Module):
         return {name: branch.tail.weight for name, branch in self.branches.items() if isinstance(branch.tail, Scale)}
 
     def become_plain_(self, kernel: Tensor, bias: Tensor | None = None) -> None:
-        """Replace all branches by one convolution with this kernel; without BatchNorm if it has a bias."""
+        """Replace all branches by one convolution.
+
+        Args:
+            kernel: The kernel of the convolution.
+            bias: Its bias; with a bias the block has no BatchNorm.
+        """
         conv = self.plain
         with torch.no_grad():
             conv.weight.copy_(kernel)
@@ -187,7 +232,13 @@ class RepConv(nn.Module):
                 delattr(self, name)
 
     def register_scales_(self, kernel: Tensor, pointwise: Tensor | None, identity: bool) -> None:
-        """Register the scales of the branches that the plain convolution stands for."""
+        """Register the scales of the branches that the plain convolution stands for.
+
+        Args:
+            kernel: The scales of the 3×3 branch.
+            pointwise: The scales of the 1×1 branch, if there is one.
+            identity: Whether there is an identity branch.
+        """
         self.add_module(SCALES[identity], FrozenScales(kernel, pointwise))
 
 
@@ -205,7 +256,14 @@ def centre_diagonal(kernel: Tensor) -> Tensor:
 
 
 def affine(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
-    """Return the factor and the offset that a BatchNorm applies to each channel in evaluation, in float64."""
+    """Return what a BatchNorm does to each channel in evaluation, in float64.
+
+    Args:
+        norm: The layer.
+
+    Returns:
+        The factors and the offsets, each of shape (channels,).
+    """
     assert norm.running_mean is not None
     assert norm.running_var is not None
     times = norm.weight.detach().double() / (norm.running_var.double() + norm.eps).sqrt()
@@ -213,7 +271,7 @@ def affine(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
 
 
 def operators(module: nn.Module) -> Iterator[tuple[str, RepConv]]:
-    """Yield the names and re-parameterisable convolutions of a network."""
+    """Yield the re-parameterisable convolutions of a network with their names."""
     for name, part in module.named_modules():
         if isinstance(part, RepConv):
             yield name, part

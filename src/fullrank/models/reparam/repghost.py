@@ -40,7 +40,15 @@ BOTTLENECKS = (
 
 
 class GhostModule(nn.Module):
-    """A 1×1 convolution with BatchNorm, and a re-parameterisable depthwise one with an identity branch behind it."""
+    """A 1×1 convolution with BatchNorm, followed by a re-parameterisable depthwise convolution with an identity branch.
+
+    Args:
+        in_width: The number of channels of the input.
+        width: The number of channels of the output.
+        mode: The mode of the depthwise convolution.
+        start: The initial value of its scales.
+        relu: Whether a ReLU follows each convolution.
+    """
 
     def __init__(self, in_width: int, width: int, mode: Mode, start: float, relu: bool):
         super().__init__()
@@ -51,17 +59,20 @@ class GhostModule(nn.Module):
         self.relu = relu
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the map after both convolutions, with a ReLU after each or after neither."""
+        """Return the map after both convolutions."""
         out: Tensor = self.primary(x)
         out = self.cheap(F.relu(out) if self.relu else out)
         return out
 
 
 class HardSqueezeExcite(nn.Module):
-    """Squeeze-and-excitation with a hard sigmoid, which multiplies each channel by a number that depends on all
+    """Squeeze-and-excitation with a hard sigmoid.
+
+    It multiplies each channel by a number between 0 and 1, which two dense layers compute from the means of all
     channels.
 
-    Two dense layers compute the numbers, between 0 and 1, from the means of the channels.
+    Args:
+        width: The number of channels.
     """
 
     def __init__(self, width: int):
@@ -85,8 +96,16 @@ def _a_quarter(width: int) -> int:
 class Bottleneck(nn.Module):
     """Two ghost modules, at stride 2 with a depthwise convolution between them, and a shortcut around all.
 
-    `place` is the position of the block, from 1, in a sequence of blocks that keep width and size. The initial values
-    of trained scales decrease with it, α = √(2/(m+1)) for the m-th module.
+    Args:
+        in_width: The number of channels of the input.
+        inner: The number of channels between the ghost modules.
+        width: The number of channels of the output.
+        kernel: The side of the kernels of the depthwise convolution.
+        stride: The stride.
+        excite: Whether there is a squeeze-and-excitation between the ghost modules.
+        mode: The mode of the ghost modules.
+        place: The position of the block, from 1, in a sequence of blocks that keep width and size. The initial values
+            of trained scales decrease with it, α = √(2/(m+1)) for the m-th module. None gives 1 everywhere.
     """
 
     def __init__(
@@ -135,7 +154,23 @@ def repghost(
 ) -> Net:
     """RepGhostNet of any size: a convolution that halves the map, bottlenecks, and a dense layer behind their mean.
 
-    `scales` are as in `repvgg`; "csla" with `csla_scales="init"`, as in the authors' rows, has 1 everywhere.
+    Args:
+        num_classes: The number of classes.
+        in_channels: The number of channels of the images.
+        bottlenecks: For each block its inner width, its width, the side of its kernels, its stride, and whether it has
+            squeeze-and-excitation.
+        stem: The width of the first convolution.
+        tail: The width of the last convolution.
+        features: The number of dimensions of z.
+        mode: The mode, as in `repvgg`.
+        dropout: The probability of dropout between z and the head.
+        scales: The scales, as in `repvgg`.
+        csla_scales: With "init", as in the authors' rows, scales of the mode "csla" are 1 everywhere.
+        identity_start: The initial scale of identity branches.
+        model: The name of the network, for errors.
+
+    Raises:
+        InputError: If there is no such mode, or the scales do not fit the network.
     """
 
     def made(mode: Mode) -> Net:
@@ -170,6 +205,15 @@ def repghost_half(
 
     The depthwise 3×3 convolution of each module is re-parameterised. "tr" is RepGhostNet itself, "inf" its plain form
     with its own BatchNorm.
+
+    Args:
+        num_classes: The number of classes.
+        in_channels: The number of channels of the images.
+        mode: The mode.
+        dropout: The probability of dropout between z and the head.
+        scales: As in `repghost`.
+        csla_scales: As in `repghost`.
+        identity_start: As in `repghost`.
     """
     return repghost(
         num_classes,

@@ -29,13 +29,27 @@ def repvgg(
     identity_start: IdentityStart = "authors",
     model: str = "repvgg",
 ) -> Net:
-    """RepVGG of any size: a first block, then one stage for each further width, with as many blocks as `blocks` says.
+    """RepVGG of any size: a first block, then one stage for each further width.
 
     The first block and each stage's first block halve the map; z is the mean of the last one. A block is a `RepConv`,
-    with an identity branch if width and size stay the same. `post_norm` puts a BatchNorm behind branches that have
-    their own ("tr"), as FedRepOpt's authors do and RepVGG does not. `scales` are the result of a search, for the modes
-    "csla" (unless `csla_scales="init"`, as in the authors' rows), "repopt" and "hs"; by default they are the values
-    with which a search starts: 1, and √(2/i) in a stage's block i ≥ 1.
+    with an identity branch if width and size stay the same.
+
+    Args:
+        num_classes: The number of classes.
+        in_channels: The number of channels of the images.
+        widths: The width of the first block and that of each stage.
+        blocks: The number of blocks of each stage.
+        mode: The mode: "tr", "inf", "csla", "hs" or "repopt".
+        post_norm: Whether a BatchNorm follows branches that have their own ("tr"), as in FedRepOpt's code and not in
+            RepVGG.
+        scales: The result of a search, for the modes "csla", "repopt" and "hs"; by default the values with which a
+            search starts: 1, and √(2/i) in a stage's block i ≥ 1.
+        csla_scales: With "init", as in the authors' rows, the mode "csla" ignores `scales`.
+        identity_start: The initial scale of identity branches.
+        model: The name of the network, for errors.
+
+    Raises:
+        InputError: If the numbers of widths and blocks do not match, there is no such mode, or the scales do not fit.
     """
     if len(widths) != len(blocks) + 1:
         raise InputError(
@@ -109,7 +123,7 @@ repvgg_b0 = _named(
     "repvgg-b0",
     (64, 128, 256, 512, 2048),
     (2, 3, 8, 1),
-    "What FedRepOpt's code calls B0: RepVGG-B1 with 15 blocks. (RepVGG's own B0 is narrower and as deep as B1.)",
+    "RepVGG-B1 with 15 blocks, which FedRepOpt's code calls B0. (RepVGG's own B0 is narrower and as deep as B1.)",
 )
 repvgg_a0 = _named(
     "repvgg-a0",

@@ -39,7 +39,16 @@ def scales_of(net: nn.Module) -> dict[str, Tensor]:
 
 
 def write_scales(path: str | Path, net: nn.Module, model: str) -> None:
-    """Write the scales of a network that `build` calls `model`."""
+    """Write the scales of a network to a file.
+
+    Args:
+        path: The file.
+        net: The network.
+        model: The name of the network, which the file records.
+
+    Raises:
+        InputError: If the network has no scales.
+    """
     found = {name: scale.cpu() for name, scale in scales_of(net).items()}
     if not found:
         raise InputError('the network has no scales to write; build it with mode = "hs" or "csla"')
@@ -47,7 +56,17 @@ def write_scales(path: str | Path, net: nn.Module, model: str) -> None:
 
 
 def read_scales(path: str | Path, model: str) -> dict[str, Tensor]:
-    """Read a file of scales for the network that `build` calls `model`; a bare name means a file of the package.
+    """Read the scales of a network from a file.
+
+    Args:
+        path: The file, or the data set of a search whose scales come with the package.
+        model: The name of the network.
+
+    Returns:
+        The scales by name.
+
+    Raises:
+        InputError: If there is no such file, or it holds scales of another network.
 
     >>> sorted(read_scales("cifar100", "repvgg-a0"))[:2]
     ['backbone.layer1.0.alpha1', 'backbone.layer1.0.alpha3']
@@ -66,18 +85,36 @@ def read_scales(path: str | Path, model: str) -> dict[str, Tensor]:
 
 
 def shipped(name: str, model: str) -> Path:
-    """Return the package's file with the scales of a network searched on a data set."""
+    """Return the file of the package with the scales of a network.
+
+    Args:
+        name: The data set on which they were searched.
+        model: The name of the network.
+
+    Raises:
+        InputError: If the package has no such file.
+    """
     path = SEARCHED / f"{model}-{name}.safetensors"
     if not Path(name).suffix and Path(name).name == name and path.is_file():
         return path
     there = sorted(file.stem.removeprefix(f"{model}-") for file in SEARCHED.glob(f"{model}-*.safetensors"))
-    known = f"with the package come {', '.join(there) or 'none'} for {model}"
+    known = f"the package has {', '.join(there) or 'none'} for {model}"
     raise InputError(f'model.scales: there is no file "{name}" ({known}); make one with fullrank search-scales {model}')
 
 
 @torch.no_grad()
 def set_scales_(net: nn.Module, given: Mapping[str, Tensor], model: str, identity: bool) -> None:
-    """Write scales into the branches of a network, into identity branches only with `identity`."""
+    """Copy scales into the branches of a network.
+
+    Args:
+        net: The network.
+        given: The scales by name, as a file holds them.
+        model: The name of the network, for errors.
+        identity: Whether scales are copied into identity branches as well.
+
+    Raises:
+        InputError: If the scales are not those of this network.
+    """
     wanted = scales_of(net)
     if problem := _misfit(given, wanted):
         raise InputError(f"model.scales does not fit {model}: {problem}")

@@ -59,7 +59,13 @@ def draw_unit_sphere(found: UnitSphere, path: str | Path) -> None:
 
 
 def draw_sphere(axes: Axes, panel: Sphere, title: str) -> None:
-    """Draw points on a sphere turned so that their mean is in front; points at the back are faint."""
+    """Draw points on a sphere, which is turned so that their mean is in front; points at the back are faint.
+
+    Args:
+        axes: Where the sphere is drawn.
+        panel: The points and their classes.
+        title: The title.
+    """
     view = view_of(panel.points)
     _draw_wires(axes, view)
     across, up, depth = seen(panel.points, view)
@@ -115,7 +121,15 @@ def view_of(points: NDArray[np.float64]) -> View:
 def seen(
     points: NDArray[np.float64], view: View
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Return the coordinates of points as they are seen: to the right, upwards, and towards the viewer."""
+    """Return the coordinates of points from the viewer's position.
+
+    Args:
+        points: Points of shape (N, 3).
+        view: The view.
+
+    Returns:
+        The coordinates to the right, upwards, and towards the viewer.
+    """
     x, y, z = points.T
     (sine, sideways), (cosine, forward) = np.sin(view), np.cos(view)
     ahead = forward * x + sideways * y

@@ -1,0 +1,8 @@
+"""Federations on Flower: the server and the sites of `deploy.sites` behind a `ServerApp` and a `ClientApp`.
+
+`new` writes the folder of an app and needs no Flower. The rest needs the extra: `pip install 'fullrank[flower]'`.
+"""
+
+from fullrank.deploy.flower.new import write_app
+
+__all__ = ["write_app"]

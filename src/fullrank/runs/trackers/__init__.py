@@ -1,0 +1,1 @@
+"""Trackers that `run.track` names: TensorBoard, MLflow, and Weights & Biases."""
