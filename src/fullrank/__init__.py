@@ -59,6 +59,7 @@ __all__ = [
     "sweep",
     "testing",
     "theory",
+    "write_report",
 ]
 
 _MODULES = {
@@ -66,6 +67,7 @@ _MODULES = {
     "fullrank.comparison.compare": ("compare",),
     "fullrank.comparison.parallel": ("ComparisonCallback",),
     "fullrank.comparison.sweep": ("Sweep", "sweep"),
+    "fullrank.report.page.build": ("write_report",),
     "fullrank.comparison.table": ("Comparison", "compare_runs"),
     "fullrank.config.experiment": ("Experiment",),
     "fullrank.deploy.export": ("export", "load_export"),

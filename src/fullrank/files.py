@@ -267,6 +267,19 @@ def load_tensors(path: Path) -> Tensors:
         raise Damaged(str(error)) from None
 
 
+def tensor_names(path: Path) -> list[str]:
+    """Return the names of the tensors of a safetensors file without reading the tensors.
+
+    Raises:
+        Damaged: If the file is not a safetensors file.
+    """
+    try:
+        with safe_open(path, framework="pt") as opened:
+            return list(opened.keys())
+    except SafetensorError as error:
+        raise Damaged(str(error)) from None
+
+
 def verify_tensors(path: Path) -> None:
     """Check that a safetensors file matches its checksum. The file is memory-mapped, not copied.
 

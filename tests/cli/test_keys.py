@@ -68,7 +68,7 @@ def test_the_list_fits_the_terminal_and_names_every_table(width, capsys, monkeyp
 
 
 def test_a_word_chooses(capsys):
-    assert set(listed(capsys, "probe")) == {"probe.every", "probe.clients"}
+    assert set(listed(capsys, "probe")) == {"probe.every", "probe.clients", "probe.embed"}
     assert set(listed(capsys, "LR")) == {"train.lr", "train.lr_schedule", "train.lr_schedule_by"}
     status, out, _ = fullrank("keys", "last_batch", capsys=capsys)
     assert status == 0

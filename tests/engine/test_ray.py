@@ -27,7 +27,7 @@ from fullrank.engine.recipe import samples_of
 from fullrank.engine.serial import Serial
 from fullrank.errors import ClientFailed, InputError
 from fullrank.runs.assemble import assemble
-from fullrank.runs.display import amiss
+from fullrank.runs.display import problems_of
 from lossy import Crashes, Sleeps, Speaks
 from small import on_its_network
 
@@ -201,7 +201,7 @@ def test_the_clients_of_a_killed_worker_run_again(cluster, data, tmp_path, capfd
     (found,) = [row["ray"]["again"] for row in other.metrics if "again" in row["ray"]]
     assert list(found) == ["2"]
     assert "its process died" in found["2"]
-    lines = [line for row in other.metrics for line in amiss(row)]
+    lines = [line for row in other.metrics for line in problems_of(row)]
     assert lines[0].startswith("round 1: client 2 was run again on another worker: node ")
     assert capfd.readouterr().out == ""  # Ray's own words do not reach the terminal
 

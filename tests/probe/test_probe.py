@@ -527,3 +527,44 @@ def test_a_run_without_probes_is_told_how_to_have_them(without, capsys):
     status, _, err = probes(without, capsys=capsys)
     assert status == 2
     assert "has no probes; run the experiment with --set probe.every=1" in err
+
+
+# Maps of test features
+
+
+def test_a_probe_keeps_two_coordinates_and_labels_of_as_many_samples_as_asked(tmp_path, without):
+    found = run(tmp_path / "run", {"probe.every": 3, "probe.embed": 40})
+    test = fullrank.data.load_dataset("digits").test
+    first, last = found.probes
+    assert first["embedded_labels"].tolist() == last["embedded_labels"].tolist()
+    assert len(first["embedded_labels"]) == 40
+    shares = np.bincount(test.y.numpy(), minlength=10) / len(test.y)
+    np.testing.assert_allclose(np.bincount(first["embedded_labels"], minlength=10), 40 * shares, atol=1)
+    assert [model["embedding"].shape for model in (last["global"], *last["locals"])] == [(40, 2)] * 3
+    arrays = load_file(tmp_path / "run" / "probes" / "000004.safetensors")
+    longest = {name: array.shape for name, array in arrays.items() if 40 in array.shape}
+    assert set(longest) == {"embedded_labels", "global/embedding", "locals/0/embedding", "locals/1/embedding"}
+    assert rows(tmp_path / "run") == rows(without)
+
+
+def test_the_map_is_the_projection_of_the_features_of_the_final_model(tmp_path):
+    found = run(tmp_path / "run", {"probe.every": 4, "probe.embed": 1000, "model.dropout": 0.0})
+    model, test = found.model(), fullrank.data.load_dataset("digits").test
+    features = []
+    model.head.register_forward_hook(lambda _, args, __: features.append(args[0].detach()))
+    with torch.no_grad():
+        assembly = found._assembled()
+        model(assembly.federation.pipeline(test.x, None))
+    z = torch.cat(features).double().numpy()
+    z = z - z.mean(0)
+    left, size, _ = np.linalg.svd(z, full_matrices=False)
+    expected = left[:, :2] * size[:2]
+    got = found.probes[-1]["global"]["embedding"]
+    signs = np.sign((got * expected).sum(0))
+    np.testing.assert_allclose(got, expected * signs, atol=1e-3 * size[0] / len(z) ** 0.5)
+    assert found.probes[-1]["embedded_labels"].tolist() == test.y.tolist()
+
+
+def test_no_map_is_kept_by_default(probed):
+    arrays = load_file(probed / "probes" / "000003.safetensors")
+    assert not [name for name in arrays if "embed" in name]

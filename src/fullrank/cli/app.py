@@ -26,6 +26,7 @@ from fullrank.cli import methods as methodscli
 from fullrank.cli import models as modelscli
 from fullrank.cli import predict as predictcli
 from fullrank.cli import probes as probescli
+from fullrank.cli import report as reportcli
 from fullrank.cli import reproduce as reproducecli
 from fullrank.cli import search_scales as searchcli
 from fullrank.cli import sweep as sweepcli
@@ -52,8 +53,8 @@ from fullrank.errors import InputError, Interrupted
 from fullrank.local import interrupt
 from fullrank.runs import client_tables, display
 from fullrank.runs.assemble import federate
-from fullrank.runs.display import say
 from fullrank.runs.run import run as run_experiment
+from fullrank.runs.terminal import say
 
 app = command_group(
     "Federated learning when clients' data differ: train models, compare methods, and measure whether the "
@@ -137,6 +138,7 @@ for name, panel, command in (
     ("keys", "Run", keyscli.list_keys),
     ("compare", "Compare", comparecli.compare_command),
     ("sweep", "Compare", sweepcli.sweep_command),
+    ("report", "Inspect", reportcli.report_command),
     ("inspect", "Inspect", inspectcli.inspect_command),
     ("probes", "Inspect", probescli.probes_command),
     ("predict", "Inspect", predictcli.predict_command),

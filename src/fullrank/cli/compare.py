@@ -26,9 +26,7 @@ from fullrank.errors import InputError, Interrupted
 from fullrank.metrics.measures import single_numbers
 from fullrank.report.style import reject_unwritable
 from fullrank.runs import client_tables
-from fullrank.runs.display import say
-
-WIDE = 10_000
+from fullrank.runs.terminal import WIDE, print_table, say
 
 
 def compare_command(
@@ -273,8 +271,7 @@ def _show_by_site(found: SiteTable, as_json: bool) -> None:
     for row in found.rows:
         cells = [_of_site(row.mean(site), row.std(site), found.is_share) for site in found.sites]
         table.add_row(row.method, *cells)
-    console = Console(highlight=False)
-    (console if console.is_terminal else Console(highlight=False, width=WIDE)).print(table)
+    print_table(table)
     say()
     for row in found.rows:
         for reason in dict.fromkeys(row.absent.values()):

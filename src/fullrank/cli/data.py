@@ -25,7 +25,7 @@ from fullrank.data.sources.stored import FileFacts, Stored
 from fullrank.errors import InputError, nearest, printable
 from fullrank.runs import display
 from fullrank.runs.client_tables import shown_name
-from fullrank.runs.display import say
+from fullrank.runs.terminal import print_table, say
 
 EMBEDDED = "digits"
 SIDE = 32
@@ -152,16 +152,15 @@ def _file(fact: FileFacts) -> dict[str, Any]:
 
 
 def _print(facts: dict[str, Any]) -> None:
-    console = Console(soft_wrap=True)
     where = f" in {facts['folder']}" if facts["folder"] else ""
-    console.print(f"{facts['title']} ({facts['form']}){where}", highlight=False, markup=False)
+    say(f"{facts['title']} ({facts['form']}){where}")
     table = Table(box=None, pad_edge=False, show_header=False)
     for file in facts["files"]:
         of = "" if file["state"] != "another size" else f" (officially {file['official_records']})"
         row = (file["name"], f"{file['records']} records", display.size(file["bytes"]), file["state"] + of)
         table.add_row(*row)
     if facts["files"]:
-        console.print(table, highlight=False)
+        print_table(table)
     say(f"training samples  {facts['train']}")
     say(f"test samples      {facts['test']}")
     if facts["shape"]:
@@ -170,10 +169,10 @@ def _print(facts: dict[str, Any]) -> None:
     if facts["fingerprint"]:
         say(f"fingerprint       {facts['fingerprint']}")
     if facts["images"]:
-        _print_images(console, facts)
+        _print_images(facts)
 
 
-def _print_images(console: Console, facts: dict[str, Any]) -> None:
+def _print_images(facts: dict[str, Any]) -> None:
     """Print the numbers of images, one line per class, and the files that cannot be read."""
     say("images of each class, in training and test:")
     table = Table(box=None, pad_edge=False)
@@ -183,7 +182,7 @@ def _print_images(console: Console, facts: dict[str, Any]) -> None:
     for name in facts["classes"]:
         counts = (of_class[name] for of_class in facts["images"].values())
         table.add_row(shown_name(name), *(f"{train} + {test}" for train, test in counts))
-    console.print(table, highlight=False, markup=False)
+    print_table(table)
     for text in facts["remarks"]:
         say(text)
     for text in facts["unreadable"]:

@@ -6,7 +6,6 @@ import json
 from typing import Annotated, cast
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from fullrank.cli.options import AsJson, Client, Root, StageName, Trust
@@ -17,12 +16,11 @@ from fullrank.metrics.bootstrap import LEVEL, RESAMPLES, Interval
 from fullrank.metrics.measures import Metric
 from fullrank.report.evaluate import PARTS, Evaluated, Measured, evaluate_run
 from fullrank.runs.client_tables import shown_name
-from fullrank.runs.display import STAGES, say
+from fullrank.runs.display import STAGES
 from fullrank.runs.result import run_at
+from fullrank.runs.terminal import print_table, say
 
 CLASSES_SHOWN = 20
-ROW_NAMES, COLUMN = 20, 24
-"""Widths that the names of the rows, and a metric with its interval, need."""
 
 
 def evaluate_command(
@@ -84,14 +82,11 @@ def _show(found: Evaluated) -> None:
     say(f"data      {found.data}, {samples}")
     for note in found.notes:
         say(f"note      {note}")
-    console = Console(soft_wrap=True)
     single = [metric for metric in found.metrics if not isinstance(found.all.values[metric.key], list)]
-    at_once = max(1, (console.width - ROW_NAMES) // COLUMN)
-    for start in range(0, len(single), at_once):
-        console.print(_table(single[start : start + at_once], {"all": found.all, **found.sites}))
+    print_table(_table(single, {"all": found.all, **found.sites}))
     for metric in found.metrics:
         if metric not in single:
-            _show_classes(console, metric, found)
+            _show_classes(metric, found)
     say(f"[low, high]: {100 * LEVEL:g} % bootstrap intervals over samples, {found.resamples} draws")
 
 
@@ -107,10 +102,10 @@ def _table(metrics: list[Metric], rows: dict[str, Measured]) -> Table:
     return table
 
 
-def _show_classes(console: Console, metric: Metric, found: Evaluated) -> None:
+def _show_classes(metric: Metric, found: Evaluated) -> None:
     """Print a metric with a value for each class; a column for each site."""
     columns = {"all": found.all, **found.sites}
-    table = Table(box=None, pad_edge=False, title=f"\n{metric.key.replace('_', ' ')}", title_justify="left")
+    table = Table(box=None, pad_edge=False)
     table.add_column("class")
     for name in columns:
         table.add_column(shown_name(name), justify="right")
@@ -122,9 +117,10 @@ def _show_classes(console: Console, metric: Metric, found: Evaluated) -> None:
             assert isinstance(intervals, list)
             cells.append(_cell(values[k], intervals[k], metric.is_share))
         table.add_row(shown_name(name), *cells)
-    console.print(table)
+    say(f"\n{metric.key.replace('_', ' ')}")
+    print_table(table)
     if len(found.classes) > CLASSES_SHOWN:
-        print(f"and {len(found.classes) - CLASSES_SHOWN} more classes; --json has all")
+        say(f"and {len(found.classes) - CLASSES_SHOWN} more classes; --json has all")
 
 
 def _cell(value: object, interval: object, is_share: bool) -> str:

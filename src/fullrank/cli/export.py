@@ -12,7 +12,8 @@ from fullrank.deploy.export import Exported, ExportFailed, export
 from fullrank.deploy.formats import FORMATS
 from fullrank.deploy.prepared import Inputs
 from fullrank.federated.site import Stage
-from fullrank.runs.display import STAGES, say, size
+from fullrank.runs.display import STAGES, size
+from fullrank.runs.terminal import say
 
 
 def export_command(

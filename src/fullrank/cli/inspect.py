@@ -18,8 +18,9 @@ from fullrank.federated.site import Stage
 from fullrank.files import writable
 from fullrank.report.inspect import FILE, Inspected, inspect_model, inspect_run, is_run
 from fullrank.runs import client_tables
-from fullrank.runs.display import STAGES, say
+from fullrank.runs.display import STAGES
 from fullrank.runs.result import Run, run_at
+from fullrank.runs.terminal import say
 
 SHOWN = {
     "effective_rank": "effective rank",

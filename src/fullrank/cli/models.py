@@ -13,7 +13,7 @@ from rich.padding import Padding
 
 from fullrank import models
 from fullrank.cli.options import AsJson
-from fullrank.runs.display import say
+from fullrank.runs.terminal import say
 
 _CIFAR, _DIGITS = (3, 32, 32), (1, 8, 8)
 _COUNTED_AT = {  # input shapes for which parameters are counted; all other networks use that of CIFAR

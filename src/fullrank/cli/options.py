@@ -23,7 +23,7 @@ from fullrank.config.experiment import merged, parse_overrides, read_toml, witho
 from fullrank.config.schema import Model
 from fullrank.data.sources.progress import watching
 from fullrank.errors import ClientFailed, InputError, RunFailed, WriteFailed, in_words, printable
-from fullrank.runs.display import say
+from fullrank.runs.terminal import say
 
 File = Annotated[
     str | None,

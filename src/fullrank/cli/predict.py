@@ -12,7 +12,8 @@ import typer
 from fullrank.cli.options import AsJson, Client, Root, StageName, Trust
 from fullrank.deploy.predict import Predictions, predict, reject_others
 from fullrank.federated.site import Stage
-from fullrank.runs.display import counted, say
+from fullrank.runs.display import counted
+from fullrank.runs.terminal import say
 
 SHOWN = 10
 """The largest number of classes whose counts are printed."""

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from fullrank.cli.options import AsJson
@@ -18,7 +17,7 @@ from fullrank.files import writable
 from fullrank.probe.layers import CLASSIFIER
 from fullrank.report.labels import titles_of
 from fullrank.report.probed import Probe, mean, probe_at, probes_of
-from fullrank.runs.display import say
+from fullrank.runs.terminal import print_table, say
 
 CLIENTS_TOO = ("accuracy", "significant", "effective_rank")
 """Measures that are shown for the global model and, as a mean, for the probed clients."""
@@ -59,7 +58,7 @@ def probes_command(
         table.add_column(column, justify="right" if place else "left", no_wrap=place > 0)
     for row in rows:
         table.add_row(*_cells(row))
-    Console(soft_wrap=True).print(table)
+    print_table(table)
     say("global model / mean of the probed clients; CKA: mean over layers / classifier")
 
 

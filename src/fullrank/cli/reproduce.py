@@ -7,11 +7,11 @@ import sys
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fullrank import papers
-from fullrank.cli.compare import WIDE, parse_seeds
+from fullrank.cli.compare import parse_seeds
 from fullrank.cli.options import AsJson, Overrides, RayAddress, Root, fail
 from fullrank.comparison.board import choose_board
 from fullrank.config.experiment import dotted, parse_overrides, without_none
@@ -21,7 +21,8 @@ from fullrank.papers.drawing import draw_panels
 from fullrank.papers.plan import Plan, estimate, make_plan, measure
 from fullrank.papers.reproduction import REPORT, Reproduction, check_jobs, complete
 from fullrank.papers.verdict import COMPARED, RULE
-from fullrank.runs.display import clock, counted, say, setting
+from fullrank.runs.display import clock, counted, setting
+from fullrank.runs.terminal import print_table, say
 
 
 def reproduce_command(
@@ -246,8 +247,7 @@ def _show(found: Reproduction) -> None:
 def _print_table(titles: list[str], rows: list[list[str]]) -> None:
     table = Table(box=None, pad_edge=False)
     for title in titles:
-        table.add_column(title)
+        table.add_column(title, overflow="fold")
     for row in rows:
-        table.add_row(*row)
-    console = Console(highlight=False, markup=False)
-    (console if console.is_terminal else Console(highlight=False, markup=False, width=WIDE)).print(table)
+        table.add_row(*map(Text, row))
+    print_table(table)

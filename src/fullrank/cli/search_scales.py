@@ -11,7 +11,7 @@ from fullrank.cli.options import AsJson, Overrides, Quiet, fail
 from fullrank.config.experiment import merged, nested, parse_overrides
 from fullrank.errors import InputError, Interrupted
 from fullrank.runs import display
-from fullrank.runs.display import say
+from fullrank.runs.terminal import say
 from fullrank.search.scales import search_scales, searched
 
 

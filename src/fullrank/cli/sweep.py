@@ -6,17 +6,17 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fullrank.cli.compare import WIDE, parse_seeds
+from fullrank.cli.compare import parse_seeds
 from fullrank.cli.options import AsJson, File, Overrides, RayAddress, experiment_values, fail
 from fullrank.comparison.board import choose_board
 from fullrank.comparison.space import parse_over
 from fullrank.comparison.sweep import PRUNERS, SAMPLERS, Sweep, sweep
 from fullrank.errors import InputError, Interrupted
-from fullrank.runs.display import counted, say
+from fullrank.runs.display import counted
+from fullrank.runs.terminal import print_table, say
 
 
 def sweep_command(
@@ -104,15 +104,14 @@ def _run(silent: bool, *what: Any, **how: Any) -> Sweep:
 
 
 def _show(found: Sweep) -> None:
-    console = Console(highlight=False)
     unit, word = " in percent" if found.is_share else "", {"best": "best over rounds"}.get(found.value, found.value)
     name = found.measure.replace("_", " ")
     say(f"\n{name[0].upper()}{name[1:]}{unit}, {word}, over {counted(len(found.seeds), 'seed')}:\n")
-    (console if console.is_terminal else Console(highlight=False, width=WIDE)).print(_table(found))
+    print_table(_table(found))
     say()
     for trial in found.trials:
         if trial.reason:
-            console.print(f"trial {trial.number} {trial.state}: {trial.reason}", markup=False, soft_wrap=True)
+            say(f"trial {trial.number} {trial.state}: {trial.reason}")
     settings = ", ".join(f"{key}={_shown(value)}" for key, value in found.best.settings.items())
     say(f"best: trial {found.best.number}, {settings}")
     where = "in the round with the best validation score" if found.test_value == "validated" else found.test_value

@@ -18,6 +18,7 @@ empty one.
 
 from fullrank.collapse.classwise import class_accuracy, confusion, recall
 from fullrank.collapse.clients import classifier_cosine, classifier_map, classifier_norms, prototype_consistency
+from fullrank.collapse.maps import principal_map
 from fullrank.collapse.moments import Moments
 from fullrank.collapse.neural import nc_error, neural_collapse
 from fullrank.collapse.similarity import Similarity, cka, cka_by_layer
@@ -39,6 +40,7 @@ __all__ = [
     "mean_class_eigenvalue_variance",
     "nc_error",
     "neural_collapse",
+    "principal_map",
     "prototype_consistency",
     "recall",
     "significant",

@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.progress import TaskID
 
 from fullrank.comparison.parallel import ComparisonCallback, Task
-from fullrank.runs.display import PAUSE, Bars, Pace, clock, counted, print_above, problems_of, scores, setting
+from fullrank.runs.display import PAUSE, Bars, Pace, clock, counted, problems_of, scores, setting
 from fullrank.runs.notebook import Bar, in_notebook
+from fullrank.runs.terminal import print_above
 
 SHOWN = ("accuracy", "loss")
 """The measures in the line of a run that has ended."""

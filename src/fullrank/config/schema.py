@@ -315,7 +315,7 @@ class EngineTable(Table):
     @field_validator("name")
     @classmethod
     def _known_engine(cls, name: str) -> str:
-        if name != AUTO and ":" not in name and name not in ENGINES.names():
+        if name not in (AUTO, *ENGINES.own) and ":" not in name and name not in ENGINES.names():
             ENGINES.find(name)  # raises
         return name
 
@@ -351,6 +351,10 @@ class ProbeTable(Table):
     """Number of rounds between two probes. The last round is always probed. 0 disables probes."""
     clients: Annotated[int, Field(ge=0)] = 2
     """Number of clients whose local models are probed as well."""
+    embed: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Number of test samples of which each probe keeps two coordinates and the label, for a map of the features. They
+    are the same samples in every probe, of each class its share. Set it only where the run directory may contain
+    something about single samples. 0 keeps none."""
 
 
 class RunTable(Table):

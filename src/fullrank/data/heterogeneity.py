@@ -20,6 +20,8 @@ FloatArray = npt.NDArray[np.float64]
 RAMP = " ·░▒▓█"
 MAX_CLIENTS_DRAWN = 40
 MAX_NAME = 20
+MOST_LISTED = 50_000
+"""The largest number of clients times classes whose counts are listed."""
 MIN_NAME_WIDTH = 4  # three letters and a space; with fewer, numbers are clearer
 _TICK_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
@@ -83,6 +85,9 @@ def describe(labels: Labels, parts: Sequence[IndexArray], num_classes: int) -> d
         labels: The label of each sample of the data set.
         parts: The samples of each client.
         num_classes: The number of classes.
+
+    Returns:
+        The measures by name. The counts by client and class are among them unless there are more than `MOST_LISTED`.
     """
     table = counts(labels, parts, num_classes)
     held = np.zeros(len(labels), dtype=bool)
@@ -100,6 +105,7 @@ def describe(labels: Labels, parts: Sequence[IndexArray], num_classes: int) -> d
         "entropy": {"mean": _mean(entropy[present]), "per_client": entropy.tolist()},
         "emd": {"mean": _mean(distance[present]), "per_client": distance.tolist()},
         "classes_per_client": _mean((table > 0).sum(axis=1)[present]),
+        **({"class_counts": table.tolist()} if table.size <= MOST_LISTED else {}),
     }
 
 

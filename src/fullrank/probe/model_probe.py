@@ -166,6 +166,15 @@ class ModelProbe:
         # on the CPU, where thousands of small matrices take less time
         return collapse.mean_class_eigenvalue_variance(z.cpu(), labels.cpu())
 
+    def embedding(self, samples: np.ndarray) -> np.ndarray:
+        """Return two coordinates for each of some test samples, from the model in the network, in single precision.
+
+        Only these coordinates leave the function, and no feature.
+        """
+        chosen = torch.from_numpy(samples).to(self.y.device)
+        z = torch.cat([out.z for out, _ in self.outputs(self.x[chosen], self.y[chosen])])
+        return collapse.principal_map(z).astype(np.float32)
+
     def prototypes(self, client: int) -> np.ndarray:
         """Return the class means (C, d) of a client's training samples under the model in the network.
 

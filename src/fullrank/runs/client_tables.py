@@ -7,15 +7,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from fullrank.errors import printable
 from fullrank.metrics.details import dense
 from fullrank.runs.clients import ClientRow
-from fullrank.runs.display import say
+from fullrank.runs.terminal import print_table, say
 
 STAGES = {
     "global": "global model",
@@ -32,54 +30,15 @@ COLUMNS = 8
 CELLS = 20
 """The largest number of classes whose confusion matrix is shown; of more classes, this many confusions are listed."""
 
-WIDE = 10_000
-
 Titled = tuple[str, Table]
 
 
 def show(tables: Iterable[Titled]) -> None:
     """Print tables with their titles."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=WIDE)  # lines in a file can have any length
     for title, table in tables:
         say(f"\n{title[0].upper()}{title[1:]}:\n")
-        for number, part in enumerate(fitting(table, console)):
-            if number:
-                console.print()
-            console.print(part)
+        print_table(table)
     print(flush=True)
-
-
-def fitting(table: Table, console: Console) -> list[Table]:
-    """Return a table in as many parts as the width of the console needs, each with some of the columns.
-
-    Each part has the first column. Cells are broken at spaces only, so that no number is cut.
-    """
-    columns, gap = table.columns, 2
-    least = [
-        gap + max(Measurement.get(console, console.options, cell).minimum for cell in (column.header, *column.cells))
-        for column in columns
-    ]
-    room = console.width + gap - least[0]
-    groups: list[list[Column]] = [[]]
-    used = 0
-    for column, width in zip(columns[1:], least[1:], strict=True):
-        if groups[-1] and used + width > room:
-            groups.append([])
-            used = 0
-        groups[-1].append(column)
-        used += width
-    return [table] if len(groups) == 1 else [_with_columns([columns[0], *group]) for group in groups]
-
-
-def _with_columns(columns: Sequence[Column]) -> Table:
-    part = Table(box=None, pad_edge=False)
-    for column in columns:
-        part.add_column(column.header, justify=column.justify, no_wrap=column.no_wrap)
-    for cells in zip(*(column.cells for column in columns), strict=True):
-        part.add_row(*cells)
-    return part
 
 
 def show_sites(rows: Sequence[ClientRow]) -> None:

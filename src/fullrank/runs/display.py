@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import shutil
 import sys
-import textwrap
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +25,7 @@ from fullrank.federated.site import Result
 from fullrank.metrics.measures import METRICS, Metric, label_of, single_numbers
 from fullrank.runs.callbacks import Callback
 from fullrank.runs.summary import measures
+from fullrank.runs.terminal import print_above
 
 if TYPE_CHECKING:
     from fullrank.runs.result import Run
@@ -315,46 +314,6 @@ class Pace:
     def left(self) -> float:
         """Return the estimated number of seconds left."""
         return (time.monotonic() - self.start) / max(1, self.finished) * self.remaining
-
-
-def say(text: str = "", hang: int = 0, file: IO[str] | None = None) -> None:
-    """Print a text. In a terminal its lines are broken at spaces, so that no word or number is.
-
-    Args:
-        text: The text. A word that is longer than a line, such as a path, is not broken.
-        hang: The number of spaces before the second line and those after it.
-        file: Where it is printed; by default the standard output.
-    """
-    stream = file if file is not None else sys.stdout
-    if stream.isatty():
-        text = wrapped(text, shutil.get_terminal_size().columns, hang)
-    print(text, file=stream)
-
-
-def wrapped(text: str, width: int, hang: int = 0) -> str:
-    """Break the lines of a text at spaces.
-
-    >>> wrapped("accuracy  95.71 % of 4 clients", 20, hang=10)
-    'accuracy  95.71 % of\\n          4 clients'
-    """
-    lines = (
-        textwrap.wrap(
-            line,
-            width,
-            subsequent_indent=" " * min(hang, width // 2),
-            break_long_words=False,
-            break_on_hyphens=False,
-            drop_whitespace=True,
-            replace_whitespace=False,
-        )
-        for line in text.split("\n")
-    )
-    return "\n".join("\n".join(broken) for broken in lines)
-
-
-def print_above(console: Console, text: str, style: str | None = None) -> None:
-    """Print a text above progress bars. A path that is longer than a line is left whole, so that it can be copied."""
-    console.print(wrapped(text, console.width), style=style, highlight=False, markup=False, soft_wrap=True)
 
 
 def choose(quiet: bool, as_json: bool) -> Display:

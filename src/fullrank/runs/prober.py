@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fullrank import collapse
+from fullrank.data.split import choose_by_class
 from fullrank.errors import InputError
 from fullrank.federated.site import Result
 from fullrank.files import writable
@@ -49,6 +50,7 @@ class Prober(Callback):
         """Their models as trained in this round."""
         table = assembly.experiment.probe
         self.every, self.number, self.rounds = table.every, table.clients, assembly.experiment.train.rounds
+        self.embed = table.embed
         if self.every and assembly.federation.data.test is None:
             raise InputError(
                 f"probe.every = {self.every}: representations are measured on the test set, and there is none; "
@@ -130,6 +132,11 @@ class Prober(Callback):
         return order
 
     @cached_property
+    def _embedded(self) -> np.ndarray:
+        """The test samples of which each probe keeps two coordinates and the label."""
+        return choose_by_class(self._model_probe.y.cpu(), self.embed, self.assembly.experiment.seed)
+
+    @cached_property
     def _model_probe(self) -> ModelProbe:
         test = self.assembly.federation.data.test
         assert test is not None
@@ -147,8 +154,10 @@ class Prober(Callback):
             model_probe.put(self.assembly.server.model)
             row["global"], found = model_probe.measure(counts.sum(0))
             row["global"]["eigenvalue_variance"] = model_probe.eigenvalue_variance()
-            arrays |= {f"global/{name}": value for name, value in found.items()}
+            arrays |= {f"global/{name}": value for name, value in found.items()} | self._map("global")
         row["locals"] = []
+        if self.embed:
+            arrays["embedded_labels"] = model_probe.y.cpu().numpy()[self._embedded].astype(np.int32)
         prototypes, classifiers = [], []
         for index, (client, model) in enumerate(local.items()):
             model_probe.put(model)
@@ -156,7 +165,7 @@ class Prober(Callback):
             prototypes.append(model_probe.prototypes(client))
             if (classifier := classifier_of(self.assembly.network)) is not None:
                 classifiers.append(classifier.rows.double().cpu().numpy())
-            arrays |= {f"locals/{index}/{name}": value for name, value in found.items()}
+            arrays |= {f"locals/{index}/{name}": value for name, value in found.items()} | self._map(f"locals/{index}")
             gap = _gap(found["spectrum"], arrays.get("global/spectrum"))
             row["locals"].append({"client": client, **numbers, **gap})
         if len(local) > 1:
@@ -166,6 +175,10 @@ class Prober(Callback):
             row |= {"layers": list(similar), **_means(similar)}
             arrays |= found | {f"cka/{layer}": table.astype(np.float32) for layer, table in similar.items()}
         return Probe(writable(row), arrays)
+
+    def _map(self, model: str) -> Arrays:
+        """Return the coordinates of the chosen test samples under the model in the network, if any are kept."""
+        return {f"{model}/embedding": self._model_probe.embedding(self._embedded)} if self.embed else {}
 
 
 def _gap(local: np.ndarray, of_global: np.ndarray | None) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from fullrank.errors import InputError
 README = "README.md"
 
 
-@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedprox+feddecorr", "fedmr", "ccvr"])
+@pytest.mark.parametrize("method", ["fedavg", "scaffold", "fedprox+feddecorr", "fedmr", "ccvr", "fedrepopt"])
 def test_an_app_fits_together(tmp_path, method):
     folder = tmp_path / "Our Hospitals"
     write_app(folder, method, 3)

@@ -1,18 +1,23 @@
 """A deployment gives the weights of a simulation, survives what happens to sites, and says what went wrong."""
 
 import json
+import time
 
 import pytest
 
 import fullrank
-from deployments import deploy, experiment, host, network, node, same_weights, shared_metrics
+from deployments import VALUES, deploy, experiment, host, network, node, same_weights, shared_metrics
+from fullrank import methods
+from fullrank.config.experiment import Experiment
 from fullrank.deploy.sites import Message
 from fullrank.deploy.sites.channel import InMemory
 from fullrank.errors import ClientFailed, InputError, RunFailed, TooFewClients
 from fullrank.files import read_json, read_lines
 from fullrank.runs.callbacks import Callback
+from small import on_its_network
 
 METHODS = ["fedavg", "fedprox+feddecorr", "scaffold", "fedmr", "fedbn", "ccvr"]
+SLOWER = [name for name in methods.available() if name not in METHODS]
 
 
 def once(answer, **changes):
@@ -29,9 +34,10 @@ def once(answer, **changes):
     return answered
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOWER)])
 def test_weights_and_metrics_are_those_of_a_simulation_to_the_bit(tmp_path, method):
-    what = experiment(method__name=method, evaluate__personal="every", train__participation=2)
+    values = {**VALUES, "evaluate.personal": "every", "train.participation": 2, "train.rounds": 3}
+    what = Experiment.of(on_its_network(values, method) if method in SLOWER else {**values, "method.name": method})
     simulated = fullrank.run(what, tmp_path / "simulated")
     channel = network(tmp_path)
     deployed = deploy(tmp_path, what, channel)
@@ -184,6 +190,16 @@ def test_too_few_sites_at_the_start_are_named(tmp_path):
     with pytest.raises(RunFailed, match=r"2 of 3 clients have joined within 0.3 s.*client 2 has not"):
         deploy(tmp_path, experiment(), channel, wait=0.3)
     assert not (tmp_path / "deployed").exists()
+
+
+def test_the_server_does_not_wait_for_sites_that_cannot_take_part(tmp_path):
+    what = experiment(run__on_client_error="skip", method__name="scaffold")
+    told = []
+    started = time.monotonic()
+    with pytest.raises(RunFailed, match=r'0 of 3 clients have joined.*does not allow the method "scaffold"'):
+        deploy(tmp_path, what, network(tmp_path, methods=["fedavg"]), wait=60.0, say=told.append)
+    assert time.monotonic() - started < 30
+    assert len(told) == 3
 
 
 def test_no_round_succeeds_with_fewer_clients_than_asked_for(tmp_path):

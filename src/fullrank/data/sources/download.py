@@ -58,7 +58,7 @@ def get(stored: Stored, root: str | Path = "", watch: Watch | None = None) -> st
     if not stored.downloads:
         raise InputError(f"{stored.title} cannot be downloaded by a program; {stored.how_to_get()}")
     with writing(folder, instead="; give another --root"):
-        for download in _way(stored, folder):
+        for download in _files_to_download(stored, folder):
             fetched_here = not (folder / download.folder / download.file).is_file()
             file = fetch(download, folder, watch)
             if download.members:
@@ -127,7 +127,7 @@ class _Unreachable(Exception):
     """Raised if the server does not send the requested file."""
 
 
-def _way(stored: Stored, folder: Path) -> tuple[Download, ...]:
+def _files_to_download(stored: Stored, folder: Path) -> tuple[Download, ...]:
     """Return the files to download: those of which one is there already, otherwise the preferred ones."""
     for way in stored.downloads:
         if any((folder / download.folder / download.file).is_file() for download in way):

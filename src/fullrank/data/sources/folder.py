@@ -87,7 +87,7 @@ def list_folder(root: Path, seed: int = 0) -> Listing:
         parts[split] += place.images(number[place.name], groups or {})
     remarks = []
     if groups is not None:
-        remarks += _unlike_files(root, found, groups)
+        remarks += _check_groups(root, found, groups)
     if parts["val"]:
         remarks.append(
             f"the {len(parts['val'])} images of the validation part in {root} are not used, because there is a test "
@@ -99,7 +99,7 @@ def list_folder(root: Path, seed: int = 0) -> Listing:
         train, test = _split_off(root, parts[""] or train, seed)
     if not train:
         raise InputError(f"{root} has a test part and no training part; name its folder train")
-    _reject_torn(root, train, test)
+    _reject_split_groups(root, train, test)
     described_by = (root / GROUPS,) if groups is not None else ()
     return Listing(train, test, names, described_by, tuple(remarks), f"seed {seed}" if by_seed else "")
 
@@ -227,7 +227,7 @@ def _read_groups(root: Path) -> dict[str, str] | None:
     return groups
 
 
-def _unlike_files(root: Path, found: Sequence[_Class], groups: Mapping[str, str]) -> list[str]:
+def _check_groups(root: Path, found: Sequence[_Class], groups: Mapping[str, str]) -> list[str]:
     """Reject groups that lack images; return a remark on those that name others."""
     names = [f"{place.below}/{file}" for place in found for file in place.files]
     missing = [name for name in names if name not in groups]
@@ -261,7 +261,7 @@ def _split_off(root: Path, files: Sequence[ImageFile], seed: int) -> tuple[list[
     return train, [file for file, apart in zip(files, in_test, strict=True) if apart]
 
 
-def _reject_torn(root: Path, train: Sequence[ImageFile], test: Sequence[ImageFile]) -> None:
+def _reject_split_groups(root: Path, train: Sequence[ImageFile], test: Sequence[ImageFile]) -> None:
     """Reject groups that have images in both parts."""
     trained = {file.group: file for file in train if file.group}
     for file in test:

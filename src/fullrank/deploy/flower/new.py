@@ -8,6 +8,8 @@ from importlib import resources
 from pathlib import Path
 from string import Template
 
+import tomli_w
+
 from fullrank import methods
 from fullrank.channels import part_name
 from fullrank.deploy.sites.settings import MODEL_PARTS, exchanges
@@ -53,6 +55,7 @@ def write_app(folder: str | Path, method: str = "fedavg", clients: int = 2) -> l
     parts = methods.build(method).parts
     further = [part_name(part.name, what) for part in parts if exchanges(part) for what in part.uploads]
     uploads = [*MODEL_PARTS, *further]
+    network = next((dict(part.tried_on) for part in parts if part.tried_on), {"name": "cnn"})
     counted = [part.name for part in parts if hasattr(part, "min_count")]
     values = {
         "name": name,
@@ -61,6 +64,8 @@ def write_app(folder: str | Path, method: str = "fedavg", clients: int = 2) -> l
         "methods": ", ".join(json.dumps(piece.strip()) for piece in method.split("+")),
         "uploads": ", ".join(map(json.dumps, uploads)),
         "hyper": "".join(f"\n[method.{name}]\nmin_count = {MIN_COUNT}\n" for name in counted),
+        "model": tomli_w.dumps(network),
+        "code": ", ".join(json.dumps(piece.strip()) for piece in method.split("+") if ":" in piece),
         "clients": str(clients),
         "min_count": str(MIN_COUNT),
     }

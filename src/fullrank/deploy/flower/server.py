@@ -54,11 +54,15 @@ def run_app(grid: Grid, config: Mapping[str, Any], folder: Path, test: TestSet |
         channel = GridChannel(grid, keep=2 * max(timeout, wait) + patience)
         shown = display.choose(False, False)
         own = test(experiment) if test is not None else None
-        run = serve(experiment, channel, out, wait=wait, patience=patience, test=own, callbacks=[shown])
+        run = serve(experiment, channel, out, wait=wait, patience=patience, test=own, callbacks=[shown], say=_say)
     except KeyError as missing:
         raise InputError(f"the run configuration of the app lacks {missing}; see pyproject.toml") from None
     except FullrankError as problem:
-        print(f"fullrank: {problem}", flush=True)
+        _say(str(problem))
         raise
-    print(f"fullrank: {len(run.metrics)} rounds are complete; the results are in {out}", flush=True)
+    _say(f"{len(run.metrics)} rounds are complete; the results are in {out}")
     return run
+
+
+def _say(text: str) -> None:
+    print(f"fullrank: {text}", flush=True)

@@ -112,8 +112,11 @@ class RemoteEngine(Engine):
             yield first.result
 
     def notes(self) -> dict[str, Any]:
-        """Return the number of sites that are connected, and of the jobs that were sent and answered."""
-        found = {"sites": self._roster.nodes, "jobs_sent": self._sent, "jobs_answered": self._answered}
+        """Return the numbers of sites that are connected and of jobs, and why nodes cannot take part, if any cannot."""
+        found: dict[str, Any] = {"sites": self._roster.nodes}
+        found |= {"jobs_sent": self._sent, "jobs_answered": self._answered}
+        if self._roster.problems:
+            found["problems"] = list(self._roster.problems.values())
         self._sent = self._answered = 0
         return {"deployment": found}
 

@@ -79,6 +79,7 @@ class Roster:
         clients: The number of clients.
         recorded: What is known of clients from an earlier part of the run.
         patience: The number of seconds within which a site must answer whether it joins.
+        say: Called with a sentence when a site has joined or cannot take part.
     """
 
     def __init__(
@@ -89,6 +90,7 @@ class Roster:
         clients: int,
         recorded: Mapping[int, ClientFacts] | None = None,
         patience: float = 300.0,
+        say: Callable[[str], None] = lambda text: None,
     ):
         self.channel = channel
         self.known: dict[int, ClientFacts] = dict(recorded or {})
@@ -100,7 +102,7 @@ class Roster:
         """Called with each client whose site joins."""
         self._request = Message({"kind": "join", "protocol": PROTOCOL, "run": run, "experiment": experiment})
         self._clients = clients
-        self._patience = patience
+        self._patience, self._say = patience, say
         self._asked: dict[str, tuple[int, float]] = {}
         self._entries: dict[int, Entry] = {}
         self._node_of: dict[int, int] = {}
@@ -122,7 +124,7 @@ class Roster:
         for ticket, (node, start) in list(self._asked.items()):
             if time.monotonic() - start > self._patience:
                 del self._asked[ticket]
-                self.problems[node] = f"the node {node} did not answer within {self._patience:g} s whether it joins"
+                self._reject(node, f"the node {node} did not answer within {self._patience:g} s whether it joins")
 
     def await_sites(self, wait: float, needed: int) -> None:
         """Wait until the sites of all clients have joined, or for some seconds.
@@ -139,7 +141,7 @@ class Roster:
         while len(self._node_of) < self._clients:
             interrupt.check()
             left = end - time.monotonic()
-            if left <= 0:
+            if left <= 0 or len(self.problems) + len(self._entries) >= self._clients:
                 break
             self.poll(min(left, PAUSE))
             if self.problems and needed == self._clients:
@@ -171,19 +173,19 @@ class Roster:
         """Note what a node answered to the question whether it joins."""
         if isinstance(answer, Trouble):
             if not answer.gone:
-                self.problems[node] = f"the node {node} cannot take part: {answer.reason}"
+                self._reject(node, f"the node {node} cannot take part: {answer.reason}")
             return
         if answer.kind == "rejected":
-            self.problems[node] = f"the site of node {node} {shown_reason(answer)}"
+            self._reject(node, f"the site of node {node} {shown_reason(answer)}")
             return
         try:
             told = _JOINED.validate_python(dict(answer.values), strict=True)
         except ValidationError as error:
             place = ".".join(map(str, error.errors()[0]["loc"]))
-            self.problems[node] = f"the node {node} sent no usable description of its site ({place[:LONGEST]})"
+            self._reject(node, f"the node {node} sent no usable description of its site ({place[:LONGEST]})")
             return
         if problem := self._unfit(node, told):
-            self.problems[node] = problem
+            self._reject(node, problem)
             return
         self.described = self.described or told["data"]
         self._enter(node, [_facts(client) for client in told["clients"]])
@@ -216,9 +218,16 @@ class Roster:
                 )
         return ""
 
+    def _reject(self, node: int, problem: str) -> None:
+        self.problems[node] = problem
+        self._say(problem)
+
     def _enter(self, node: int, clients: list[ClientFacts]) -> None:
         self._entries[node] = Entry(
             node, next((facts.name for facts in clients if facts.name), ""), tuple(facts.client for facts in clients)
+        )
+        self._say(
+            f"{self._entries[node].label} has joined, with client {', '.join(str(k.client) for k in clients[:5])}"
         )
         for facts in clients:
             self._node_of[facts.client] = node

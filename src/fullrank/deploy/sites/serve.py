@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,7 @@ def serve(
     patience: float = 60.0,
     test: Split | None = None,
     callbacks: Sequence[Callback] = (),
+    say: Callable[[str], None] = lambda text: None,
 ) -> Run:
     """Run an experiment at the sites that a channel reaches, or continue it from its last checkpoint.
 
@@ -53,6 +54,7 @@ def serve(
         test: A test set at the server, on which the global model is evaluated. By default it is only evaluated at
             sites.
         callbacks: Objects that are notified of the events of the run.
+        say: Called with a sentence when a site has joined or cannot take part.
 
     Returns:
         The complete run.
@@ -67,9 +69,7 @@ def serve(
         raise InputError("data.clients = 0: give the number of sites that take part")
     record = _Record.of(path)
     known = dict(record.sites)
-    roster = Roster(
-        channel, experiment.as_toml(), record.run, experiment.data.clients, known, patience=max(wait, patience)
-    )
+    roster = Roster(channel, experiment.as_toml(), record.run, experiment.data.clients, known, max(wait, patience), say)
     stops = experiment.run.on_client_error == "stop"
     roster.await_sites(wait, experiment.data.clients if stops else experiment.run.min_clients)
     assert roster.described is not None
