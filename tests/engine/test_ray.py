@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -23,6 +24,8 @@ from fullrank.config.experiment import Experiment
 from fullrank.engine import open_engine
 from fullrank.engine.base import EngineOptions
 from fullrank.engine.ray import worker
+from fullrank.engine.ray.cluster import cause
+from fullrank.engine.ray.engine import _place
 from fullrank.engine.recipe import samples_of
 from fullrank.engine.serial import Serial
 from fullrank.errors import ClientFailed, InputError
@@ -243,6 +246,7 @@ def test_the_clients_of_a_lost_node_run_again_elsewhere(cluster, data, tmp_path)
 # What is said
 
 
+@pytest.mark.slow
 def test_exceptions_carry_their_traceback_and_prints_reach_standard_error(cluster, data, capsys):
     with pytest.raises(ClientFailed, match=r"client 2: RuntimeError: no luck at 2") as caught:
         fit(data, "ray", Speaks())
@@ -265,6 +269,17 @@ def test_wrong_values_are_rejected_in_a_sentence(cluster, values, message, tmp_p
     with pytest.raises(InputError, match=message) as caught:
         fullrank.run({**VALUES, "engine.name": "ray", **values}, tmp_path / "run")
     assert "\n" not in str(caught.value)
+
+
+def test_the_loss_of_a_worker_that_told_nothing_names_its_node():
+    """With the texts of Ray's errors, of a node without fullrank and of one that is gone."""
+    starting = SimpleNamespace(node="")
+    absent = RuntimeError("ray::RayWorker.__init__() (pid=7, ip=10.0.0.3, actor_id=2)\nNo module named 'fullrank'")
+    assert _place(starting, absent) == "node 10.0.0.3"
+    assert cause(absent) == "the module fullrank is not installed there"
+    gone = RuntimeError("The actor died because its node has died. Node Id: 12\n\tip: 10.0.0.4\n")
+    assert (_place(starting, gone), cause(gone)) == ("node 10.0.0.4", "the node was lost")
+    assert _place(SimpleNamespace(node="10.0.0.5 (abc)"), gone) == "node 10.0.0.5 (abc)"
 
 
 def test_an_address_belongs_to_ray():

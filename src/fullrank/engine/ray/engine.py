@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import time
 from collections import Counter, deque
@@ -113,7 +114,7 @@ class Ray(Engine):
     def _ready(self) -> list[_Actor]:
         """Return the workers that are ready, once there is one."""
         while not (ready := [worker for worker in self._workers if worker.ready]):
-            if time.monotonic() > self._room_until:
+            if time.monotonic() > self._room_until and not any(worker.node for worker in self._workers):
                 raise self._no_room()
             self._some()
         self._room_until = time.monotonic() + ROOM_SECONDS
@@ -128,7 +129,10 @@ class Ray(Engine):
     def _some(self) -> dict[int, Result]:
         """Wait for an answer of a worker, for a short time, and return the results that it brings."""
         pending = {worker.answer: worker for worker in self._workers if worker.answer is not None}
-        done, _ = self.cluster.ray.wait(list(pending), num_returns=1, timeout=WAKE_SECONDS)
+        try:
+            done, _ = self.cluster.ray.wait(list(pending), num_returns=1, timeout=WAKE_SECONDS)
+        except self.cluster.ray.exceptions.RayError as error:
+            raise RunFailed(f"the connection to {self.cluster.name} was lost ({_first_line(error)})") from error
         interrupt.check()
         found: dict[int, Result] = {}
         for answer in done:
@@ -167,8 +171,7 @@ class Ray(Engine):
     def _lost(self, worker: _Actor, error: Exception) -> dict[int, Result]:
         """Replace a lost worker; its job is run again, or has failed."""
         number, job = worker.number, worker.job
-        where = f"node {worker.node}" if worker.node else "a node"
-        why = f"{where}: {cause(error)}"
+        why = f"{_place(worker, error)}: {cause(error)}"
         worker.end()
         if not worker.ready:
             self._lost_early += 1
@@ -289,6 +292,13 @@ def _check_versions(told: Introduction) -> None:
                 f"node {told.node} of the Ray cluster has {name} {told.versions[name]}, and this machine has {here}; "
                 "install the same version on all nodes"
             )
+
+
+def _place(worker: _Actor, error: Exception) -> str:
+    """Return what messages call the node of a lost worker, which may not have told its name yet."""
+    address = re.search(r"\bip[=:] ?([\w.:]+)", str(error))
+    name = worker.node or (address[1] if address else "")
+    return f"node {name}" if name else "a node"
 
 
 def _first_line(error: Exception) -> str:
