@@ -114,7 +114,7 @@ def place_of(ray: str) -> Iterator[RayPlace | None]:
 
 @dataclass(frozen=True)
 class _Order:
-    """What a node needs to know about a run."""
+    """Everything that a node needs to know about a run."""
 
     command: tuple[str, ...]
     mark: Path

@@ -68,7 +68,7 @@ class Cluster:
 
     @property
     def name(self) -> str:
-        """What errors call the cluster."""
+        """The name of the cluster in errors."""
         return f'the Ray cluster at "{self.address}"' if self.address not in ("", RUNNING) else "the Ray cluster"
 
     def total(self, resource: str) -> float:

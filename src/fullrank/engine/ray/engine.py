@@ -214,7 +214,7 @@ class Ray(Engine):
 
 
 class _Shipment:
-    """What every worker receives: the recipe of its site, samples, and the broadcast of the round, each put once."""
+    """Everything that all workers receive: the recipe of their site, samples, and the broadcast, each put once."""
 
     def __init__(self, ray: Any, site: Site, recipe: list[Any]):
         self.ray = ray

@@ -33,7 +33,7 @@ PRINTED = 100_000
 CHUNK = 2**24
 
 Frames = list[np.ndarray]
-"""What `pack` returns, as arrays, which Ray's object store holds without a copy."""
+"""Frames of bytes, as `pack` returns them, as arrays, which Ray's object store gives to workers without a copy."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class SampleFile:
 
 @dataclass(frozen=True)
 class Introduction:
-    """What a worker tells about itself."""
+    """The facts that a worker tells about itself."""
 
     node: str
     has_file: bool
