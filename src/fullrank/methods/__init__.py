@@ -180,7 +180,7 @@ def check_fields(cls: type[Method], table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @cache
-def _kinds(cls: type[Method]) -> dict[str, Any]:
+def _kinds(cls: type[Any]) -> dict[str, Any]:
     return get_type_hints(cls, include_extras=True)
 
 
