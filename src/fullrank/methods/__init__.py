@@ -172,7 +172,8 @@ def check_fields(cls: type[Method], table: Mapping[str, Any]) -> dict[str, Any]:
             raise InputError(
                 f"method.{cls.name}.{key} = None: TOML has no such value; leave the key out for its default"
             )
-    kinds = _kinds(cls)
+    hashable: Any = cls  # mypy takes the hash of instances for that of the class
+    kinds = _kinds(hashable)
     return {
         name: checked(kinds[name], table[name], f"method.{cls.name}.{name}") if name in table else _default(cls, field)
         for name, field in fields.items()
