@@ -26,7 +26,7 @@ from fullrank.federated.site import Job, Result, Site
 from fullrank.local import interrupt
 from fullrank.local.settings import Schedule, Settings
 from fullrank.methods import Composition
-from fullrank.metrics.measures import Metric
+from fullrank.metrics.registry import Metric
 from fullrank.models import Network
 from fullrank.models.entries import Entries
 
