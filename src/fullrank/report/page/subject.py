@@ -10,8 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fullrank.comparison.directories import check_comparable, runs_in
 from fullrank.comparison.intervals import std
-from fullrank.comparison.table import Comparison, Row, check_comparable, runs_in
+from fullrank.comparison.table import Comparison, Row
 from fullrank.comparison.variants import data_of, row_labels
 from fullrank.data.heterogeneity import CountArray
 from fullrank.errors import InputError
