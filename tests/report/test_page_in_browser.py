@@ -316,6 +316,7 @@ def test_a_print_fits_the_paper(browser, written, tmp_path):
         assert it.page.evaluate("document.documentElement.scrollWidth") <= 703
         assert it.page.evaluate("document.documentElement.dataset.theme") == "light"
         assert it.page.locator(".bar").is_hidden()
+        assert it.page.locator(".reading details:not([open])").count() == 0
         it.page.evaluate("dispatchEvent(new Event('afterprint'))")
         assert it.page.evaluate("document.documentElement.dataset.theme") == "dark"
 

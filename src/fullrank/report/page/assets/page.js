@@ -540,9 +540,9 @@ const fullrank = (() => {
       for (const entry of entries) if (entry.isIntersecting) for (const link of links) link.getAttribute("href") === `#${entry.target.id}` ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current");
     }, { rootMargin: "-15% 0px -75% 0px" });
     for (const section of document.querySelectorAll("main > section[id]")) seen.observe(section);
-    let before = "light";
-    addEventListener("beforeprint", () => { printing = true; before = document.documentElement.dataset.theme; document.documentElement.dataset.theme = "light"; redraw((chart) => chart.host.closest(".wide") || !chart.host.closest(".grid") ? 660 : 325); });
-    addEventListener("afterprint", () => { printing = false; document.documentElement.dataset.theme = before; redraw(); });
+    let before = "light", folded = [];
+    addEventListener("beforeprint", () => { printing = true; before = document.documentElement.dataset.theme; document.documentElement.dataset.theme = "light"; folded = [...document.querySelectorAll(".reading details:not([open])")]; for (const one of folded) one.open = true; redraw((chart) => chart.host.closest(".wide") || !chart.host.closest(".grid") ? 660 : 325); });
+    addEventListener("afterprint", () => { printing = false; document.documentElement.dataset.theme = before; for (const one of folded) one.open = false; redraw(); });
     document.documentElement.dataset.ready = "true";
   }
   if (document.readyState === "loading") addEventListener("DOMContentLoaded", open); else open();
