@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fullrank.cli.options import AsJson, Overrides, Root, ended_if_interrupted, experiment_values, fail
+from fullrank.cli.options import AsJson, Overrides, RayAddress, Root, ended_if_interrupted, experiment_values, fail
 from fullrank.cli.several import Jobs, QuietTable, parse_seeds, with_spread
 from fullrank.comparison.variants import parse_grid, split_list
 from fullrank.config.experiment import Experiment
@@ -64,6 +64,7 @@ def compare_command(
         typer.Option("--out", metavar="DIR", help="Folder of the runs. By default a name in runs/."),
     ] = None,
     jobs: Jobs = 0,
+    ray: RayAddress = "",
     measure: Annotated[
         str,
         typer.Option(
@@ -156,15 +157,15 @@ def compare_command(
         reject_unwritable(Path(path))
     value = value or "last5"
     if runs:
-        if methods or vary or overrides or out or root:
-            raise InputError("--runs compares existing runs: omit --methods, --vary, --set, --root and --out")
+        if methods or vary or overrides or out or root or ray:
+            raise InputError("--runs compares existing runs: omit --methods, --vary, --set, --root, --ray and --out")
         found = compare_runs(inputs or [], measure=measure, value=value, reference=reference)
     else:
         there = [f"data.root={root}"] if root else []
         experiment = _experiment(inputs or [], methods, [*(overrides or []), *there])
         if chosen is not None:
             check_site_measure(chosen["measure"], Experiment.of(experiment))
-        views: dict[str, Any] = {"jobs": jobs, "measure": measure, "value": value}
+        views: dict[str, Any] = {"jobs": jobs, "ray": ray, "measure": measure, "value": value}
         views |= {"vary": parse_grid(vary or []), "reference": reference}
         with ended_if_interrupted(), choose_board(quiet or as_json) as board:
             found = compare(experiment, split_list(methods), parse_seeds(seeds), out, **views, callbacks=[board])

@@ -54,6 +54,15 @@ StageName = Annotated[
         "method). By default the last stage that the method has.",
     ),
 ]
+RayAddress = Annotated[
+    str,
+    typer.Option(
+        "--ray",
+        metavar="ADDRESS",
+        help="Make the runs on the nodes of a Ray cluster: host:port, or auto for the one of which this machine is a "
+        "node. All nodes must share the folder of the runs.",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from fullrank.cli.options import AsJson, Overrides, Root, ended_if_interrupted, fail
+from fullrank.cli.options import AsJson, Overrides, RayAddress, Root, ended_if_interrupted, fail
 from fullrank.cli.several import Jobs, QuietTable, parse_seeds
 from fullrank.config.experiment import dotted, parse_overrides, without_none
 from fullrank.errors import InputError
@@ -50,6 +50,7 @@ def reproduce_command(
         typer.Option("--out", metavar="DIR", help="Folder of the runs and the report. By default a name in runs/."),
     ] = None,
     jobs: Jobs = 0,
+    ray: RayAddress = "",
     list_: Annotated[
         bool, typer.Option("--list", help="List the tables, or the cells of a table, and run nothing.")
     ] = False,
@@ -115,9 +116,9 @@ def reproduce_command(
         if dry_run:
             _show_plan(plan, jobs, timed, as_json)
             return
-        _announce(plan, jobs, silent)
+        _announce(plan, jobs, silent, ray)
         with choose_board(silent) as board:
-            done = complete(plan, jobs, [board])
+            done = complete(plan, jobs, [board], ray)
     files, problems = draw_panels(done)
     print(done.to_json()) if as_json else _show(done)
     for problem in problems:
@@ -174,14 +175,20 @@ def _list_cells(table: papers.Table, patterns: list[str], as_json: bool) -> None
 # The plan
 
 
-def _announce(plan: Plan, jobs: int, silent: bool) -> None:
-    """Print what will be run, and measure how long it will take."""
+def _announce(plan: Plan, jobs: int, silent: bool, ray: str) -> None:
+    """Print what will be run, and measure how long it will take, unless it will be run on other machines."""
     from fullrank.papers.plan import MEASURED, measure, unmeasured
     from fullrank.runs.display import counted
 
     plan.check()
     if not silent:
         _print_left_out(plan)
+    if ray:
+        if not silent:
+            pending = plan.pending()
+            left = counted(sum(task.rounds - task.done for task in pending), "round")
+            say(f"{counted(len(plan.tasks), 'run')} in {plan.folder}, of which {left} remain")
+        return
     first = unmeasured(plan, jobs)
     if first and not silent:
         say(f"measuring the time of a round: the first {MEASURED} rounds of {counted(len(first), 'run')}")

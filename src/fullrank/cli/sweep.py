@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fullrank.cli.options import AsJson, File, Overrides, ended_if_interrupted, experiment_values
+from fullrank.cli.options import AsJson, File, Overrides, RayAddress, ended_if_interrupted, experiment_values
 from fullrank.cli.several import Jobs, QuietTable, parse_seeds, with_spread
 from fullrank.comparison.space import parse_over
 from fullrank.comparison.study import PRUNERS, SAMPLERS
@@ -56,6 +56,7 @@ def sweep_command(
     overrides: Overrides = None,
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of the sweep.")] = "",
     jobs: Jobs = 0,
+    ray: RayAddress = "",
     as_json: AsJson = False,
     quiet: QuietTable = False,
 ) -> None:
@@ -81,7 +82,7 @@ def sweep_command(
     if not out:
         raise InputError("name the folder of the sweep, as in --out runs/sweep")
     wanted: dict[str, Any] = {"sampler": sampler, "pruner": pruner, "measure": measure, "value": value}
-    wanted |= {"seeds": parse_seeds(seeds), "out": out, "jobs": jobs}
+    wanted |= {"seeds": parse_seeds(seeds), "out": out, "jobs": jobs, "ray": ray}
     searched = parse_over(over or [])
     for text in overrides or []:
         key = text.partition("=")[0].strip()

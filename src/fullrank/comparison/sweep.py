@@ -18,7 +18,8 @@ from fullrank.comparison.board import boards
 from fullrank.comparison.compare import checked_seeds, sharing_cores
 from fullrank.comparison.intervals import std
 from fullrank.comparison.measured import check_measure, check_value
-from fullrank.comparison.parallel import ComparisonCallback, ComparisonCallbacks, Failure, Task, run_all
+from fullrank.comparison.on_ray import place_of
+from fullrank.comparison.parallel import ComparisonCallback, ComparisonCallbacks, Failure, Place, Task, run_all
 from fullrank.comparison.planned import FILE, PlanRecord
 from fullrank.comparison.space import Space, experiment_at, grid_of, make_space
 from fullrank.comparison.study import PRUNERS, SAMPLERS, Study
@@ -125,6 +126,7 @@ def sweep(
     seeds: Sequence[int] = (0,),
     out: str | Path,
     jobs: int = 0,
+    ray: str = "",
     callbacks: Sequence[ComparisonCallback] = (),
     progress: bool | None = None,
 ) -> Sweep:
@@ -150,7 +152,9 @@ def sweep(
         seeds: The seeds of every trial; trials are compared by their mean.
         out: The folder of the sweep.
         jobs: The number of parallel runs, each in its own process. 0 means one per core, or one run at a time if a run
-            has a GPU or worker processes.
+            has a GPU or worker processes. With `ray`, as many as the cluster has room for.
+        ray: The address of a Ray cluster on whose nodes the runs are made, "host:port" or "auto" (the cluster of which
+            this machine is a node). All nodes must share the folder `out`.
         callbacks: Objects that are notified of the progress of the runs.
         progress: Whether the progress of the runs is shown. None shows it in a notebook only.
 
@@ -179,16 +183,18 @@ def sweep(
     points = grid_of(space) if sampler == "grid" else None
     number = _number_of_trials(trials, points)
     folder = Path(out)
-    plan = _Plan(base, space, folder, found_seeds, measure, value, lower, is_share, sampler, pruner, points, jobs)
     watching = ComparisonCallbacks([PlanRecord(folder), *boards(progress), *callbacks])
     existed = folder.exists()
-    plan.open()
-    try:
-        return _complete(plan, number, _OfTrials(watching))
-    except (InputError, RunFailed):
-        if not any(RunDirectory(path).started for path in (folder / "trials").glob("*-seed*")):
-            plan.remove_traces(existed)
-        raise
+    with place_of(ray) as place:
+        chosen = (measure, value, lower, is_share, sampler, pruner, points, jobs, place)
+        plan = _Plan(base, space, folder, found_seeds, *chosen)
+        plan.open()
+        try:
+            return _complete(plan, number, _OfTrials(watching))
+        except (InputError, RunFailed):
+            if not any(RunDirectory(path).started for path in (folder / "trials").glob("*-seed*")):
+                plan.remove_traces(existed)
+            raise
 
 
 def _check_choice(what: str, name: str, known: Sequence[str]) -> None:
@@ -238,6 +244,8 @@ class _Plan:
     pruner: str
     points: list[dict[str, Any]] | None
     jobs: int
+    place: Place | None = None
+    """Where the runs are made, if not on this machine."""
 
     @property
     def record(self) -> Path:
@@ -247,6 +255,8 @@ class _Plan:
     @property
     def at_once(self) -> int:
         """The number of parallel runs."""
+        if self.place is not None:
+            return self.jobs or self.place.room([self.task(Trial(0, {}), self.seeds[0])])
         return self.jobs or runs_at_once(self.base.engine, cores())
 
     @property
@@ -410,8 +420,8 @@ def _run_batch(plan: _Plan, study: Study, batch: range, trials: list[Trial], cal
     pending = [task for task in tasks if not _has_ended(task)]
     at_once = min(plan.at_once, len(pending))
     started = any(RunDirectory(trial.path(plan.folder, plan.seeds[0])).started for trial in trials)
-    several = sharing_cores(pending, at_once)
-    failures = run_all(several, at_once, callbacks, started)
+    several = sharing_cores(pending, at_once, plan.place)
+    failures = run_all(several, at_once, callbacks, started, plan.place)
     for trial in running:
         ended = _with_results(plan, trial, failures)
         trials[trial.number] = ended

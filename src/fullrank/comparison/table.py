@@ -221,7 +221,7 @@ class Comparison:
             return None
         if method not in self._firsts or chosen not in self._firsts:  # all runs of one of them failed
             return chosen
-        own = [other for other in self._firsts if self._method_of(other) == self._method_of(chosen)]
+        own = [other for other in self._firsts if self._methods[other] == self._methods[chosen]]
         on_same = [other for other in own if self.same_data(method, other)]
         if exact and chosen in on_same:
             return chosen
@@ -245,10 +245,14 @@ class Comparison:
             found.setdefault(method, run)
         return {method: found[method] for method in self.methods if method in found}
 
-    def _method_of(self, row: str) -> tuple[tuple[str, str], ...]:
-        """Return what makes two rows rows of one method: its name and all of its hyper-parameters."""
-        flat = self._firsts[row].experiment.resolved().flat()
-        return tuple((key, repr(value)) for key, value in sorted(flat.items()) if key.startswith("method."))
+    @cached_property
+    def _methods(self) -> dict[str, dict[str, str]]:
+        """What makes two rows rows of one method: the keys of its name and of all of its hyper-parameters."""
+        resolved = {row: run.experiment.resolved().flat() for row, run in self._firsts.items()}
+        return {
+            row: {key: repr(value) for key, value in flat.items() if key.startswith("method.")}
+            for row, flat in resolved.items()
+        }
 
     @cached_property
     def _splits(self) -> dict[tuple[str, int], tuple[str, str]]:

@@ -295,10 +295,10 @@ class EngineTable(Table):
 
     name: Annotated[str, NameIn(ENGINES)] = AUTO
     """Engine that trains clients: one after the other (serial), in several processes (processes), in groups with one
-    vectorised step (vectorised), or with CUDA graphs on a GPU (cuda). auto chooses for the experiment and the machine.
-    A class takes a site and options, and has run, notes and close."""
+    vectorised step (vectorised), with CUDA graphs on a GPU (cuda), or on a Ray cluster (ray). auto chooses for the
+    experiment and the machine, never ray. A class takes a site and options, and has run, notes and close."""
     workers: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Number of worker processes or GPUs. 0 uses one process per core, or all GPUs."""
+    """Number of worker processes or GPUs. 0 uses one process per core, or all GPUs; with ray those of the cluster."""
     threads: Annotated[int, Field(ge=1, le=4096)] = 1
     """Number of threads per worker process."""
     device: str = ""
@@ -306,9 +306,12 @@ class EngineTable(Table):
     precision: Literal["auto", "float32", "float64", "bfloat16"] = "auto"
     """Precision of training. auto is bfloat16 for float32 networks on the cuda engine, otherwise float32."""
     slots: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Number of clients that train at the same time on one GPU. 0 chooses the number."""
+    """Number of clients that train at the same time on one GPU. 0 chooses the number; with ray it is 1."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Whether torch.compile compiles the forward pass on a GPU. auto compiles if the run is long enough to profit."""
+    address: str = ""
+    """Address of the cluster of the ray engine: host:port, or auto for the cluster of which this machine is a node. If
+    empty, a Ray is started on this machine and ended with the run."""
 
     @field_validator("name")
     @classmethod
@@ -316,6 +319,12 @@ class EngineTable(Table):
         if name not in (AUTO, *ENGINES.own) and ":" not in name and name not in ENGINES.names():
             ENGINES.find(name)  # raises
         return name
+
+    @model_validator(mode="after")
+    def _address_is_used(self) -> EngineTable:
+        if self.address and self.name != "ray" and ":" not in self.name:
+            raise ValueError(f'engine.address = "{self.address}": only engine.name = "ray" has an address')
+        return self
 
 
 class Evaluate(Table):

@@ -28,6 +28,7 @@ ENGINES: Registry[EngineFactory] = Registry(
             "processes": "fullrank.engine.processes.engine:Processes",
             "vectorised": "fullrank.engine.vectorised:Vectorised",
             "cuda": "fullrank.engine.cuda.engine:Cuda",
+            "ray": "fullrank.engine.ray.engine:Ray",
         }
     ),
     "Class",

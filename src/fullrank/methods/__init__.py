@@ -7,6 +7,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from fullrank.errors import InputError, checked, nearest, not_a_table
@@ -171,11 +172,17 @@ def check_fields(cls: type[Method], table: Mapping[str, Any]) -> dict[str, Any]:
             raise InputError(
                 f"method.{cls.name}.{key} = None: TOML has no such value; leave the key out for its default"
             )
-    kinds = get_type_hints(cls, include_extras=True)
+    hashable: Any = cls  # mypy takes the hash of instances for that of the class
+    kinds = _kinds(hashable)
     return {
         name: checked(kinds[name], table[name], f"method.{cls.name}.{name}") if name in table else _default(cls, field)
         for name, field in fields.items()
     }
+
+
+@cache
+def _kinds(cls: type[Any]) -> dict[str, Any]:
+    return get_type_hints(cls, include_extras=True)
 
 
 def _default(cls: type[Method], field: dataclasses.Field[Any]) -> Any:

@@ -340,6 +340,7 @@ def reproduce(
     out: str | Path | None = None,
     *,
     jobs: int = 0,
+    ray: str = "",
     callbacks: Sequence[ComparisonCallback] = (),
     progress: bool | None = None,
 ) -> Reproduction:
@@ -357,6 +358,7 @@ def reproduce(
         changes: Changes to the keys of all experiments, for example {"data.root": "data"}.
         out: The folder of the runs and of the report. By default it is named after the table.
         jobs: The number of parallel runs, as for `fullrank.compare`.
+        ray: The address of a Ray cluster on whose nodes the runs are made, as for `fullrank.compare`.
         callbacks: Objects that are notified of the progress of the runs.
         progress: Whether the progress of the runs is shown. None shows it in a notebook only.
 
@@ -369,16 +371,17 @@ def reproduce(
     """
     found = table if isinstance(table, Table) else load_table(table)
     plan = make_plan(found, cells, seeds, rounds, changes, out)
-    return complete(plan, jobs, [*boards(progress), *callbacks])
+    return complete(plan, jobs, [*boards(progress), *callbacks], ray)
 
 
-def complete(plan: Plan, jobs: int = 0, callbacks: Sequence[ComparisonCallback] = ()) -> Reproduction:
+def complete(plan: Plan, jobs: int = 0, callbacks: Sequence[ComparisonCallback] = (), ray: str = "") -> Reproduction:
     """Run what is missing in a plan, and write the report.
 
     Args:
         plan: The plan.
         jobs: The number of parallel runs.
         callbacks: Objects that are notified of the progress of the runs.
+        ray: The address of the Ray cluster on which the runs are made; if empty, they are made here.
 
     Raises:
         InputError: If a directory holds the run of another experiment, or none of the cells can be run.
@@ -390,7 +393,7 @@ def complete(plan: Plan, jobs: int = 0, callbacks: Sequence[ComparisonCallback] 
     watching = [PlanRecord(plan.folder), *callbacks]
     # As if a run had started: each failure is reported at its cell, and none stops the others.
     failures: dict[Path, Failure] = complete_runs(
-        plan.tasks, plan.pending(), plan.jobs(jobs), ComparisonCallbacks(watching), plan.folder, begun=True
+        plan.tasks, plan.pending(), plan.jobs(jobs), ComparisonCallbacks(watching), plan.folder, begun=True, ray=ray
     )
     found = Reproduction(plan, {path: failure.reason for path, failure in failures.items()})
     found.write()

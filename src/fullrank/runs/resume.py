@@ -20,7 +20,7 @@ from fullrank.runs.prober import Prober
 from fullrank.runs.recorded import check_data, check_files, federation_facts, file_hashes, source_fingerprints
 from fullrank.runs.starting import KEPT, weights_file
 
-FREE_ON_RESUME = ("train.rounds", "data.root", "engine.workers", "run.")
+FREE_ON_RESUME = ("train.rounds", "data.root", "engine.workers", "engine.address", "run.")
 
 
 @dataclasses.dataclass

@@ -69,7 +69,7 @@ def text(words: str) -> Block:
 
 def code(words: str) -> Block:
     """Return a text that is shown as it is, for example an experiment."""
-    return {"type": "code", "text": words}
+    return {"type": "code", "lines": words.splitlines()}
 
 
 def details(summary: str, blocks: Iterable[Block]) -> Block:

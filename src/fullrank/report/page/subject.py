@@ -1,4 +1,4 @@
-"""The runs that a page is about, each with its state, grouped by method and settings as in a comparison, and by data."""
+"""The runs that a page is about, each with its state, grouped by data, method and settings as in a comparison."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from fullrank.runs.clients import ClientRow
 from fullrank.runs.directory import RunDirectory, read_json
 from fullrank.runs.drifts import far_client
 from fullrank.runs.pruning import MARK
+from fullrank.runs.recorded import federation_facts
 from fullrank.runs.result import Run, load_run
 
 STOPPED = "stopped: "
@@ -304,13 +305,15 @@ class Subject:
         return self.members[0] if len(self.members) == 1 else None
 
     def command(self, kind: str, options: str = "", most: int = 0) -> str:
-        """Return the command that draws a figure of these runs for a paper.
+        """Return the command that draws a figure of these runs for a paper; empty for runs without a directory.
 
         Args:
             kind: The kind of figure.
             options: Further options.
             most: The largest number of runs that the figure takes; 0 is any.
         """
+        if any(member.run.path is None for member in self.members):
+            return ""
         named = list(self.paths)
         if most:
             named = [str(group.first.run.path) for group in self.groups if group.first.run.path is not None][:most]
@@ -343,7 +346,7 @@ def subject_of(inputs: Iterable[str | Path | Run]) -> Subject:
     for each in given:
         for run in [each] if isinstance(each, Run) else _runs_of(Path(each)):
             runs.setdefault(run.path.resolve() if run.path is not None else id(run), run)
-    paths = tuple(str(each.path) if isinstance(each, Run) and each.path else str(each) for each in given)
+    paths = tuple(str(each.path or "a run in memory") if isinstance(each, Run) else str(each) for each in given)
     first = given[0].path if isinstance(given[0], Run) else Path(given[0])
     study = _study(first) if len(given) == 1 and first is not None else None
     by = VALIDATION if study is not None and study.kind == "sweep" else ""
@@ -393,7 +396,8 @@ def _failures(study: Study | None, members: Sequence[Member]) -> dict[str, str]:
 def _member(run: Run) -> Member:
     path = run.path
     if path is None:
-        return Member(run, run.experiment.method_label, partition={"data": run._data_facts()} if run._assembly else {})
+        facts = federation_facts(run._assembly.federation) if run._assembly is not None else {}
+        return Member(run, run.experiment.method_label, partition=facts)
     state, reason = _state(run, path)
     facts = {name: read_json(path / f"{name}.json") for name in ("partition", "environment")}
     return Member(run, run.experiment.method_label, state, reason, facts["partition"], facts["environment"])
