@@ -18,6 +18,7 @@ import fullrank
 from commands import fullrank as run_command
 from fullrank import compare_runs
 from fullrank.cli import compare as comparecli
+from fullrank.cli.several import parse_seeds
 from fullrank.comparison import table as comparison
 from fullrank.comparison.board import LiveBoard
 from fullrank.comparison.derived import derived
@@ -27,7 +28,7 @@ from fullrank.config.experiment import Experiment
 from fullrank.errors import InputError, Interrupted
 from fullrank.files import read_json, write_json
 from fullrank.metrics.evaluate import over_clients
-from fullrank.metrics.measures import Metric, single_numbers
+from fullrank.metrics.registry import Metric, single_numbers
 from fullrank.runs.directory import RunDirectory
 from fullrank.runs.summary import measures, summarise
 from killing import assert_equal_outcomes, nothing_changes
@@ -642,8 +643,8 @@ def test_what_a_runs_own_code_prints_is_passed_on(tmp_path):
 
 
 def test_seeds_as_lists_and_ranges():
-    assert comparecli.parse_seeds("0,1,2") == [0, 1, 2]
-    assert comparecli.parse_seeds("0-2, 7") == [0, 1, 2, 7]
+    assert parse_seeds("0,1,2") == [0, 1, 2]
+    assert parse_seeds("0-2, 7") == [0, 1, 2, 7]
 
 
 def test_help_has_an_example(capsys):

@@ -6,12 +6,14 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fullrank import methods as known
 from fullrank.comparison.board import boards
+from fullrank.comparison.directories import check_comparable
+from fullrank.comparison.measured import check_measure, check_value, with_terms
 from fullrank.comparison.on_ray import place_of
 from fullrank.comparison.parallel import (
     ComparisonCallback,
@@ -23,7 +25,7 @@ from fullrank.comparison.parallel import (
     run_all,
 )
 from fullrank.comparison.planned import FILE, PlanRecord
-from fullrank.comparison.table import Comparison, check_comparable, check_measure, check_value
+from fullrank.comparison.table import Comparison
 from fullrank.comparison.variants import (
     Variant,
     check_grid,
@@ -109,7 +111,7 @@ def compare(
         raise InputError(f"jobs = {jobs}: must be at least 0 (one per core)")
     planned = _planned(experiment, _checked_methods(methods), checked_seeds(seeds), vary or {})
     first = next(iter(planned.values()))
-    check_measure(measure, first, _with_terms({each.method.name for each in planned.values()}))
+    check_measure(measure, first, with_terms({each.method.name for each in planned.values()}))
     folder = Path(out) if out is not None else _named_after(planned)
     if RunDirectory(folder).started:
         raise InputError(f'"{folder}" is a run itself; a comparison holds several, so choose another directory')
@@ -229,13 +231,6 @@ def _with_own_tables(values: Mapping[str, Any], variant: Variant, variants: Sequ
     if not isinstance(table, Mapping):
         return dict(values)  # rejected, with the reason, when the experiment is made
     return {**values, "method": {**{key: v for key, v in table.items() if key not in others}, "name": variant.name}}
-
-
-def _with_terms(names: Iterable[str]) -> set[str]:
-    """Return the names of the methods that add a term to the loss, or to its gradient."""
-    parts = (known.find(piece) for name in names for piece in name.split("+"))
-    plain = known.Method
-    return {cls.name for cls in parts if cls.loss is not plain.loss or cls.pull is not plain.pull}
 
 
 def _named_after(planned: Mapping[tuple[str, int], Experiment]) -> Path:

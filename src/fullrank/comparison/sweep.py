@@ -17,27 +17,26 @@ from fullrank._version import __version__
 from fullrank.comparison.board import boards
 from fullrank.comparison.compare import checked_seeds, sharing_cores
 from fullrank.comparison.intervals import std
+from fullrank.comparison.measured import check_measure, check_value
 from fullrank.comparison.on_ray import place_of
 from fullrank.comparison.parallel import ComparisonCallback, ComparisonCallbacks, Failure, Place, Task, run_all
 from fullrank.comparison.planned import FILE, PlanRecord
 from fullrank.comparison.space import Space, experiment_at, grid_of, make_space
-from fullrank.comparison.study import Study
-from fullrank.comparison.table import Comparison, check_measure, check_value
+from fullrank.comparison.study import PRUNERS, SAMPLERS, Study
+from fullrank.comparison.table import Comparison
 from fullrank.config.experiment import Experiment
 from fullrank.engine.machine import cores
 from fullrank.engine.resolve import runs_at_once
 from fullrank.errors import InputError, Interrupted, RunFailed, nearest
 from fullrank.files import read_json, writable, write_atomically, write_json
 from fullrank.local import interrupt
-from fullrank.metrics.measures import find_metrics
+from fullrank.metrics.registry import find_metrics
 from fullrank.runs.callbacks import check_callbacks
 from fullrank.runs.directory import RunDirectory
 from fullrank.runs.pruning import MARK, Pruner, limits_file
 from fullrank.runs.result import Run, load_run
 from fullrank.runs.summary import measures as metrics_by_key
 
-SAMPLERS = ("grid", "random", "tpe")
-PRUNERS = ("none", "median")
 VALIDATION = "validation_"
 TRIALS = 20
 """The number of trials by default, unless the sampler is a grid."""
@@ -135,8 +134,8 @@ def sweep(
 
     All trials have the same seeds, data and splits. They are compared by a measure of the validation set; test scores
     are read for the best trial only, after it was chosen. Every run is an ordinary run directory in `out`/trials. The
-    same call again completes what is missing, with the same trials, and with a larger `trials` adds further ones. It
-    needs Optuna: `pip install 'fullrank[sweep]'`.
+    same call again completes what is missing, with the same trials, and with a larger `trials` adds further ones. The
+    failed runs of earlier calls are repeated once by each call. It needs Optuna: `pip install 'fullrank[sweep]'`.
 
     Args:
         experiment: An Experiment, the path of a TOML file, or a dict with nested or dotted keys. It needs a validation
@@ -391,7 +390,7 @@ def _complete(plan: _Plan, number: int, callbacks: ComparisonCallback) -> Sweep:
 
 
 def _known(plan: _Plan, study: Study) -> list[Trial]:
-    """Return the trials of earlier calls, with the results of their runs."""
+    """Return the trials of earlier calls, with the results of their runs; failed ones are run again."""
     return [_ended(plan, Trial(n, settings), study.state(n)) for n, settings in enumerate(study.settings())]
 
 
@@ -466,14 +465,8 @@ def _why_pruned(path: Path) -> str:
 
 
 def _ended(plan: _Plan, trial: Trial, state: str) -> Trial:
-    """Return a trial of an earlier call as it ended then; one that had not ended is still running."""
-    if state == "running":
-        return trial
-    recorded = {each["number"]: each for each in read_json(plan.record).get("trials", [])}
-    if state == "failed":
-        reason = recorded.get(trial.number, {}).get("reason", "see log.txt in the directories of its runs")
-        return dataclasses.replace(trial, state="failed", reason=reason)
-    return _with_results(plan, trial, {})
+    """Return a trial of an earlier call as it ended then; one that had not ended, or failed, is running."""
+    return trial if state in ("running", "failed") else _with_results(plan, trial, {})
 
 
 def _course(plan: _Plan, trial: Trial) -> dict[int, float]:

@@ -9,18 +9,15 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from fullrank.data.augment.pipeline import AUGMENTATIONS
-from fullrank.data.named_partitions import COLUMNS, PARTITIONS, SITE_PARTITIONS, check_options
-from fullrank.data.partition import VARIANTS
-from fullrank.data.partition_files import is_file
-from fullrank.data.sources.load import READING
+from fullrank.data.augment.registry import AUGMENTATIONS
+from fullrank.data.registry import COLUMNS, PARTITIONS, SITE_PARTITIONS, VARIANTS, is_file
 from fullrank.data.sources.registry import DATA_SETS
 from fullrank.engine import ENGINES
 from fullrank.engine.resolve import AUTO
 from fullrank.errors import nearest
-from fullrank.federated.aggregation import AGGREGATORS
-from fullrank.metrics.measures import METRICS
-from fullrank.objectives.criteria import CRITERIA, CROSS_ENTROPY
+from fullrank.federated.registry import AGGREGATORS
+from fullrank.metrics.registry import METRICS
+from fullrank.objectives.registry import CRITERIA, CROSS_ENTROPY
 from fullrank.plugins import GIVEN, Registry
 
 Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
@@ -78,7 +75,7 @@ class Data(Table):
     alpha: Annotated[float, Field(gt=0)] = 0.1
     """Concentration of the Dirichlet partition. Smaller values make clients differ more; inf gives an IID split."""
     variant: str = "balanced"
-    """Variant of the partition: {variants}."""  # `fullrank keys` puts those of partition.py in its place
+    """Variant of the partition: {variants}."""  # `fullrank keys` puts those of the registry in its place
     classes: Annotated[int, Field(ge=1)] = 2
     """Classes per client in the pathological and class-disjoint partitions."""
     passes: Literal[1, 2] = 1
@@ -137,6 +134,8 @@ class Data(Table):
     @property
     def reading(self) -> dict[str, Any]:
         """The keys that say how the files of the data set are read, as `load_dataset` takes them."""
+        from fullrank.data.sources.load import READING
+
         return {name: getattr(self, name) for name in READING}
 
     @model_validator(mode="after")
@@ -148,7 +147,9 @@ class Data(Table):
                 raise ValueError(f'data.partition_options: data.partition = "{self.partition}" takes no options')
         elif not own and ":" not in self.partition:
             PARTITIONS.find(self.partition)
-        elif own:
+        elif own and self.partition_options:
+            from fullrank.data.named_partitions import check_options
+
             check_options(self.partition, (*COLUMNS, *type(self).model_fields), self.partition_options)
         known = VARIANTS.get(self.partition)
         if known and self.variant not in known:
@@ -368,9 +369,9 @@ class RunTable(Table):
     """Whether the own model of each client is saved at the end, for example as personal/000003.safetensors. It can
     then be loaded without the data."""
     track: list[str] = []
-    """What follows the run: tensorboard, mlflow or wandb (Weights & Biases, without a connection unless WANDB_MODE is
-    online), which receive the metrics of each round and need `fullrank[track]`; `package.module:Class`, a subclass of
-    `fullrank.Callback` that needs no arguments; or a name that an installed package declares."""
+    """Callbacks that follow the run: tensorboard, mlflow or wandb (Weights & Biases, without a connection unless
+    WANDB_MODE is online), which receive the metrics of each round and need `fullrank[track]`; `package.module:Class`, a
+    subclass of `fullrank.Callback` that needs no arguments; or a name that an installed package declares."""
     on_client_error: Literal["stop", "skip"] = "stop"
     """Whether the failure of a client stops the run, or the round continues without that client (skip)."""
     min_clients: Annotated[int, Field(ge=1)] = 1

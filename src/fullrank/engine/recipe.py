@@ -17,7 +17,7 @@ from fullrank.errors import InputError, RemoteError, kind_of, message_of
 from fullrank.federated.site import Result, Site
 from fullrank.local.settings import Schedule, Settings
 from fullrank.methods import Composition
-from fullrank.metrics.measures import Metric
+from fullrank.metrics.registry import Metric
 from fullrank.models import Network
 from fullrank.models.entries import Entries
 

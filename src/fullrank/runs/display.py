@@ -19,10 +19,10 @@ from rich.text import Text
 
 from fullrank.config.experiment import Experiment
 from fullrank.config.schema import Data
-from fullrank.data.partition_files import is_file
+from fullrank.data.registry import is_file
 from fullrank.errors import Interrupted, in_words, naming_file
 from fullrank.federated.site import Result
-from fullrank.metrics.measures import METRICS, Metric, label_of, single_numbers
+from fullrank.metrics.registry import METRICS, Metric, label_of, single_numbers
 from fullrank.runs.callbacks import Callback
 from fullrank.runs.summary import measures
 from fullrank.runs.terminal import print_above
