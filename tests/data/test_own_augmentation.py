@@ -10,7 +10,7 @@ import torch
 import fullrank as fr
 from commands import fullrank
 from fullrank.data import Operation, Pipeline, load_dataset
-from fullrank.data.augment.pipeline import AUGMENTATIONS
+from fullrank.data.augment.registry import AUGMENTATIONS
 from fullrank.errors import InputError
 
 MODULE = """

@@ -349,7 +349,7 @@ def test_another_export_replaces_the_files_of_the_one_before(copied):
     export_run(copied, formats=["safetensors", "torch"])
     done = export_run(copied, formats="torch")
     assert {file.name for file in done.path.iterdir()} == {"model.json", "model.pt2"}
-    with pytest.raises(InputError, match='in the format "safetensors" too'):
+    with pytest.raises(InputError, match='in the format "safetensors" as well'):
         load_export(done.path)
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import fullrank
+from engines import result, same
 from fullrank import Mean, Method, Sum
 from fullrank.config.experiment import Experiment
 from fullrank.engine import EngineOptions
@@ -76,24 +77,6 @@ class Ends(Method):
 class Fails(Method):
     def train(self, client):
         raise RuntimeError(f"no luck at {client.id}")
-
-
-def result(run):
-    """Everything that must agree: weights, metrics but times, and what the clients keep."""
-    rows = [{key: value for key, value in row.items() if "seconds" not in key} for row in run.metrics]
-    assembly = run._assembled()
-    states = {client: assembly.server.store.get(client) for client in range(assembly.federation.clients)}
-    return run.model().state_dict(), rows, states
-
-
-def same(one, other):
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
-    if isinstance(one, (tuple, list)):
-        return len(one) == len(other) and all(map(same, one, other))
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
-    return one == other
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,8 @@ from commands import fullrank as command
 from fullrank.config.experiment import Experiment
 from fullrank.errors import CallFailed, ClientFailed, InputError
 from fullrank.files import read_json
-from fullrank.metrics import measures
-from fullrank.metrics.measures import METRICS, TAKEN, find_metrics
+from fullrank.metrics import registry
+from fullrank.metrics.registry import METRICS, TAKEN, find_metrics
 from fullrank.runs.summary import measures as metrics_by_key
 
 SOURCE = '''
@@ -296,7 +296,7 @@ def test_every_key_of_rows_and_summaries_is_a_metric_or_taken():
                 keys |= client.keys()
                 keys = keys.union(*client.get("personal", {}).values())
     known = {metric.key for metric in METRICS.own.values()} | metrics_by_key().keys()
-    derived = {key for key in keys if key.startswith(measures.PREFIXES) or key.endswith(measures.SUFFIX)}
+    derived = {key for key in keys if key.startswith(registry.PREFIXES) or key.endswith(registry.BY_DOMAIN)}
     assert keys - known - derived - TAKEN == set()
     assert len(keys & TAKEN) > 20
 

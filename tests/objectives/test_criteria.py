@@ -20,7 +20,7 @@ from fullrank.engine.vectorised import Vectorised
 from fullrank.errors import ClientFailed, Conflict, InputError
 from fullrank.files import read_json
 from fullrank.methods import Composition
-from fullrank.objectives.criteria import CRITERIA
+from fullrank.objectives.registry import CRITERIA
 from small import assert_same_bits, plain, rerun, trained_alone
 
 SOURCE = '''

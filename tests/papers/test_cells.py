@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fullrank import papers
+from fullrank.comparison.measured import measured
 from fullrank.config.experiment import Experiment, merged
 from fullrank.data import DataSet, Split
 from fullrank.data.sources.registry import DATA_SETS
@@ -15,6 +16,7 @@ from fullrank.errors import InputError
 from fullrank.models import build
 from fullrank.models.reparam.scales import write_scales
 from fullrank.runs.assemble import assemble, federate
+from fullrank.runs.result import Run
 
 SHAPES = {
     "cifar10": (10, 3, 32),
@@ -138,6 +140,19 @@ def test_all_partitions_are_made_and_all_else_takes_a_step(papers_of, data, tmp_
         assert max(map(federation.size, range(federation.clients))) >= 2, name
     for experiment, name in steps.values():
         take_one_step(experiment, name)
+
+
+@pytest.mark.parametrize("model", ["repghost-0.5", pytest.param("repvgg-b1", marks=pytest.mark.slow)])
+def test_trained_parameters_are_those_that_fedrepopt_prints(model, tmp_path):
+    for cell in papers.load_table("fedrepopt/table-1").select([f"metric=parameters,model={model}"]):
+        [experiment] = cell.experiments(seed=0)
+        assembly = assemble(shortened(experiment, tmp_path), federation=federate(experiment, tiny("tiny-imagenet")))
+        number, _ = measured(Run(experiment, [], assembly=assembly), cell.measure, cell.value)
+        in_millions = papers.UNITS[cell.unit] * number
+        digits = len(str(cell.printed).partition(".")[2])
+        # The paper rounds all numbers but one, which it truncates.
+        rounded = math.floor(in_millions * 10**digits) / 10**digits if cell.notes else round(in_millions, digits)
+        assert rounded == cell.printed.mean, cell.name
 
 
 def test_a_cell_that_cannot_be_run_is_rejected_for_the_reason_that_it_gives(tmp_path):

@@ -20,7 +20,7 @@ from fullrank.local.settings import Schedule, Settings
 from fullrank.methods._compose import Composition, defines
 from fullrank.metrics.details import details, with_balanced
 from fullrank.metrics.evaluate import evaluate
-from fullrank.metrics.measures import ALWAYS, Metric
+from fullrank.metrics.registry import ALWAYS, Metric
 from fullrank.models.entries import Entries
 from fullrank.models.net import Output
 from fullrank.models.network import Network

@@ -30,7 +30,7 @@ from fullrank.federated.uploads import ExpectedUploads, SyntheticClient
 from fullrank.local.client import decayed
 from fullrank.local.settings import Schedule, Settings
 from fullrank.methods import Composition, Method
-from fullrank.metrics.measures import find_metrics
+from fullrank.metrics.registry import find_metrics
 from fullrank.models.entries import Entries, classify, select
 from fullrank.models.network import Network
 from fullrank.plugins import GIVEN, SITES, collecting_files

@@ -13,7 +13,7 @@ from fullrank.federated.codec import BadMessage
 
 @dataclass(frozen=True)
 class Trouble:
-    """What a server receives in place of an answer."""
+    """The reason that a server receives in place of an answer."""
 
     reason: str
     """Why there is no answer, as a clause."""
@@ -40,7 +40,7 @@ class Channel(Protocol):
 
 
 Answer = Callable[[bytes], "bytes | None"]
-"""What a node does in an in-memory channel: it takes the bytes of a request and returns those of its answer. With None
+"""A node of an in-memory channel: it takes the bytes of a request and returns those of its answer. With None
 it never answers; an exception means that the node is gone."""
 
 
@@ -57,7 +57,7 @@ class InMemory:
 
     def __init__(self, nodes: Mapping[int, Answer] | None = None):
         self.connected: dict[int, Answer] = dict(nodes or {})
-        """What the nodes do; nodes may be added and removed at any time."""
+        """The nodes by their numbers; they may be added and removed at any time."""
         self.bytes_down = 0
         """The number of bytes of all requests."""
         self.bytes_up = 0

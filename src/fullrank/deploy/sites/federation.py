@@ -22,7 +22,7 @@ from fullrank.runs.recorded import data_facts
 
 @dataclass(frozen=True)
 class ClientFacts:
-    """What a site has told the server of a client."""
+    """Facts about a client that its site has told the server."""
 
     client: int
     name: str = ""
@@ -38,7 +38,7 @@ class RemoteFederation(Federation):
     """A federation whose samples are at its sites. Clients whose sites have not joined have no samples yet."""
 
     known: dict[int, ClientFacts] = field(default_factory=dict)
-    """What is known of each client; a site that joins late adds to it."""
+    """The known facts about each client; a site that joins late adds to them."""
     total: int = 0
     """The number of clients."""
 

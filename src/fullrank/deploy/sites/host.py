@@ -234,7 +234,7 @@ class Host:
 
 @dataclass(frozen=True)
 class _Order:
-    """What comes with a job."""
+    """The values that come with a job."""
 
     run: str
     facts: dict[str, Any]

@@ -26,7 +26,7 @@ FROZEN = "frozen.safetensors"
 
 @dataclass(frozen=True)
 class Receipt:
-    """What a server keeps of a client's state.
+    """The part of a client's state that a server keeps.
 
     >>> Receipt.of_tree(Receipt(3, 17).as_tree())
     Receipt(round=3, token=17)
