@@ -751,7 +751,7 @@ def test_scales_that_come_with_the_package_are_those_that_their_facts_describe(n
 def test_scales_that_do_not_come_with_the_package_are_rejected_by_name():
     with pytest.raises(InputError, match=r'no file "cifar10" \(the package has cifar100 for repvgg-a0\)'):
         models.build("repvgg-a0", 10, mode="repopt", scales="cifar10")
-    with pytest.raises(InputError, match=r"come none for repvgg-b1\); make one with fullrank search-scales repvgg-b1"):
+    with pytest.raises(InputError, match=r"has none for repvgg-b1\); make one with fullrank search-scales repvgg-b1"):
         models.build("repvgg-b1", 10, mode="repopt", scales="cifar100")
 
 
