@@ -150,7 +150,7 @@ def test_a_script_needs_no_main_guard(tmp_path):
             weights = []
             for engine in ("serial", "processes"):
                 run = fullrank.fit(net, clients, Shrink() + fullrank.methods.build("fedprox"), rounds=2, engine=engine,
-                                   set={"engine.workers": 2})
+                                   set={"engine.workers": 1})
                 assert type(run.model()) is Own
                 weights.append(run.model().state_dict())
             assert all(torch.equal(weights[0][n], weights[1][n]) for n in weights[0])

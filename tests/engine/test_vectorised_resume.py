@@ -183,7 +183,13 @@ class BranchesLater(Method):
 
 def test_what_the_engine_found_out_holds_after_a_resume(tmp_path):
     settings = {**ODD, "method.name": "test_vectorised_resume:BranchesLater", "engine.name": "vectorised"}
-    settings |= {"data.share": 1.0, "data.clients": 60, "train.participation": 16, "train.steps": 4, "train.batch_size": 4}
+    settings |= {
+        "data.share": 1.0,
+        "data.clients": 60,
+        "train.participation": 16,
+        "train.steps": 4,
+        "train.batch_size": 4,
+    }
     in_steps(settings, tmp_path / "whole", [4])
     in_steps(settings, tmp_path / "parts", [3, 4])
     rows = fullrank.load_run(tmp_path / "whole").metrics
