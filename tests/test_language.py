@@ -16,6 +16,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 FOLDERS = [ROOT / name for name in ("benchmarks", "examples", "experiments", "results")]
 SCRIPTS = [path for folder in FOLDERS for path in sorted(folder.rglob("*.py"))]
 TABLES = [path for folder in (PACKAGE, *FOLDERS) for path in sorted(folder.rglob("*.toml"))]
+TESTS = [path for path in sorted((ROOT / "tests").rglob("*.py")) if path != Path(__file__)]
 PAGES = [path for folder in (ROOT, ROOT / "docs", *FOLDERS) for path in sorted(folder.glob("*.md"))]
 
 DIALECT = re.compile(
@@ -133,6 +134,31 @@ def test_tables_and_settings():
     found = {path.relative_to(ROOT).as_posix(): dialect(path.read_text(encoding="utf-8")) for path in TABLES}
     for path in (ROOT / "Makefile", ROOT / "pyproject.toml"):
         found[path.name] = dialect(comments(path.read_text(encoding="utf-8"), python=False), IN_SOURCE)
+    assert {file: hits for file, hits in found.items() if hits} == {}
+
+
+OF_TESTS = re.compile(
+    r"(?<![a-z])(judg\w*|play(s|ed|ing)?|look(s|ed|ing)?(?! up| like)|refus\w*"
+    r"|(go|goes|going|went) on|anew|aside|beside|alone)(?![a-z])"
+)
+"""Words of the dialect in the source of a test, in names as well; a name is a sentence with underscores."""
+QUOTED = ("Connection refused", '"refused"', "scales_beside_identity")
+"""Messages of other software, and names of the library."""
+
+
+def words_of_tests(source: str) -> list[str]:
+    for quoted in QUOTED:
+        source = source.replace(quoted, "")
+    return [found.group() for found in OF_TESTS.finditer(source.lower().replace("_", " "))]
+
+
+def test_names_and_texts_of_tests():
+    assert words_of_tests("def test_that_it_goes_on_alone(): # Looks up what plays, standalone.") == [
+        "goes on",
+        "alone",
+        "plays",
+    ]
+    found = {path.name: words_of_tests(path.read_text(encoding="utf-8")) for path in TESTS}
     assert {file: hits for file, hits in found.items() if hits} == {}
 
 

@@ -363,7 +363,7 @@ def test_help_of_every_command():
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_says_how_to_go_on(number, capsys, tmp_path):
+def test_a_signal_saves_and_says_how_to_continue(number, capsys, tmp_path):
     command = [sys.executable, "-m", "fullrank", "run", *QUICK, "--set", "train.rounds=100000", "--out", "long"]
     command += ["--set", "run.checkpoint_every=1000"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
