@@ -55,7 +55,11 @@ T = TypeVar("T")
 
 
 class WhenNamed(Mapping[str, T]):
-    """Objects of the library by name. The module of an object is imported when the object is first used."""
+    """Objects of the library by name. The module of an object is imported when the object is first used.
+
+    Args:
+        paths: The import path of each object, as in "package.module:attribute".
+    """
 
     def __init__(self, paths: Mapping[str, str]):
         self._paths = paths

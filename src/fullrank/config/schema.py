@@ -359,7 +359,7 @@ class RunTable(Table):
     """Whether the own model of each client is saved at the end, for example as personal/000003.safetensors. It can
     then be loaded without the data."""
     track: list[str] = []
-    """What follows the run: tensorboard, mlflow or wandb (Weights & Biases, without a connection unless WANDB_MODE is
+    """Trackers of the run: tensorboard, mlflow or wandb (Weights & Biases, without a connection unless WANDB_MODE is
     online), which receive the metrics of each round and need `fullrank[track]`; `package.module:Class`, a subclass of
     `fullrank.Callback` that needs no arguments; or a name that an installed package declares."""
     on_client_error: Literal["stop", "skip"] = "stop"

@@ -22,7 +22,7 @@ from fullrank.runs.recorded import data_facts
 
 @dataclass(frozen=True)
 class ClientFacts:
-    """What a site has told the server of a client."""
+    """The facts about a client that its site has told the server."""
 
     client: int
     name: str = ""
@@ -38,7 +38,7 @@ class RemoteFederation(Federation):
     """A federation whose samples are at its sites. Clients whose sites have not joined have no samples yet."""
 
     known: dict[int, ClientFacts] = field(default_factory=dict)
-    """What is known of each client; a site that joins late adds to it."""
+    """The facts about each client that are known; a site that joins late adds to them."""
     total: int = 0
     """The number of clients."""
 
@@ -97,7 +97,7 @@ class RemoteFederation(Federation):
         self.known[facts.client] = facts
 
     def for_sites(self) -> dict[str, Any]:
-        """Return what sites need of the federation: the form of the samples, and which clients there are."""
+        """Return the facts that sites need: the form of the samples, and the number of clients."""
         return {"data": data_facts(self), "clients": self.total, "unseen": self.unseen.tolist()}
 
     def size(self, client: int) -> int:
@@ -116,7 +116,7 @@ class RemoteFederation(Federation):
 
     @property
     def hash(self) -> str:
-        """A hash of the form of the federation. That of samples would be made of samples."""
+        """A hash of the form of the federation; the samples themselves are not available to the server."""
         form = [self.total, self.data.classes, self.data.input_shape, str(self.data.train.x.dtype)]
         return hashlib.sha256(json.dumps(form).encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""What a server and a site send each other: plain values and tensors."""
+"""Messages between a server and its sites, which consist of plain values and tensors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from fullrank.federated.codec import BadMessage, seal, unseal
 
 PROTOCOL = 1
-"""The version of what is asked and answered, which must be the same at the server and at the sites."""
+"""The version of the protocol, which must be the same at the server and at the sites."""
 
 
 @dataclass(frozen=True)
@@ -27,11 +27,11 @@ class Message:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     """Tensors by their numbers as text, as `codec.pack` returns them."""
     paths: Mapping[str, str] = field(default_factory=dict)
-    """What each tensor is, as in "broadcast/w/head.bias", for a channel that shows it; empty when received."""
+    """The meaning of each tensor, as in "broadcast/w/head.bias", for a channel that shows it; empty when received."""
 
     @property
     def kind(self) -> str:
-        """What is asked or answered."""
+        """The kind of the request or the answer, for example "join"."""
         return str(self.values.get("kind", ""))
 
     @property

@@ -96,7 +96,7 @@ def serve(
 
 @dataclasses.dataclass
 class _Record:
-    """What `sites.json` has: the identifier of the run, under which sites keep states, and the sites."""
+    """The content of `sites.json`: the identifier of the run, under which sites keep states, and the sites."""
 
     run: str
     sites: dict[int, ClientFacts]

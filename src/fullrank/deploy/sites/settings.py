@@ -31,7 +31,7 @@ class Rejected(InputError):
 
 
 class SiteTable(Table):
-    """Who the site is, and where it computes."""
+    """The name of the site, its number among the clients, and the device on which it trains."""
 
     name: str = ""
     """Name of the site, in tables, messages and logs of the server. Needed if `data.path` is set."""
@@ -58,7 +58,7 @@ class DataTable(Table):
 
 
 class Allowed(Table):
-    """What a server may ask for. What is not allowed is not computed, and the server is told why."""
+    """The permissions of a server. A request that they do not cover is not executed, and the server is told why."""
 
     methods: list[str] | None = None
     """Names of the methods that may run; all of a combination must be named. Without this key, all methods of the
@@ -88,6 +88,12 @@ class Allowed(Table):
 
 class SiteSettings(Table):
     """The content of `site.toml`.
+
+    Args:
+        **values: The tables `site`, `data` and `allow`, as dicts or objects; an absent table has its defaults.
+
+    Raises:
+        InputError: If there is an unknown key or an invalid value.
 
     >>> SiteSettings(site={"name": "north", "client": 0}, allow={"methods": ["fedavg"]}).allow.methods
     ['fedavg']
@@ -183,6 +189,11 @@ class SiteSettings(Table):
 
     def check_model(self, experiment: Experiment, classes: int, channels: int) -> None:
         """Check the size of the model that an experiment names, without memory for its values.
+
+        Args:
+            experiment: The experiment.
+            classes: The number of classes.
+            channels: The number of channels of the inputs.
 
         Raises:
             Rejected: If the model is larger than the site allows.

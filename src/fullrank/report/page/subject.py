@@ -1,4 +1,4 @@
-"""What a page is about: runs, each with its state, grouped by method and settings as in a comparison, and by data."""
+"""The subject of a page: runs, each with its state, grouped by method and settings as in a comparison, and by data."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ class Cohort:
 
     number: int
     title: str
-    """What tells its data from those of the other cohorts; empty if there is only one."""
+    """The keys in which its data differ from those of the other cohorts; empty if there is only one."""
     groups: tuple[Group, ...]
 
     @property
@@ -207,7 +207,7 @@ class Cohort:
 
     @property
     def suffix(self) -> str:
-        """What ids of charts end with, so that they differ between cohorts."""
+        """The end of the ids of charts, by which they differ between cohorts."""
         return f"-{self.number + 1}" if self.title else ""
 
     def entitled(self, title: str) -> str:
@@ -260,7 +260,7 @@ class Cohort:
         return "Validation accuracy" if self.measure == VALIDATION else "Test accuracy"
 
     def value_of(self, member: Member) -> float | None:
-        """Return what `measure` is of a run, also before its end."""
+        """Return the value of `measure` of a run, also before its end."""
         if self.measure == "personal":
             return member.personal(member.last_stage) if member.last_stage is not None else None
         values = list(member.course(self.measure).values())[-AVERAGED:]
@@ -285,7 +285,7 @@ class Subject:
     failed: Mapping[str, str] = field(default_factory=dict)
     """Runs that failed before they had a directory, by name, with their reasons."""
     paths: tuple[str, ...] = ()
-    """What the user named, for the commands on the page."""
+    """The paths that the user named, for the commands on the page."""
 
     @property
     def groups(self) -> list[Group]:

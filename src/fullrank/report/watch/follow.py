@@ -1,4 +1,4 @@
-"""What a run, or a folder of runs, looks like at the moment: one object that the terminal and the page show."""
+"""The state of a run, or of a folder of runs, at the moment: one object that the terminal and the page show."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ SMALL = 40
 DEPTH = 2
 """How many folders below the one that is followed may contain run directories."""
 TAIL = 65536
-"""The number of bytes at the end of a log in which the reason of a failure is looked for."""
+"""The number of bytes at the end of a log that are searched for the reason of a failure."""
 
 
 @dataclass
 class RunState:
-    """A run at the moment."""
+    """The state of a run at the moment."""
 
     name: str
     title: str = ""
@@ -47,7 +47,7 @@ class RunState:
     rounds: int = 0
     done: int = 0
     phase: str = ""
-    """What is done after the last round, with the number of clients so far."""
+    """The work after the last round, with the number of clients so far."""
     pace: float | None = None
     """Seconds per round."""
     left: float | None = None
@@ -67,7 +67,7 @@ class RunState:
 
 @dataclass
 class Snapshot:
-    """What is followed, at the moment."""
+    """The state of everything that is followed, at the moment."""
 
     name: str
     several: bool

@@ -19,7 +19,7 @@ RECENT = 5
 
 @dataclass
 class Row:
-    """What is kept of a row, however many clients it has."""
+    """The values of a row that are kept, however many clients the row has."""
 
     round: int
     seconds: float

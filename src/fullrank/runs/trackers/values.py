@@ -1,4 +1,5 @@
-"""What a tracker receives of a run: numbers, the distribution of clients' numbers, and sentences; never a sample."""
+"""The values of a run that trackers receive: numbers, distributions of clients' numbers, and sentences; never a
+sample."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def settings(experiment: Experiment) -> dict[str, Any]:
 
 
 def labels(experiment: Experiment) -> dict[str, str]:
-    """Return by which words runs are found in a tracker."""
+    """Return the words by which runs are found in a tracker."""
     return {"method": experiment.method_label, "data": experiment.data_label, "seed": str(experiment.seed)}
 
 
