@@ -259,6 +259,9 @@ class Train(Table):
     """Whether the optimizer state of a client is reset at the start of each round (fresh) or kept between rounds."""
     buffers: Literal["average", "local"] = "average"
     """Running statistics of BatchNorm: averaged over clients like weights, or kept by each client (local)."""
+    weight_by: Literal["training", "all"] = "training"
+    """Samples that a client's weight in the mean counts: those on which it trains (training), or its hold-out as well
+    (all), as in the code of FedETF."""
     aggregator: Annotated[str, NameIn(AGGREGATORS)] = "mean"
     """How the server combines what clients send: by weighted means and sums (mean), or as a subclass of
     fullrank.Aggregator does it."""

@@ -104,6 +104,10 @@ class RemoteFederation(Federation):
         """Return the number of training samples of a client."""
         return self.known[client].samples if client in self.known else 0
 
+    def held_out(self, client: int) -> int:
+        """Return the number of held-out samples of a client."""
+        return self.known[client].holdout if client in self.known else 0
+
     @property
     def has_holdouts(self) -> bool:
         """Whether any client has held-out samples."""
