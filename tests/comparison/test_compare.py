@@ -19,10 +19,11 @@ from commands import fullrank as run_command
 from fullrank import compare_runs
 from fullrank.cli import compare as comparecli
 from fullrank.cli.several import parse_seeds
-from fullrank.comparison import table as comparison
 from fullrank.comparison.board import LiveBoard
 from fullrank.comparison.derived import derived
+from fullrank.comparison.directories import runs_in
 from fullrank.comparison.intervals import interval, std, t_quantile
+from fullrank.comparison.measured import measures as all_measures
 from fullrank.comparison.parallel import ComparisonCallback, Task, pass_on
 from fullrank.config.experiment import Experiment
 from fullrank.errors import InputError, Interrupted
@@ -308,8 +309,8 @@ def test_every_measure_of_a_summary_can_be_asked_for():
         for number in stage
     ]
     assert {"kappa", "validation_kappa"} <= summary.keys()
-    computed = {name for name in comparison.measures([own]) if derived(name)} | {"criterion"}
-    assert {*summary, *below} - {"absent"} == set(comparison.measures([own])) - computed
+    computed = {name for name in all_measures([own]) if derived(name)} | {"criterion"}
+    assert {*summary, *below} - {"absent"} == set(all_measures([own])) - computed
 
 
 def test_runs_in_the_folder_of_a_comparison_keep_its_order(tmp_path):
@@ -324,12 +325,12 @@ def test_a_folder_of_folders_stands_for_the_runs_in_all_of_them(tmp_path):
     for place in ("b", "a"):
         pretend(tmp_path / "out" / place / "run", f"fedprox{'+feddecorr' if place == 'b' else ''}")
     (tmp_path / "out" / "notes.txt").write_text("not a folder")
-    assert [run.path.parent.name for run in comparison.runs_in(tmp_path / "out")] == ["a", "b"]
+    assert [run.path.parent.name for run in runs_in(tmp_path / "out")] == ["a", "b"]
     pretend(tmp_path / "out" / "z", "fedavg")
-    assert [run.path.name for run in comparison.runs_in(tmp_path / "out")] == ["z", "run", "run"]
+    assert [run.path.name for run in runs_in(tmp_path / "out")] == ["z", "run", "run"]
     (tmp_path / "empty" / "deeper").mkdir(parents=True)
     with pytest.raises(InputError, match=r'empty" is not a run directory and holds none'):
-        comparison.runs_in(tmp_path / "empty")
+        runs_in(tmp_path / "empty")
 
 
 def test_mixed_splits_are_rejected_before_anything_is_run(tmp_path):

@@ -24,7 +24,7 @@ from fullrank.report.page import blocks
 from fullrank.report.page.build import page_of
 from fullrank.report.page.html import html_of
 from fullrank.report.page.subject import COMPLETE, RUNNING, cohorts_of, spread, subject_of
-from recorded_runs import HEALTHY, member, rows, seeds, subject
+from recorded_runs import HEALTHY, member, own, rows, seeds, subject, whole
 
 FEW = {"data.clients": 3, "model.name": "mlp", "train.rounds": 3, "train.epochs": 1, "data.share": 0.3}
 
@@ -85,6 +85,17 @@ def test_the_partition_is_the_counts_that_the_run_recorded(compared):
 def test_a_run_without_recorded_counts_shows_sizes(compared, tmp_path):
     chart = block(page_of(seeds()), "partition")["chart"]
     assert (chart["kind"], chart["series"][0]["y"]) == ("bars", [64] * 4)
+
+
+def test_many_clients_are_shown_as_quantiles_and_the_first_rows_of_a_table():
+    table = [whole(), *(own(k, stage, k / 1000) for stage in ("received", "local") for k in range(1000))]
+    found = page_of(subject(member(table=table)))
+    (received, _) = block(found, "clients-holdout")["chart"]["frames"][0]["series"]
+    assert received["x"] == [0, 10, 25, 50, 75, 90, 100]
+    assert received["y"] == pytest.approx([0, 9.99, 24.975, 49.95, 74.925, 89.91, 99.9])
+    rows = block(found, "clients-holdout-table")
+    assert len(rows["rows"]) == 500
+    assert rows["caption"].startswith("The first 500 of 2,000 rows")
 
 
 def test_a_deployment_whose_server_knows_only_sizes_has_a_page(tmp_path):

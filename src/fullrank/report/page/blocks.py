@@ -25,6 +25,8 @@ INNER = ("series", "values")
 """The parts of a chart that differ between its frames."""
 SLIDERS = ("round", "layer")
 """Parts of a frame's place that have an order."""
+RESCALED = ("quantity",)
+"""Parts of a frame's place of which each value has axes that are scaled to it; other frames share their axes."""
 LEVELS = ("good", "note", "warn")
 """The levels of a sentence of the reading."""
 DIGITS = 6
@@ -199,7 +201,8 @@ def framed(charts: Sequence[tuple[Sequence[str], Mapping[str, Any]]], names: Seq
         frames.append({"at": [values[k].index(part) for k, part in enumerate(place)], **own})
     outer = {key: value for key, value in first.items() if key not in INNER}
     dimensions = [
-        {"name": name, "values": found, "slides": name in SLIDERS} for name, found in zip(names, values, strict=True)
+        {"name": name, "values": found, "slides": name in SLIDERS, "rescales": name in RESCALED}
+        for name, found in zip(names, values, strict=True)
     ]
     return {**outer, "frames": frames, "dimensions": dimensions}
 
