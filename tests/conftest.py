@@ -1,9 +1,10 @@
-"""One thread for every test, and no GPU but for tests of one: bits are compared, and tests fork.
+"""What all tests share: one thread, no GPU except for tests of one, and no time spent on what no test needs.
 
-A child cannot differentiate if its parent did so with a GPU in sight or with several threads. Repetitions that
-`sweeps.IN_CI` does not keep are marked slow.
+Bits are compared, and tests fork: a child cannot differentiate if its parent did so with a GPU in sight or with several
+threads. Repetitions that `sweeps.IN_CI` does not keep are marked slow.
 """
 
+import gc
 import os
 
 import pytest
@@ -12,11 +13,21 @@ import torch
 from sweeps import IN_CI, left_out
 
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # so that child processes compile the package once
+os.fsync = lambda file: None  # tests kill processes, which loses nothing that the system has; only a power cut would
 
 
 def pytest_configure(config):
     if "gpu" not in config.getoption("markexpr").replace("not gpu", ""):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+def pytest_collection_finish():
+    """Keep what is imported out of garbage collections, which are a tenth of the time otherwise."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
 
 
 @pytest.hookimpl(tryfirst=True)  # before those that are marked slow are deselected

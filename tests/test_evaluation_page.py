@@ -1,29 +1,19 @@
-"""The page about evaluation is done as it says, in fewer rounds."""
+"""The page about evaluation is done as it says."""
 
-import os
 import re
-import shlex
-import subprocess
-import sys
-from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs" / "evaluation.md"
+from pages import DOCS, SHORT_OR_WHOLE, commands_of, run, working_in, write_files
 
 
-def test_the_page_runs(tmp_path):
-    text = PAGE.read_text()
-    for body in re.findall(r"```(?:python|toml)\n(.*?)```", text, re.DOTALL):
-        body = body.replace("rounds = 10", "rounds = 2").replace("width = 8", "width = 2")
-        (tmp_path / body.splitlines()[0].removeprefix("# ")).write_text(body)
-    commands = re.findall(r"^    ((?:python|fullrank) .*)$", text, re.MULTILINE)
+@SHORT_OR_WHOLE
+def test_the_page_runs(whole, tmp_path, capsys):
+    text = (DOCS / "evaluation.md").read_text()
+    write_files(text, tmp_path, {} if whole else {"rounds = 10": "rounds = 2", "width = 8": "width = 2"})
+    commands = commands_of(text)
     assert len(commands) == 9
-    printed = {}
-    for command in commands:
-        started = command.replace("python", sys.executable, 1).replace("fullrank ", f"{sys.executable} -m fullrank ", 1)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(shlex.split(started), cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, f"{command}\n{done.stderr}"
-        printed[command] = done.stdout
+    with working_in(tmp_path):
+        short = {line: ["--jobs", "1"] if "--methods" in line else [] for line in commands}
+        printed = {line: run(line, capsys, whole, *short[line]) for line in commands}
     tables = [out for command, out in printed.items() if "--by site" in command and "compare" in command]
     assert [re.search(r"method +north +south +average", out) is not None for out in tables] == [True] * 3
     assert re.search(r"north: 0\.\d+ \(0\.\d+ to [01]\.\d+\), \d+ samples", printed["python table.py"])

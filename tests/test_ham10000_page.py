@@ -1,4 +1,4 @@
-"""The page about HAM10000 is done as it says, in fewer rounds: on a few images, and on the data if there."""
+"""The page about HAM10000 is done as it says: on a few images, and on the data set if it is there."""
 
 import os
 import re
@@ -10,14 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pages import DOCS, SHORT_OR_WHOLE, commands_of, run, working_in
+
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "ham10000.md"
 SITES = {"rosendahl": "abc", "vidir_modern": "abc", "vienna_dias": "ab"}
-
-
-def commands():
-    text = PAGE.read_text().replace("\\\n", " ")
-    return re.findall(r"^    (fullrank .*)$", text, re.MULTILINE)
 
 
 def write_small(root):
@@ -37,25 +33,25 @@ def write_small(root):
     (root / "groups.csv").write_text("\n".join(rows) + "\n")
 
 
-def run_page(folder, data, changes):
-    """Run the commands of the page in a folder; return what each of them printed."""
-    printed = {}
+def run_page(folder, data, changes, capsys, whole=False):
+    """Run the commands of the page in a folder, with some settings changed; return what each of them printed."""
     (folder / "experiments").symlink_to(ROOT / "experiments")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "FULLRANK_CACHE": str(folder / "cache")}
-    for command in commands():
-        words = shlex.split(command.replace("DATA/ham10000", str(data)))[1:]
-        if "--methods" in words:
-            words += [piece for change in changes for piece in ("--set", change)]
-        words = [sys.executable, "-m", "fullrank", *words]
-        done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, f"{command}\n{done.stderr}"
-        printed[command] = done.stdout
+    printed = {}
+    with working_in(folder):
+        for line in commands_of((DOCS / "ham10000.md").read_text()):
+            trains = "--methods" in line
+            further = [piece for change in changes if trains for piece in ("--set", change)]
+            command = shlex.join([*shlex.split(line.replace("DATA/ham10000", str(data))), *further])
+            printed[line] = run(command, capsys, whole, *(["--jobs", "1"] if trains else []))
     return printed
 
 
-def test_the_page_runs_on_a_folder_of_the_same_layout(tmp_path):
+@SHORT_OR_WHOLE
+def test_the_page_runs_on_a_folder_of_the_same_layout(whole, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FULLRANK_CACHE", str(tmp_path / "cache"))
     write_small(tmp_path / "small")
-    printed = run_page(tmp_path, tmp_path / "small", ["train.rounds=1", "model.width=2"])
+    short = ["train.rounds=1", "train.epochs=1", "model.width=2"]
+    printed = run_page(tmp_path, tmp_path / "small", [] if whole else short, capsys, whole)
     [compared] = [out for command, out in printed.items() if "--methods" in command]
     assert re.search(r"method +rosendahl +vidir_modern +vienna_dias +average", compared)
     for method in ("fedavg", "fedbn", "feddecorr", "fedmr", "fedetf"):
@@ -65,11 +61,12 @@ def test_the_page_runs_on_a_folder_of_the_same_layout(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_page_runs_on_ham10000(tmp_path):
+def test_the_page_runs_on_ham10000(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FULLRANK_CACHE", str(tmp_path / "cache"))
     shared = Path(os.environ.get("FULLRANK_SHARED_DATA", ROOT.parent / "shared" / "data"))
     if not (shared / "ham10000-sites-32px.npz").is_file():
         pytest.skip("HAM10000 is not at hand")
     subprocess.run([sys.executable, shared / "unpack.py", "ham10000", "--to", tmp_path], check=True)
-    printed = run_page(tmp_path, tmp_path / "ham10000", ["train.rounds=1", "train.steps=2"])
+    printed = run_page(tmp_path, tmp_path / "ham10000", ["train.rounds=1", "train.steps=2"], capsys)
     [compared] = [out for command, out in printed.items() if "--methods" in command]
     assert re.search(r"method +rosendahl +vidir_modern +vidir_molemax +vienna_dias +average", compared)

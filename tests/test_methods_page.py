@@ -1,20 +1,17 @@
 """The page about methods is complete, and what it shows runs."""
 
 import inspect
-import os
 import re
-import shlex
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 import fullrank
 from fullrank.methods._compose import EXCLUSIVE
 from fullrank.testing import check
+from pages import DOCS, SHORT_OR_WHOLE, commands_of, run, working_in, write_files
 
-PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
+PAGE = DOCS / "methods.md"
+QUICK = ("writes", "degenerate", "exchange", "uploads", "head")
 
 
 def table(heading):
@@ -55,24 +52,17 @@ def test_every_check_is_listed():
     assert tuple(table("Testing")) == inspect.signature(check).parameters["only"].default
 
 
-def test_the_page_runs(tmp_path):
+@SHORT_OR_WHOLE
+def test_the_page_runs(whole, tmp_path, capsys):
+    """The short run leaves out the checks that trace, that run other engines and that resume."""
     text = PAGE.read_text()
-    for body in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        (tmp_path / body.splitlines()[0].removeprefix("# ")).write_text(body)
-    commands = [
-        line for line in re.findall(r"^    (.*)$", text, re.MULTILINE) if line.startswith(("python", "fullrank"))
-    ]
+    changes = {} if whole else {"check(method)": f"check(method, only={QUICK!r})"}
+    write_files(text, tmp_path, changes)
+    commands = commands_of(text)
     assert len(commands) == 6
-    for command in commands:
-        started = command.replace("python", sys.executable, 1).replace("fullrank ", f"{sys.executable} -m fullrank ", 1)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(shlex.split(started), cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, f"{command}\n{done.stderr}"
-        if command.startswith("python"):
-            assert done.stdout.count("holds") >= 30
-            assert [line for line in done.stdout.splitlines() if line.endswith(":")] == [
-                "entropy:",
-                "variates:",
-                "fedspeed:",
-                "topk+fedspeed:",
-            ]
+    with working_in(tmp_path):
+        short = {line: ["--set", "train.steps=2"] if line.startswith("fullrank run") else [] for line in commands}
+        printed = {line: run(line, capsys, whole, *short[line]) for line in commands}
+    checked = printed["python trying.py"].splitlines()
+    assert [line for line in checked if line.endswith(":")] == ["entropy:", "variates:", "fedspeed:", "topk+fedspeed:"]
+    assert sum("holds" in line for line in checked) >= (30 if whole else 3 * len(QUICK))

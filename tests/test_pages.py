@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fullrank.config.experiment import read_toml
-from fullrank.data.augment.pipeline import AUGMENTATIONS
-from fullrank.data.named_partitions import PARTITIONS
+from fullrank.data.augment.registry import AUGMENTATIONS
+from fullrank.data.registry import PARTITIONS
 from fullrank.data.sources.registry import DATA_SETS
 from fullrank.methods import METHODS
 from fullrank.models import MODELS

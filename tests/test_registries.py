@@ -8,8 +8,8 @@ import torch
 
 import fullrank as fr
 from commands import fullrank
-from fullrank.data.named_partitions import PARTITIONS
-from fullrank.metrics.measures import METRICS, Metric
+from fullrank.data.registry import PARTITIONS
+from fullrank.metrics.registry import METRICS, Metric
 
 OWN = """
 import numpy as np

@@ -2,38 +2,31 @@
 
 import re
 import shlex
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from commands import fullrank as command
 from fullrank.papers.verdict import RULE, Kind
+from pages import DOCS, commands_of, run_here, working_in, write_files
 
-PAGE = Path(__file__).parents[1] / "docs" / "reproduce.md"
+PAGE = DOCS / "reproduce.md"
 ON_OTHER_DATA = ["--set", "data.name=digits", "--set", "data.clients=2", "--set", "model.name=mlp"]
-SHORT = ["--rounds", "1", "--jobs", "1", *ON_OTHER_DATA, "--set", "train.epochs=1", "--seeds", "0"]
+SHORT = ["--rounds", "1", "--jobs", "1", *ON_OTHER_DATA, "--set", "train.steps=1", "--seeds", "0"]
 
 
-def commands():
-    return re.findall(r"^    ((?:python|fullrank) .*)$", PAGE.read_text(), re.MULTILINE)
-
-
-def test_the_page_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for body in re.findall(r"```(?:python|toml)\n(.*?)```", PAGE.read_text(), re.DOTALL):
-        file = tmp_path / body.splitlines()[0].removeprefix("# ")
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(body)
-    found = commands()
+def test_the_page_runs(tmp_path, capsys):
+    write_files(PAGE.read_text(), tmp_path, {})
+    found = commands_of(PAGE.read_text())
     assert len(found) == 8
+    with working_in(tmp_path):
+        run_shortened(found, capsys)
+
+
+def run_shortened(found, capsys):
     for line in found:
         words = shlex.split(line)
         if words[0] == "python":
-            done = subprocess.run([sys.executable, *words[1:]], cwd=tmp_path, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr
-            assert re.findall("other settings", done.stdout) == ["other settings"] * 3
+            assert re.findall("other settings", run_here(line, capsys)) == ["other settings"] * 3
             continue
         lists, own = "--list" in words, "mine/table-1.toml" in words
         shortened = (

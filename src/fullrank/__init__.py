@@ -3,10 +3,10 @@
 One call runs an experiment (`fullrank.run`), another trains your own module on your own clients (`fullrank.fit`).
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fullrank._version import __version__
+from fullrank.lazy import exports
 
 if TYPE_CHECKING:
     from fullrank import collapse, data, methods, models, objectives, testing, theory
@@ -62,45 +62,29 @@ __all__ = [
     "write_report",
 ]
 
-_MODULES = {
-    "fullrank.channels": ("Mean", "Sum"),
-    "fullrank.comparison.compare": ("compare",),
-    "fullrank.comparison.parallel": ("ComparisonCallback",),
-    "fullrank.comparison.sweep": ("Sweep", "sweep"),
-    "fullrank.report.page.build": ("write_report",),
-    "fullrank.comparison.table": ("Comparison", "compare_runs"),
-    "fullrank.config.experiment": ("Experiment",),
-    "fullrank.deploy.export": ("export", "load_export"),
-    "fullrank.errors": ("Conflict", "FullrankError"),
-    "fullrank.federated.aggregation": ("Aggregator",),
-    "fullrank.federated.views": ("Server",),
-    "fullrank.local.views": ("Client",),
-    "fullrank.methods": ("Batch", "Method"),
-    "fullrank.runs.callbacks": ("Callback",),
-    "fullrank.runs.fit": ("fit",),
-    "fullrank.runs.result": ("Run", "load_run"),
-    "fullrank.runs.run": ("run",),
-}
-_NAME_THERE = {"Client": "ClientView", "Server": "ServerView"}
-"""The names of classes in their modules, where other classes have the public name."""
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    """Import a public name or a subpackage when it is first used, because importing torch takes over a second."""
-    if name in _MODULE_OF:
-        found = getattr(importlib.import_module(_MODULE_OF[name]), _NAME_THERE.get(name, name))
-    elif name.startswith("_"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    else:
-        try:
-            found = importlib.import_module(f"{__name__}.{name}")
-        except ModuleNotFoundError as error:
-            if error.name != f"{__name__}.{name}":
-                raise
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    globals()[name] = found
-    return found
+__getattr__ = exports(
+    __name__,
+    {
+        "fullrank.channels": ("Mean", "Sum"),
+        "fullrank.comparison.compare": ("compare",),
+        "fullrank.comparison.parallel": ("ComparisonCallback",),
+        "fullrank.comparison.sweep": ("Sweep", "sweep"),
+        "fullrank.comparison.table": ("Comparison", "compare_runs"),
+        "fullrank.config.experiment": ("Experiment",),
+        "fullrank.deploy.export": ("export", "load_export"),
+        "fullrank.errors": ("Conflict", "FullrankError"),
+        "fullrank.federated.aggregation": ("Aggregator",),
+        "fullrank.federated.views": ("Server",),
+        "fullrank.local.views": ("Client",),
+        "fullrank.methods": ("Batch", "Method"),
+        "fullrank.report.page.build": ("write_report",),
+        "fullrank.runs.callbacks": ("Callback",),
+        "fullrank.runs.fit": ("fit",),
+        "fullrank.runs.result": ("Run", "load_run"),
+        "fullrank.runs.run": ("run",),
+    },
+    {"Client": "ClientView", "Server": "ServerView"},
+)
 
 
 def __dir__() -> list[str]:

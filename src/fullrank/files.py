@@ -15,16 +15,18 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 import xxhash
 from pydantic import TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save
 
 from fullrank.errors import InputError, naming_file
-from fullrank.trees import Tensors
+
+if TYPE_CHECKING:
+    import torch
+
+    from fullrank.trees import Tensors
 
 CHECKSUM = "checksum"
 """The key under which a JSON object, and the metadata of a safetensors file, hold the checksum of the rest."""
@@ -237,6 +239,8 @@ def save_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     Raises:
         WriteFailed: If the file cannot be written.
     """
+    from safetensors.torch import save
+
     seen: set[int] = set()
     ready: Tensors = {}
     for name, tensor in tensors.items():
@@ -260,6 +264,8 @@ def load_tensors(path: Path) -> Tensors:
         Damaged: If the file is not a safetensors file, or its content does not match its checksum.
         FileNotFoundError: If there is no such file.
     """
+    from safetensors.torch import load_file
+
     verify_tensors(path)
     try:
         return load_file(path)

@@ -54,30 +54,6 @@ HUB = "hub"
 T = TypeVar("T")
 
 
-class WhenNamed(Mapping[str, T]):
-    """Objects of the library by name. The module of an object is imported when the object is first used.
-
-    Args:
-        paths: The import path of each object, as in "package.module:attribute".
-    """
-
-    def __init__(self, paths: Mapping[str, str]):
-        self._paths = paths
-
-    def __getitem__(self, name: str) -> T:
-        module, _, attribute = self._paths[name].partition(":")
-        return cast(T, getattr(importlib.import_module(module), attribute))
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._paths
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._paths)
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-
 class Registry(Generic[T]):
     """The objects of one kind that an experiment can name, for example all metrics.
 

@@ -1,10 +1,15 @@
 """Help pages: commands in groups, and text that fits the terminal."""
 
+import os
 import re
+import subprocess
+import sys
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
+import help_pages
 from commands import fullrank
 from fullrank.cli.options import PANELS
 from help_pages import commands, help_of
@@ -46,3 +51,26 @@ def test_no_python_type_is_shown(name, capsys):
 
 def test_short_help_option(capsys):
     assert fullrank("run", "-h", capsys=capsys)[1] == fullrank("run", "--help", capsys=capsys)[1]
+
+
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None  # so that an import of it fails
+from fullrank.__main__ import main
+from help_pages import commands
+for arguments in (*([*name.split(), "--help"] for name in commands()), ["keys"], ["keys", "train.lr", "--json"]):
+    sys.argv[1:] = arguments
+    try:
+        main()
+    except SystemExit as stop:
+        assert not stop.code, arguments
+print("numpy" in sys.modules)
+"""
+
+
+def test_help_pages_and_keys_are_printed_without_importing_torch():
+    paths = os.pathsep.join([str(Path(help_pages.__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("False\n")

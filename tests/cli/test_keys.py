@@ -6,11 +6,10 @@ import pytest
 
 from commands import fullrank
 from fullrank.config.experiment import Experiment, dotted
-from fullrank.data.augment.pipeline import AUGMENTATIONS
-from fullrank.data.named_partitions import PARTITIONS
-from fullrank.data.partition import VARIANTS
+from fullrank.data.augment.registry import AUGMENTATIONS
+from fullrank.data.registry import PARTITIONS, VARIANTS
 from fullrank.data.sources.registry import DATA_SETS
-from fullrank.federated.aggregation import AGGREGATORS
+from fullrank.federated.registry import AGGREGATORS
 
 
 def listed(capsys, *words):

@@ -5,7 +5,6 @@ import sys
 import pytest
 
 from commands import fullrank
-from fullrank.cli import theory as command
 
 
 @pytest.mark.parametrize(
@@ -52,9 +51,10 @@ def test_a_number_out_of_range_is_rejected(name, option, value, says, tmp_path, 
 
 @pytest.mark.parametrize("name", ["theorem", "growth", "alignment", "disjoint", "bound", "toy-sphere", "unit-sphere"])
 def test_a_file_that_cannot_be_written_is_rejected_at_once(name, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(command, "figures", None)  # which nobody should get to
-    for study in ("aligned_example", "growth", "alignment", "toy_sphere", "unit_sphere"):
-        monkeypatch.setattr(command, study, lambda *_, **__: pytest.fail("computed in vain"))
+    for study in ("theorem.aligned_example", "growing.growth", "aligning.alignment", "disjoint.disjoint_example"):
+        monkeypatch.setattr(f"fullrank.theory.{study}", lambda *_, **__: pytest.fail("computed in vain"))
+    for study in ("bound.fedmr_bound", "toy_study.toy_sphere", "sphere_study.unit_sphere"):
+        monkeypatch.setattr(f"fullrank.theory.{study}", lambda *_, **__: pytest.fail("computed in vain"))
     (tmp_path / "file").touch()
     target = tmp_path / "file" / "x.png"
     status, _, err = fullrank("theory", name, "--out", target, capsys=capsys)

@@ -5,14 +5,15 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
+from types import SimpleNamespace
 
 import pytest
 
 from commands import fullrank
 from followed import Written
+from fullrank.cli import watch
 from fullrank.files import write_json
 
 
@@ -33,19 +34,18 @@ def test_a_failed_run_ends_the_command_with_its_reason(tmp_path, capsys):
     assert err == "fullrank: run failed: client 3: it failed\n"
 
 
-def test_a_run_is_followed_line_by_line_until_it_ends(tmp_path, capsys):
-    def write():
-        time.sleep(0.3)
+def test_a_run_is_followed_line_by_line_until_it_ends(tmp_path, monkeypatch, capsys):
+    def written():
         run = Written(tmp_path / "run", rounds=2)
         for round in (1, 2):
             run.row(round, accuracy=round / 4)
-            time.sleep(0.8)
+            yield
         run.complete(2)
+        yield
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    status, out, _ = fullrank("watch", tmp_path / "run", "--timeout", 20, capsys=capsys)
-    writer.join()
+    steps = written()
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda _: next(steps)))
+    status, out, _ = fullrank("watch", tmp_path / "run", capsys=capsys)
     assert status == 0
     assert out.splitlines() == [
         "waiting: no run has started here yet",

@@ -9,6 +9,7 @@ import pytest
 
 import fullrank
 from commands import fullrank as command
+from fullrank.comparison.measured import check_measure, measured
 from fullrank.comparison.table import compare_runs
 from fullrank.errors import InputError
 from two_sites import NAMES, SETTINGS, arrays
@@ -104,3 +105,47 @@ def test_runs_without_sites(tmp_path):
     fullrank.run(settings, tmp_path / "one")
     with pytest.raises(InputError, match="no run has a table by site: it has no models at the stage"):
         compare_runs([tmp_path / "one"]).by_site()
+
+
+@pytest.mark.parametrize("value", ["last", "best", "last5", "validated", "final"])
+def test_the_accuracy_at_one_site_is_a_measure(folder, value):
+    found = compare_runs([folder / "runs"], measure="accuracy_by_site.south", value=value)
+    for row in found.rows():
+        for seed in (0, 1):
+            rows = fullrank.load_run(folder / "runs" / f"{row.method}-{seed}").metrics
+            values = [one["accuracy_by_site"]["south"] for one in rows]
+            chosen = values[max(range(len(rows)), key=lambda k: rows[k]["validation_accuracy"])]
+            by_value = {"best": max(values), "last5": statistics.fmean(values), "validated": chosen}
+            assert row.values[seed] == pytest.approx(by_value.get(value, values[-1]))
+    assert found.is_share
+    assert found.lower_is_better is False
+
+
+def test_a_site_that_is_not_there_is_named_with_the_nearest(folder, capsys):
+    arguments = ["compare", "--runs", folder / "runs", "--measure"]
+    status, out, _ = command(*arguments, "accuracy_by_site.south", "--value", "validated", capsys=capsys)
+    assert status == 0
+    assert "Test accuracy at the site south in percent, round with the best validation score:" in out
+    for measure, says in (
+        ("accuracy_by_site.sout", 'did you mean "accuracy_by_site.south"?'),
+        ("accuracy_by_site", 'did you mean "accuracy_by_site.south"?'),
+    ):
+        status, _, err = command(*arguments, measure, capsys=capsys)
+        assert (status, says in err) == (2, True), err
+
+
+def test_sites_that_no_run_would_have_are_rejected_before_any_run():
+    with pytest.raises(InputError, match="clients are no sites with data"):
+        check_measure("accuracy_by_site.south", fullrank.Experiment())
+    with pytest.raises(InputError, match=r"needs the name of a site, as in accuracy_by_site\.NAME"):
+        check_measure("accuracy_by_site", fullrank.Experiment())
+    check_measure("accuracy_by_site.south", fullrank.Experiment(data={"partition": "domain"}))
+    check_measure("accuracy_by_domain.south", fullrank.Experiment())
+
+
+def test_the_name_of_a_site_may_have_dots():
+    rows = [{"round": 1, "accuracy_by_site": {"st. mary": 0.5, "st": 0.25}, "seconds": 1.0}]
+    totals = dict.fromkeys(("bytes_up", "bytes_down", "elements_up", "elements_down"), 0)
+    run = fullrank.Run(fullrank.Experiment(), [{**rows[0], **totals}])
+    assert measured(run, "accuracy_by_site.st. mary", "last") == (0.5, "")
+    assert measured(run, "accuracy_by_site.st", "last") == (0.25, "")

@@ -18,16 +18,18 @@ import fullrank
 from commands import fullrank as run_command
 from fullrank import compare_runs
 from fullrank.cli import compare as comparecli
-from fullrank.comparison import table as comparison
+from fullrank.cli.several import parse_seeds
 from fullrank.comparison.board import LiveBoard
 from fullrank.comparison.derived import derived
+from fullrank.comparison.directories import runs_in
 from fullrank.comparison.intervals import interval, std, t_quantile
+from fullrank.comparison.measured import measures as all_measures
 from fullrank.comparison.parallel import ComparisonCallback, Task, pass_on
 from fullrank.config.experiment import Experiment
 from fullrank.errors import InputError, Interrupted
 from fullrank.files import read_json, write_json
 from fullrank.metrics.evaluate import over_clients
-from fullrank.metrics.measures import Metric, single_numbers
+from fullrank.metrics.registry import Metric, single_numbers
 from fullrank.runs.directory import RunDirectory
 from fullrank.runs.summary import measures, summarise
 from killing import assert_equal_outcomes, nothing_changes
@@ -307,8 +309,8 @@ def test_every_measure_of_a_summary_can_be_asked_for():
         for number in stage
     ]
     assert {"kappa", "validation_kappa"} <= summary.keys()
-    computed = {name for name in comparison.measures([own]) if derived(name)} | {"criterion"}
-    assert {*summary, *below} - {"absent"} == set(comparison.measures([own])) - computed
+    computed = {name for name in all_measures([own]) if derived(name)} | {"criterion"}
+    assert {*summary, *below} - {"absent"} == set(all_measures([own])) - computed
 
 
 def test_runs_in_the_folder_of_a_comparison_keep_its_order(tmp_path):
@@ -323,12 +325,12 @@ def test_a_folder_of_folders_stands_for_the_runs_in_all_of_them(tmp_path):
     for place in ("b", "a"):
         pretend(tmp_path / "out" / place / "run", f"fedprox{'+feddecorr' if place == 'b' else ''}")
     (tmp_path / "out" / "notes.txt").write_text("not a folder")
-    assert [run.path.parent.name for run in comparison.runs_in(tmp_path / "out")] == ["a", "b"]
+    assert [run.path.parent.name for run in runs_in(tmp_path / "out")] == ["a", "b"]
     pretend(tmp_path / "out" / "z", "fedavg")
-    assert [run.path.name for run in comparison.runs_in(tmp_path / "out")] == ["z", "run", "run"]
+    assert [run.path.name for run in runs_in(tmp_path / "out")] == ["z", "run", "run"]
     (tmp_path / "empty" / "deeper").mkdir(parents=True)
     with pytest.raises(InputError, match=r'empty" is not a run directory and holds none'):
-        comparison.runs_in(tmp_path / "empty")
+        runs_in(tmp_path / "empty")
 
 
 def test_mixed_splits_are_rejected_before_anything_is_run(tmp_path):
@@ -410,7 +412,7 @@ def test_the_same_comparison_finds_its_own_directory():
 
 
 def test_in_processes_of_their_own_the_runs_are_the_same_also_stopped_and_continued(tmp_path):
-    experiment = {**QUICK, "train.rounds": 40}
+    experiment = {**QUICK, "train.rounds": 60, "train.steps": 2}
     fullrank.compare(experiment, ["fedavg", "fedprox"], [3], "one-by-one", jobs=1)
     with pytest.raises(Interrupted, match=r'of 2 runs are complete .* saved in "beside"; the same command continues'):
         fullrank.compare(experiment, ["fedavg", "fedprox"], [3], "beside", jobs=2, callbacks=[Stopping(after=2)])
@@ -642,8 +644,8 @@ def test_what_a_runs_own_code_prints_is_passed_on(tmp_path):
 
 
 def test_seeds_as_lists_and_ranges():
-    assert comparecli.parse_seeds("0,1,2") == [0, 1, 2]
-    assert comparecli.parse_seeds("0-2, 7") == [0, 1, 2, 7]
+    assert parse_seeds("0,1,2") == [0, 1, 2]
+    assert parse_seeds("0-2, 7") == [0, 1, 2, 7]
 
 
 def test_help_has_an_example(capsys):

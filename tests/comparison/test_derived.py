@@ -12,7 +12,8 @@ import torch
 import fullrank
 from commands import fullrank as command
 from fullrank.comparison.derived import accuracy_of, derived, rounds_to, time_ratio
-from fullrank.comparison.table import check_measure, compare_runs, measured
+from fullrank.comparison.measured import check_measure, measured
+from fullrank.comparison.table import compare_runs
 from fullrank.config.experiment import Experiment
 from fullrank.errors import InputError
 from fullrank.runs.memory import peak_memory, record_peak, recorded_peak
@@ -118,11 +119,40 @@ def test_time_is_relative_to_fedavg_without_the_first_round(tmp_path):
     assert time_ratio(found["fedprox"], found["fedavg"]) == (2.5, "")
     assert time_ratio(found["fedavg"], found["fedavg"]) == (1.0, "")
     number, reason = time_ratio(found["fedprox"], None)
-    assert (number, reason) == (None, "the comparison has no run of fedavg with the same seed")
+    assert (number, reason) == (None, "there is no run of the reference with the same seed on the same data")
     (tmp_path / "fedprox" / "environment.json").write_text(json.dumps({**machine, "resumed": [{"cpu": "other"}]}))
     number, reason = time_ratio(found["fedprox"], found["fedavg"])
     assert number is None
     assert "same machine" in reason
+
+
+def test_times_are_divided_by_those_of_the_chosen_reference(folder):
+    compared = compare_runs([folder / "fedavg", folder / "fedprox"], measure="time_ratio", reference="fedprox")
+    assert compared.timed_by == "fedprox"
+    by_method = {row.method: row.mean for row in compared.rows()}
+    assert by_method["fedprox"] == 1
+    other = compare_runs([folder / "fedavg", folder / "fedprox"], measure="time_ratio")
+    assert by_method["fedavg"] == pytest.approx(1 / next(row.mean for row in other.rows() if row.method == "fedprox"))
+
+
+def test_without_fedavg_and_without_a_reference_there_is_no_ratio(folder):
+    compared = compare_runs([folder / "fedmr", folder / "fedprox"], measure="time_ratio")
+    assert {reason for row in compared.rows() for reason in row.absent.values()} == {
+        "there is no run of the reference with the same seed on the same data"
+    }
+
+
+def test_parameters_are_those_that_are_trained(runs):
+    # 64 pixels to 8 features, 8 to 8, and 8 to 10 classes, each with a bias
+    assert measured(runs["fedavg"], "parameters", "last5") == ((64 + 1) * 8 + (8 + 1) * 8 + (8 + 1) * 10, "")
+
+
+def test_parameters_of_a_given_model_are_absent_with_the_reason(tmp_path):
+    x, y = torch.rand(20, 3), torch.arange(20) % 2
+    fullrank.fit(torch.nn.Linear(3, 2), [(x, y)], rounds=1, out=tmp_path / "given")
+    number, reason = measured(fullrank.load_run(tmp_path / "given"), "parameters", "last")
+    assert number is None
+    assert "was given to fullrank.fit by a program" in reason
 
 
 def test_a_run_records_its_peak_memory(runs, folder):
@@ -188,7 +218,8 @@ def test_the_command_prints_them(folder, capsys):
     for measure, words in {
         "rounds_to.5": "\nRounds to 5 % test accuracy:",
         "elements": "\nElements sent and received per client and round:",
-        "time_ratio": "\nSeconds per round, divided by those of FedAvg:",
+        "time_ratio": "\nSeconds per round, divided by those of fedavg:",
+        "parameters": "\nTrained parameters:",
         "peak_memory": "\nPeak memory in bytes (resident",
         "fedprox": '\nThe term "fedprox" of the loss in training, mean of the last 2 rounds:',
         "criterion": "\nCriterion in training, mean of the last 2 rounds:",

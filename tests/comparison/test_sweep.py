@@ -139,6 +139,62 @@ def test_a_failed_trial_is_not_chosen(tmp_path):
         sweep(FEW, {"train.lr": [1e25]}, sampler="grid", out=tmp_path / "t", jobs=1)
 
 
+FLAKY = """
+import os
+from dataclasses import dataclass
+
+import fullrank
+
+
+@dataclass(frozen=True)
+class Flaky(fullrank.Method):
+    \"\"\"It fails as long as a file is there, at some values of its hyper-parameter.\"\"\"
+
+    level: float = 0.0
+
+    def loss(self, b):
+        if os.path.exists("broken") and self.level > 0.55:
+            raise RuntimeError("it is broken")
+        return self.level * b.z.square().mean()
+"""
+
+
+def test_a_failed_trial_is_repeated_once_by_each_further_call(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(".")
+    (tmp_path / "flaky.py").write_text(FLAKY)
+    (tmp_path / "broken").touch()
+    attempts = []
+
+    class Seen(ComparisonCallback):
+        def started(self, task):
+            attempts.append(task.name)
+
+    def whole(folder, number=3):
+        keys = {**FEW, "method.name": "flaky:Flaky"}
+        over = {"method.flaky.level": (0.0, 1.0)}
+        return sweep(keys, over, number, sampler="tpe", out=tmp_path / folder, jobs=1, callbacks=[Seen()])
+
+    first = whole("s")
+    failed = [trial.number for trial in first.trials if trial.state == "failed"]
+    assert 0 < len(failed) < 3
+    assert "it is broken" in first.trials[failed[0]].reason
+    attempts.clear()
+    again = whole("s")
+    assert again.trials == first.trials
+    assert attempts == [f"trial {number} seed 0" for number in failed]
+    (tmp_path / "broken").unlink()
+    mended = whole("s")
+    assert {trial.state for trial in mended.trials} == {"complete"}
+    assert [trial.settings for trial in mended.trials] == [trial.settings for trial in first.trials]
+    attempts.clear()
+    more = whole("s", 4)
+    assert attempts == ["trial 3 seed 0"]
+    assert more.trials[:3] == mended.trials
+    stored = optuna.load_study(study_name="sweep", storage=f"sqlite:///{tmp_path / 's' / 'optuna.db'}")
+    assert stored.best_value == more.best.mean
+
+
 def test_more_trials_are_added_to_those_that_there_are(tmp_path):
     over = {"train.lr": "0.001:1:log"}
     first = sweep(FEW, over, 2, sampler="random", out=tmp_path / "s", jobs=1)

@@ -17,7 +17,7 @@ from fullrank import Experiment
 from fullrank.data import DataSet, Pipeline, Split, load_dataset, partition
 from fullrank.data.federation import divide
 from fullrank.data.groups import choose_groups, members
-from fullrank.data.named_partitions import PARTITIONS
+from fullrank.data.registry import PARTITIONS
 from fullrank.data.split import keep_share, split_by_class
 from fullrank.errors import InputError
 

@@ -10,7 +10,7 @@ import torch
 import fullrank as fr
 from commands import fullrank
 from fullrank.data import Operation, Pipeline, load_dataset
-from fullrank.data.augment.pipeline import AUGMENTATIONS
+from fullrank.data.augment.registry import AUGMENTATIONS
 from fullrank.errors import InputError
 
 MODULE = """
@@ -162,9 +162,7 @@ SETTINGS = {
 
 
 def run(out, engine, **values):
-    return fr.run(
-        {**SETTINGS, "engine.name": engine, "engine.workers": 2 if engine == "processes" else 0, **values}, out
-    )
+    return fr.run({**SETTINGS, "engine.name": engine, "engine.workers": 1, **values}, out)
 
 
 def test_every_engine_gives_the_same_result(tmp_path):

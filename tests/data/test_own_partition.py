@@ -10,7 +10,7 @@ import fullrank as fr
 from commands import fullrank
 from fullrank.config.experiment import Experiment
 from fullrank.data import load_dataset, partition
-from fullrank.data.named_partitions import PARTITIONS
+from fullrank.data.registry import PARTITIONS
 from fullrank.data.split import split_by_class
 from fullrank.errors import InputError
 from fullrank.runs.assemble import federate

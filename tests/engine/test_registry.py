@@ -201,7 +201,7 @@ def test_the_error_of_a_client_is_still_the_clients(tmp_path):
 def test_names_that_are_not_known():
     with pytest.raises(InputError, match=r'engine\.name = "serail" is not known; did you mean "serial"\?'):
         Experiment.of({"engine.name": "serail"})
-    with pytest.raises(InputError, match="known: cuda, processes, serial, vectorised"):
+    with pytest.raises(InputError, match="known: cuda, processes, ray, serial, vectorised"):
         Experiment.of({"engine.name": "tractor"})
 
 

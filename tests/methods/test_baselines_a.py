@@ -731,7 +731,7 @@ def test_objectives_reject_what_does_not_fit():
         class_prototypes(EXAMPLE, torch.zeros(3, dtype=torch.int64), 2)
 
 
-@pytest.mark.parametrize("module", ["contrastive", "decov", "prototypes"])
+@pytest.mark.parametrize("module", ["contrast", "covariance", "prototypes"])
 def test_docstring_examples(module):
     result = doctest.testmod(importlib.import_module(f"fullrank.objectives.{module}"))
     assert result.attempted

@@ -8,7 +8,7 @@ from sklearn import metrics as reference
 
 from fullrank.metrics.bootstrap import _OF_PREDICTIONS, _WEIGHTED, _counted, _ends, _weights, bootstrap
 from fullrank.metrics.details import MOST_RANKED, dense, details
-from fullrank.metrics.measures import METRICS, Metric, find_metrics
+from fullrank.metrics.registry import METRICS, Metric, find_metrics
 
 OWN = {metric.key: metric for metric in METRICS.own.values()}
 

@@ -15,8 +15,8 @@ from commands import fullrank as command
 from fullrank.config.experiment import Experiment
 from fullrank.errors import CallFailed, ClientFailed, InputError
 from fullrank.files import read_json
-from fullrank.metrics import measures
-from fullrank.metrics.measures import METRICS, TAKEN, find_metrics
+from fullrank.metrics import registry
+from fullrank.metrics.registry import METRICS, TAKEN, find_metrics
 from fullrank.runs.summary import measures as metrics_by_key
 
 SOURCE = '''
@@ -173,7 +173,14 @@ def test_a_comparison_is_of_ones_own_metric(folder, capsys):
 
 @pytest.mark.parametrize("engine", ["serial", "processes", "vectorised"])
 def test_every_engine_evaluates_it(engine):
-    values = {**SMALL, "data.clients": 5, "data.holdout": 0.2, "evaluate.metrics": OWN, "engine.name": engine}
+    values = {
+        **SMALL,
+        "data.clients": 5,
+        "data.holdout": 0.2,
+        "evaluate.metrics": OWN,
+        "engine.name": engine,
+        "engine.workers": 1,
+    }
     run = fullrank.run({**values, "evaluate.personal": "every", "train.rounds": 1})
     for stage in run.metrics[0]["personal"].values():
         assert stage["error"]["mean"] == pytest.approx(1 - stage["mean"])
@@ -296,7 +303,7 @@ def test_every_key_of_rows_and_summaries_is_a_metric_or_taken():
                 keys |= client.keys()
                 keys = keys.union(*client.get("personal", {}).values())
     known = {metric.key for metric in METRICS.own.values()} | metrics_by_key().keys()
-    derived = {key for key in keys if key.startswith(measures.PREFIXES) or key.endswith(measures.SUFFIX)}
+    derived = {key for key in keys if key.startswith(registry.PREFIXES) or key.endswith(registry.BY_DOMAIN)}
     assert keys - known - derived - TAKEN == set()
     assert len(keys & TAKEN) > 20
 

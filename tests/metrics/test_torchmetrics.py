@@ -12,7 +12,7 @@ from torchmetrics import classification
 import fullrank
 from commands import fullrank as command
 from fullrank.errors import InputError
-from fullrank.metrics.measures import METRICS, find_metrics
+from fullrank.metrics.registry import METRICS, find_metrics
 
 CLASSES = 6
 KAPPA = "torchmetrics.classification:MulticlassCohenKappa"

@@ -379,7 +379,7 @@ def test_proximal_rejects_trees_that_differ() -> None:
         proximal({"x": a}, {"x": a[:1]})
 
 
-@pytest.mark.parametrize("module", ["decorrelation", "proximal"])
+@pytest.mark.parametrize("module", ["correlation", "proximity"])
 def test_docstring_examples(module: str) -> None:
     result = doctest.testmod(importlib.import_module(f"fullrank.objectives.{module}"))
     assert result.attempted

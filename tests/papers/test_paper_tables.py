@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fullrank import papers
+from fullrank.comparison.measured import check_measure, with_terms
 from fullrank.errors import InputError
 from fullrank.report.figures import KINDS
 
@@ -114,6 +115,7 @@ def test_every_cell_is_an_experiment_of_its_coordinates(name):
             used = set(experiment.method.name.split("+"))
             assert set(cell.at.get("method", experiment.method.name).split("+")) <= used
             assert set(experiment.method.tables) <= used
+            check_measure(cell.measure, experiment, with_terms([experiment.method.name]))
 
 
 def test_settings_of_the_paper_reach_the_experiment():
@@ -188,11 +190,15 @@ def test_cells_that_cannot_be_run_say_why():
 @pytest.mark.parametrize("name", papers.figures())
 def test_figures_say_how_they_are_drawn(name):
     figure = papers.load_table(name)
-    assert figure.drawing is not None
+    assert figure.drawings
     assert figure.cells
     assert all(cell.printed is None for cell in figure.cells)
-    assert set(figure.drawing.panels) <= set(figure.coordinates)
-    assert set(figure.drawing.options) <= set(inspect.signature(KINDS[figure.drawing.kind]).parameters)
+    assert len({drawing.name for drawing in figure.drawings}) == len(figure.drawings)
+    for drawing in figure.drawings:
+        assert set(drawing.panels) <= set(figure.coordinates)
+        assert set(drawing.options) <= set(inspect.signature(KINDS[drawing.kind]).parameters)
+        one_round = drawing.kind not in ("spectrum", "losses")
+        assert len(drawing.options.get("rounds", ())) <= 1 if one_round else True
 
 
 OWN = """
@@ -242,4 +248,44 @@ def test_mistakes_in_a_table_of_ones_own_get_one_sentence(tmp_path):
         papers.load_table(file)
     file.write_text(f"{head}columns = [{{ a = 1 }}, {{ a = 2 }}]\n{rest}")
     with pytest.raises(InputError, match="has 1 values for 2 columns"):
+        papers.load_table(file)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('measure = "acuracy"', 'there is no measure "acuracy"; did you mean "accuracy"'),
+        ('measure = "accuracy_by_sites.amazon"', "there is no measure"),
+        ('measure = "feddecorr"', 'there is no measure "feddecorr"'),  # fedavg adds no such term
+        ('measure = "rounds_to.x"', "takes a test accuracy in per cent"),
+        ('value = "last6"', 'there is no value "last6" of a measure'),
+        ('measure = "time_ratio"', "time_ratio needs reference"),
+        ("seeds = 3", "seeds: there is no such key"),
+        ('panels = "rate"', 'panels = "rate": must be a list'),
+    ],
+)
+def test_a_table_whose_cells_cannot_be_measured_is_rejected(line, says, tmp_path):
+    (tmp_path / "paper.toml").write_text('title = "Mine"')
+    (tmp_path / "digits.toml").write_text('[data]\nname = "digits"')
+    file = tmp_path / "table-1.toml"
+    file.write_text(OWN.replace("\n[axes]", f"{line}\n[axes]"))
+    with pytest.raises(InputError, match=re.escape(says)):
+        papers.load_table(file)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('title = "Two rates"', "", "title: must be given"),
+        ('at = { method = "fedavg" }', "", "rows.0.at: must be given"),
+        ("printed", "printd", 'rows.0.printd: there is no such key; did you mean "printed"'),
+        ('settings = "digits"', "", 'does not name the file of settings of a cell; add settings = "NAME"'),
+    ],
+)
+def test_a_table_of_another_form_is_rejected(old, new, says, tmp_path):
+    (tmp_path / "paper.toml").write_text('title = "Mine"')
+    (tmp_path / "digits.toml").write_text('[data]\nname = "digits"')
+    file = tmp_path / "table-1.toml"
+    file.write_text(OWN.replace(old, new))
+    with pytest.raises(InputError, match=re.escape(says)):
         papers.load_table(file)

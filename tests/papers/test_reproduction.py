@@ -105,8 +105,8 @@ def test_cells_have_the_means_of_their_runs_and_share_equal_ones(table, capsys):
     assert facts["command"] == "fullrank reproduce mine/table-1.toml --cell method=fedavg --seeds 0-2"
     page = (folder / "reproduction.md").read_text()
     assert f"| fedavg | 0.1 | 70.00 ± 30.00 | {statistics.mean(values):.2f} ± {statistics.stdev(values):.2f} |" in page
-    assert "- Error in the paper: The printed value is wrong." in page
-    assert "Error in the paper" not in out  # a note on cells that were not asked for
+    assert "- The other 2 cells of the table were not run." in page
+    assert "Error in the paper" not in out + page  # a note on cells that were not asked for
     before = {path: path.stat().st_mtime_ns for path in folder.glob("*/metrics.jsonl")}
     assert command(*arguments, capsys=capsys)[0] == 0
     assert {path: path.stat().st_mtime_ns for path in folder.glob("*/metrics.jsonl")} == before
@@ -193,8 +193,26 @@ def test_a_plan_without_data_is_shown(table, capsys):
     arguments = ["feddecorr-tpami/table-8", "--cell", "alpha=0.05,method=fedavg", "--root", "nowhere", "--dry-run"]
     status, out, _ = command("reproduce", *arguments, capsys=capsys)
     assert status == 0
-    assert out.count("CIFAR-10 is not in") == 3
+    assert out.count("; left out (1)") == 3
+    assert out.count("\n(1) CIFAR-10 is not in") == out.count("CIFAR-10 is not in") == 1
     assert "0 runs in" in out
+
+
+def test_reasons_that_cells_share_are_printed_once(table, capsys):
+    file = Path(table)
+    changed = TABLE.replace('settings = "digits"', "").replace("{ rate = [0.03, 0.1] }", '{ data = "absent" }')
+    file.write_text(changed.replace("{ rate = 0.1 }", '{ data = "digits" }'))
+    (file.parent / "absent.toml").write_text(SETTINGS.replace('"digits"', '"cifar10"'))
+    status, out, _ = command(
+        "reproduce", table, "--seeds", "0", "--rounds", "1", "--jobs", "1", "--root", "nowhere", capsys=capsys
+    )
+    assert status == 0
+    assert out.count("2 of 4 cells are left out: CIFAR-10 is not in ") == 1
+    assert out.count("not run (1)") == 2
+    assert out.count("\n(1) CIFAR-10 is not in") == 1
+    page = next(Path("runs").glob("*/reproduction.md")).read_text()
+    assert (page.count("not run (1)"), page.count("- (1) CIFAR-10 is not in")) == (2, 1)
+    assert "- Error in the paper: The printed value is wrong." in page
 
 
 DIVERGING = '''

@@ -135,7 +135,7 @@ def test_errors_are_one_sentence(run, sites, tmp_path, capsys):
         ((run.path, tmp_path / "unknown.npz"), 'has samples of "highest", but the classes of the run are "low"'),
         ((run.path, tmp_path / "float.npz"), "x is float32, but the run was trained on samples of uint8"),
         ((run.path, sites, "--metrics", "acuracy"), 'did you mean "accuracy"?'),
-        ((run.path, sites, "--part", "val"), "must be one of test, train, all"),
+        ((run.path, sites, "--part", "val"), "choose from test, train, all"),
         ((run.path, sites, "--client", 9), "clients are 0 to 1"),
         ((run.path, tmp_path / "nowhere.npz"), "there is no file"),
     ):

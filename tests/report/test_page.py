@@ -10,8 +10,11 @@ import subprocess
 import sys
 import time
 from html.parser import HTMLParser
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 import fullrank
 from commands import fullrank as command
@@ -21,7 +24,7 @@ from fullrank.report.page import blocks
 from fullrank.report.page.build import page_of
 from fullrank.report.page.html import html_of
 from fullrank.report.page.subject import COMPLETE, RUNNING, cohorts_of, spread, subject_of
-from recorded_runs import HEALTHY, member, rows, seeds, subject
+from recorded_runs import HEALTHY, member, own, rows, seeds, subject, whole
 
 FEW = {"data.clients": 3, "model.name": "mlp", "train.rounds": 3, "train.epochs": 1, "data.share": 0.3}
 
@@ -84,12 +87,41 @@ def test_a_run_without_recorded_counts_shows_sizes(compared, tmp_path):
     assert (chart["kind"], chart["series"][0]["y"]) == ("bars", [64] * 4)
 
 
+def test_many_clients_are_shown_as_quantiles_and_the_first_rows_of_a_table():
+    table = [whole(), *(own(k, stage, k / 1000) for stage in ("received", "local") for k in range(1000))]
+    found = page_of(subject(member(table=table)))
+    (received, _) = block(found, "clients-holdout")["chart"]["frames"][0]["series"]
+    assert received["x"] == [0, 10, 25, 50, 75, 90, 100]
+    assert received["y"] == pytest.approx([0, 9.99, 24.975, 49.95, 74.925, 89.91, 99.9])
+    rows = block(found, "clients-holdout-table")
+    assert len(rows["rows"]) == 500
+    assert rows["caption"].startswith("The first 500 of 2,000 rows")
+
+
+def test_a_deployment_whose_server_knows_only_sizes_has_a_page(tmp_path):
+    one = member(0, partition={"at_sites": True, "names": ["north", "south", "east", "west"]})
+    for name in ("classes_per_client", "emd"):
+        del one.partition[name]
+    found = page_of(subject(one))
+    figure = block(found, "partition")
+    assert figure["caption"].endswith("64 to 64 each. The server does not know the sites' counts by class.")
+    assert figure["chart"]["x"]["categories"] == ["north", "south", "east", "west"]
+
+
 def test_the_experiment_is_shown_as_differences_from_the_defaults(compared):
     found = {row[0]: row[1:] for row in block(page(compared), "experiment")["rows"]}
     assert found["model.name"] == ["mlp", "cnn"]
     assert found["method.name"] == ["fedavg; fedproto", "fedavg"]
     assert found["seed"] == ["0, 1", "0"]
     assert "train.lr" not in found
+
+
+def test_the_whole_experiment_can_be_run_again(compared, tmp_path):
+    found = section(page(compared / "fedavg-seed0"), "provenance")
+    (code,) = [inner for each in found["blocks"] if each["type"] == "details" for inner in each["blocks"]]
+    (tmp_path / "again.toml").write_text("\n".join(code["lines"]))
+    again = fullrank.Experiment.from_toml(tmp_path / "again.toml")
+    assert again.hash() == fullrank.load_run(compared / "fedavg-seed0").experiment.hash()
 
 
 def test_what_is_missing_names_the_key_that_records_it(compared):
@@ -106,6 +138,26 @@ def test_targets_are_reached_where_the_rounds_say(compared):
     one = member(metrics=rows([0.1, 0.4, 0.3, 0.6]))
     assert reached(one, 0.4) == (2, 0.004, 2.0)
     assert reached(one, 0.61) is None
+
+
+def test_local_epochs_are_means_of_the_clients(compared):
+    assert "epochs" not in {each["id"] for each in blocks.figures_in(page(compared))}  # one epoch is no course
+    rounds = [
+        {**row, "clients": [{"client": k, "epochs": [{"criterion": 1.0 + k}, {"criterion": 0.5}]} for k in range(3)]}
+        for row in rows()
+    ]
+    chart = block(page_of(subject(member(metrics=rounds))), "epochs")["chart"]
+    assert chart["dimensions"][0]["values"] == ["criterion"]
+    assert len(chart["dimensions"][1]["values"]) == 10
+    assert chart["dimensions"][1]["values"][::9] == ["round 1", "round 16"]
+    assert chart["frames"][0]["series"][0]["y"] == [2, 0.5]
+
+
+def test_the_documentation_lists_the_sections(compared):
+    text = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
+    table = text.partition("## What the page has")[2].partition("\n\nA section")[0]
+    listed = re.findall(r"^\| ([A-Z]\w+) \|", table, flags=re.MULTILINE)
+    assert listed == [each["short"] for each in page(compared)["sections"]]
 
 
 # What is never mixed
@@ -265,6 +317,21 @@ def test_runs_that_failed_before_they_had_a_directory_are_named(compared):
         assert subject_of([compared]).failed == {"moon, seed 3": "it broke"}
     finally:
         write_json(compared / "comparison.json", record)
+
+
+def test_a_run_in_memory_has_a_page_without_commands(tmp_path):
+    digits = fullrank.data.load_dataset("digits").train
+    clients = [(digits.x[k:90:3].float() / 255, digits.y[k:90:3]) for k in range(3)]
+    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
+    run = fullrank.fit(net, clients, rounds=2)
+    found = page(run)
+    assert not [each for each in blocks.figures_in(found) if each.get("command")]
+    assert np.array(block(found, "partition")["chart"]["values"]).sum() == 90
+    (verdict,) = [each for each in section(found, "summary")["blocks"] if each["type"] == "verdict"]
+    assert verdict["lines"][0] == "There is no result: no test set was given."
+    assert fullrank.write_report(run, tmp_path / "page.html").is_file()
+    with pytest.raises(InputError, match="the run has no directory"):
+        fullrank.write_report(run)
 
 
 # Files

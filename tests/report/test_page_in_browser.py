@@ -12,7 +12,9 @@ import pytest
 import fullrank
 from browser import chromium, opened
 from fullrank.report.page.blocks import csv_of, figures_in
-from fullrank.report.page.html import asset
+from fullrank.report.page.build import page_of
+from fullrank.report.page.html import asset, html_of
+from recorded_runs import HEALTHY, member, rows, subject
 
 HOSTILE = '</script><img src=x onerror="alert(1)">'
 SIZES = {"light": (1280, "light"), "dark": (1280, "dark"), "phone": (390, "light")}
@@ -314,5 +316,23 @@ def test_a_print_fits_the_paper(browser, written, tmp_path):
         assert it.page.evaluate("document.documentElement.scrollWidth") <= 703
         assert it.page.evaluate("document.documentElement.dataset.theme") == "light"
         assert it.page.locator(".bar").is_hidden()
+        assert it.page.locator(".reading details:not([open])").count() == 0
         it.page.evaluate("dispatchEvent(new Event('afterprint'))")
         assert it.page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+def test_quantities_of_one_chart_have_axes_of_their_own(browser, tmp_path):
+    # The criterion is a hundredth of the drift, and would be a line at zero on its axis.
+    epochs = [{"criterion": 0.01 * k, "drift": 1.0 * k} for k in (1, 2)]
+    rounds = rows(HEALTHY, {r: {"clients": [{"client": 0, "epochs": epochs}]} for r in range(1, 17)})
+    (tmp_path / "page.html").write_text(html_of(page_of(subject(member(metrics=rounds)))))
+    with opened(browser, tmp_path / "page.html") as it:
+        figure = it.page.locator("#figure-epochs")
+
+        def largest():
+            ticks = figure.locator(".chart text[text-anchor=end]").all_text_contents()
+            return max(map(float, ticks))
+
+        assert largest() < 0.03
+        figure.get_by_role("combobox").select_option(label="drift")
+        assert largest() > 1

@@ -1,5 +1,6 @@
 """The page of `fullrank watch`: what its server answers, and what a browser shows."""
 
+import contextlib
 import http.client
 import json
 import re
@@ -8,7 +9,7 @@ import struct
 
 import pytest
 
-from chromium import browser, needs_chromium, opened
+from browser import PATIENCE, chromium
 from followed import Written
 from fullrank.errors import InputError
 from fullrank.files import write_json
@@ -147,14 +148,30 @@ def test_a_port_in_use_is_said(server, run):
 
 
 @pytest.fixture(scope="module")
-def chromium():
-    with browser() as started:
+def browser():
+    with chromium() as started:
         yield started
 
 
-@needs_chromium
-def test_a_new_round_appears_without_a_reload(chromium, server, run):
-    with opened(chromium, server.url) as page:
+@contextlib.contextmanager
+def opened(browser, url, width=1280, scheme="light"):
+    """A page, which must complain about nothing until the end of the block."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    context.set_default_timeout(PATIENCE)
+    page, problems = context.new_page(), []
+    page.on("console", lambda message: problems.append(message.text))
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("dialog", lambda dialog: problems.append(dialog.message) or dialog.dismiss())
+    try:
+        page.goto(url)
+        yield page
+        assert problems == []
+    finally:
+        context.close()
+
+
+def test_a_new_round_appears_without_a_reload(browser, server, run):
+    with opened(browser, server.url) as page:
         page.wait_for_selector('#round:text-is("round 1 of 5")')
         page.evaluate("window.marked = true")
         run.row(2, accuracy=0.75, loss=1.0, cautions=["mind the gap"])
@@ -172,17 +189,15 @@ def test_a_new_round_appears_without_a_reload(chromium, server, run):
         page.wait_for_selector('#state:text-is("stopped")')
 
 
-@needs_chromium
-def test_rows_that_vanish_and_come_again_are_followed(chromium, server, run):
-    with opened(chromium, server.url) as page:
+def test_rows_that_vanish_and_come_again_are_followed(browser, server, run):
+    with opened(browser, server.url) as page:
         for rounds in (3, 1, 2):
             run.directory.write_rows([{"round": r, "accuracy": 0.5, "clients": []} for r in range(1, rounds + 1)])
             page.wait_for_selector(f'#round:text-is("round {rounds} of 5")')
 
 
-@needs_chromium
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_several_runs_by_keyboard_in_every_width(chromium, tmp_path, scheme):
+def test_several_runs_by_keyboard_in_every_width(browser, tmp_path, scheme):
     names = [f"run {number}" for number in range(12)]
     plan = [{"path": name, "name": name, "rounds": 5, "failed": ""} for name in names]
     write_json(tmp_path / "runs.json", {"runs": plan})
@@ -192,7 +207,7 @@ def test_several_runs_by_keyboard_in_every_width(chromium, tmp_path, scheme):
         run.row(2, accuracy=0.2 + place / 2, loss=2.0)
     with PageServer(Follower(tmp_path)) as server:
         for width in (390, 1280):
-            with opened(chromium, server.url, width, scheme) as page:
+            with opened(browser, server.url, width, scheme) as page:
                 page.wait_for_selector("#charts svg")
                 assert page.locator("#runs tr").count() == 12
                 assert page.inner_text("#one-title") == "run 0"
@@ -208,14 +223,13 @@ def test_several_runs_by_keyboard_in_every_width(chromium, tmp_path, scheme):
                 assert light == (scheme == "light")
 
 
-@needs_chromium
-def test_hostile_names_are_shown_and_never_executed(chromium, tmp_path):
+def test_hostile_names_are_shown_and_never_executed(browser, tmp_path):
     folder = tmp_path / HOSTILE
     run = Written(folder / "in" / HOSTILE)
     text = (run.path / "experiment.toml").read_text()
     (run.path / "experiment.toml").write_text(text.replace('"digits"', json.dumps(f"x:{HOSTILE}")))
     run.row(1, accuracy=0.5, cautions=[HOSTILE], skipped={HOSTILE: HOSTILE})
-    with PageServer(Follower(folder)) as server, opened(chromium, server.url) as page:
+    with PageServer(Follower(folder)) as server, opened(browser, server.url) as page:
         page.wait_for_selector("#charts svg")
         assert page.inner_text("#name") == HOSTILE
         assert page.inner_text("#runs button") == f"in/{HOSTILE}"
@@ -224,10 +238,9 @@ def test_hostile_names_are_shown_and_never_executed(chromium, tmp_path):
         assert page.locator("img").count() == 0
 
 
-@needs_chromium
-def test_the_page_says_when_the_command_has_ended(chromium, run):
+def test_the_page_says_when_the_command_has_ended(browser, run):
     server = PageServer(Follower(run.path))
-    context = chromium.new_context()
+    context = browser.new_context()
     page = context.new_page()
     with server:
         page.goto(server.url)

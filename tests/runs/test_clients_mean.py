@@ -9,7 +9,7 @@ import torch.nn.functional as F
 import fullrank
 from commands import fullrank as command
 from fullrank.errors import InputError
-from fullrank.metrics.measures import find_metrics
+from fullrank.metrics.registry import find_metrics
 from fullrank.runs.assemble import assemble
 from small import assert_same_bits
 

@@ -45,7 +45,7 @@ class Stops(fullrank.Callback):
             if self.by_signal:
                 os.kill(os.getpid(), signal.SIGTERM)
             else:
-                raise ValueError("that is <enough>")
+                raise ValueError("the patient of sample 17")
 
 
 @pytest.fixture(scope="module")
@@ -162,8 +162,7 @@ def test_tensorboard_shows_a_failure_as_text(failed):
     found = read_events(failed)
     assert session_status(found) == 2  # failure
     ((_, text),) = texts(found, "failure")
-    assert "its round_done raised ValueError: that is <enough>" in text.replace("\\", "")
-    assert "<" not in text.replace("\\<", "")  # no markup
+    assert text.replace("\\", "") == "ValueError; log.txt has the message"
 
 
 @needs_trackers
@@ -220,7 +219,7 @@ def test_mlflow_has_the_keys_the_labels_and_the_end(killed_twice):
 def test_mlflow_marks_a_failed_run_and_continues_the_same_one(failed):
     client, run = stored(failed)
     assert run.info.status == "FAILED"
-    assert "its round_done raised ValueError" in run.data.tags["failure"]
+    assert run.data.tags["failure"] == "ValueError; log.txt has the message"
     more = {**SETTINGS, "train.rounds": 3, "run.track": ["mlflow"]}
     assert forked(lambda: fullrank.run(more, failed) and None).succeeded() is None
     client, run = stored(failed)
@@ -312,7 +311,7 @@ def test_wandb_has_the_keys_the_labels_and_the_end(killed_twice):
 @needs_trackers
 def test_wandb_marks_a_failed_run(failed):
     assert [step for step, _ in history(failed)] == [1, 2]
-    assert "its round_done raised ValueError" in summary(failed)["failure"]
+    assert summary(failed)["failure"] == "ValueError; log.txt has the message"
     records = [*read_records(failed)]
     assert [record.exit.exit_code for record in records if record.WhichOneof("record_type") == "exit"] == [1]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from fullrank.config.experiment import Experiment
 from fullrank.engine.cuda.engine import Cuda
@@ -44,3 +45,21 @@ def check_same(values, engine_of, tolerance=1e-9, rounds=2):
             for epoch, again in zip(left.metrics["epochs"], right.metrics["epochs"], strict=True):
                 assert again == pytest.approx(epoch, rel=1e-6)
     return engine
+
+
+def result(run):
+    """Everything that must agree: weights, metrics but times and places, and what the clients keep."""
+    rows = [{key: value for key, value in row.items() if "seconds" not in key and key != "ray"} for row in run.metrics]
+    assembly = run._assembled()
+    states = {client: assembly.server.store.get(client) for client in range(assembly.federation.clients)}
+    return dict(assembly.server.model), rows, states
+
+
+def same(one, other):
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, (tuple, list)):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    return one == other

@@ -7,7 +7,6 @@ import sys
 from contextlib import nullcontext
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.console import Console
 
@@ -40,20 +39,16 @@ from fullrank.cli.options import (
     Quiet,
     answer,
     command_group,
+    ended_if_interrupted,
     experiment_values,
-    fail,
     picture,
     prepare_streams,
 )
 from fullrank.config.experiment import Experiment, parse_overrides
-from fullrank.data.heterogeneity import draw_text
 from fullrank.data.sources.progress import watching
 from fullrank.engine.allocator import keep_freed_memory
-from fullrank.errors import InputError, Interrupted
+from fullrank.errors import InputError
 from fullrank.local import interrupt
-from fullrank.runs import client_tables, display
-from fullrank.runs.assemble import federate
-from fullrank.runs.run import run as run_experiment
 from fullrank.runs.terminal import say
 
 app = command_group(
@@ -106,13 +101,14 @@ def run(
 
     Example: fullrank run --set method.name=fedavg+feddecorr --set data.alpha=0.05 --set train.rounds=30
     """
+    from fullrank.runs import client_tables, display
+    from fullrank.runs.run import run as run_experiment
+
     experiment = _experiment(file, overrides)
     _reject_without_effect(experiment, overrides)
-    try:
-        with display.choose(quiet, as_json) as shown, watching(None) if quiet else nullcontext():
-            finished = run_experiment(experiment, out, change_engine=change_engine, callbacks=[shown])
-    except Interrupted as stop:
-        fail(str(stop), 130)  # here, because typer would print "Aborted." only
+    silence = watching(None) if quiet else nullcontext()
+    with ended_if_interrupted(), display.choose(quiet, as_json) as shown, silence:
+        finished = run_experiment(experiment, out, change_engine=change_engine, callbacks=[shown])
     if quiet or as_json:
         return
     console = Console(soft_wrap=True)
@@ -168,6 +164,11 @@ def partition(
 
     Example: fullrank partition --set data.alpha=0.05 --set data.clients=20
     """
+    import numpy as np
+
+    from fullrank.data.heterogeneity import draw_text
+    from fullrank.runs.assemble import federate
+
     picture(png)
     federation = federate(_experiment(file, overrides))
     facts = federation.describe()

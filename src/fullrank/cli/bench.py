@@ -9,9 +9,6 @@ from typing import Annotated, Any
 
 import typer
 
-from fullrank.bench import cpu as cpu_bench
-from fullrank.bench import gpu as gpu_bench
-from fullrank.bench import overheads, workload
 from fullrank.cli.options import AsJson, Command, Overrides, command_group, fail
 
 app = command_group("Measure the speed of rounds on this machine.", no_args_is_help=True)
@@ -38,6 +35,9 @@ def cpu(
 
     Example: fullrank bench cpu --networks linear --repeats 3
     """
+    from fullrank.bench import cpu as cpu_bench
+    from fullrank.bench import workload
+
     chosen = workload.TINY if tiny else None
     result = cpu_bench.measure(networks.split(","), repeats, workload=chosen, say=_say)
     _show(result, cpu_bench.report, as_json)
@@ -62,6 +62,8 @@ def gpu(
 
     Example: fullrank bench gpu --root data --rounds 3
     """
+    from fullrank.bench import gpu as gpu_bench
+
     values = gpu_bench.feddecorr_round(device, root, tiny)
     result = gpu_bench.measure(
         values, rounds=rounds, overrides=overrides or [], eager_fraction=eager_fraction, say=_say
@@ -89,6 +91,8 @@ def methods_command(
 
     Example: fullrank bench methods --methods fedprox,fedavg+feddecorr --repeats 5
     """
+    from fullrank.bench import overheads
+
     values = overheads.default_experiment(device, root, tiny)
     chosen = [name.strip() for name in names.split(",") if name.strip()] or overheads.default_methods()
     result = overheads.measure(values, chosen, repeats, overrides=overrides or [], say=_say)

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from fullrank.cli.options import AsJson, Overrides, Root, experiment_values, fail
-from fullrank.comparison.board import choose_board, number_of
-from fullrank.comparison.by_site import SiteTable, check_site_measure
-from fullrank.comparison.compare import compare
-from fullrank.comparison.exported import write_table
-from fullrank.comparison.printed import table_of, title_of
-from fullrank.comparison.table import Comparison, compare_runs
+from fullrank.cli.options import AsJson, Overrides, RayAddress, Root, ended_if_interrupted, experiment_values, fail
+from fullrank.cli.several import Jobs, QuietTable, parse_seeds, with_spread
 from fullrank.comparison.variants import parse_grid, split_list
 from fullrank.config.experiment import Experiment
-from fullrank.errors import InputError, Interrupted
-from fullrank.metrics.measures import single_numbers
+from fullrank.errors import InputError
+from fullrank.metrics.registry import single_numbers
 from fullrank.report.style import reject_unwritable
-from fullrank.runs import client_tables
 from fullrank.runs.terminal import WIDE, print_table, say
+
+if TYPE_CHECKING:
+    from fullrank.comparison.by_site import SiteTable
+    from fullrank.comparison.table import Comparison
 
 
 def compare_command(
@@ -66,19 +63,18 @@ def compare_command(
         str | None,
         typer.Option("--out", metavar="DIR", help="Folder of the runs. By default a name in runs/."),
     ] = None,
-    jobs: Annotated[
-        int,
-        typer.Option("--jobs", "-j", metavar="N", help="Number of parallel runs. 0: one per core, or one on a GPU."),
-    ] = 0,
+    jobs: Jobs = 0,
+    ray: RayAddress = "",
     measure: Annotated[
         str,
         typer.Option(
             "--measure",
             metavar="NAME",
             help=f"Measure to compare: {', '.join(metric.key for metric in single_numbers())}, another metric of "
-            "evaluate.metrics, personal, bytes_up, elements (per client and round), rounds_to.75 (first round with at "
-            "least 75 % test accuracy), time_ratio (seconds per round relative to fedavg), peak_memory, "
-            "eigenvalue_variance (of the last probe), criterion or another term of the loss, as in fedmr.intra …",
+            "evaluate.metrics, accuracy_by_site.NAME, personal, bytes_up, elements (per client and round), "
+            "rounds_to.75 (first round with at least 75 % test accuracy), time_ratio (seconds per round relative to "
+            "--reference, by default to fedavg), parameters (that are trained), peak_memory, eigenvalue_variance "
+            "(of the last probe), criterion or another term of the loss, as in fedmr.intra …",
         ),
     ] = "accuracy",
     value: Annotated[
@@ -123,7 +119,7 @@ def compare_command(
         str, typer.Option("--latex", metavar="FILE", help="Also write the table in LaTeX (booktabs), the best in bold.")
     ] = "",
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the table without progress.")] = False,
+    quiet: QuietTable = False,
 ) -> None:
     """Compare methods over several seeds on the same partitions.
 
@@ -145,6 +141,12 @@ def compare_command(
 
     Example: fullrank compare --runs runs/a runs/b --by site --measure balanced_accuracy
     """
+    from fullrank.comparison.board import choose_board
+    from fullrank.comparison.by_site import check_site_measure
+    from fullrank.comparison.compare import compare
+    from fullrank.comparison.exported import write_table
+    from fullrank.comparison.table import compare_runs
+
     chosen = _sites_of(by, stage, on, measure, value)
     files = {kind: path for kind, path in (("csv", csv), ("markdown", markdown), ("latex", latex)) if path}
     if chosen is not None:
@@ -155,17 +157,18 @@ def compare_command(
         reject_unwritable(Path(path))
     value = value or "last5"
     if runs:
-        if methods or vary or overrides or out or root:
-            raise InputError("--runs compares existing runs: omit --methods, --vary, --set, --root and --out")
+        if methods or vary or overrides or out or root or ray:
+            raise InputError("--runs compares existing runs: omit --methods, --vary, --set, --root, --ray and --out")
         found = compare_runs(inputs or [], measure=measure, value=value, reference=reference)
     else:
         there = [f"data.root={root}"] if root else []
         experiment = _experiment(inputs or [], methods, [*(overrides or []), *there])
         if chosen is not None:
             check_site_measure(chosen["measure"], Experiment.of(experiment))
-        views: dict[str, Any] = {"jobs": jobs, "measure": measure, "value": value}
+        views: dict[str, Any] = {"jobs": jobs, "ray": ray, "measure": measure, "value": value}
         views |= {"vary": parse_grid(vary or []), "reference": reference}
-        found = _run(quiet or as_json, experiment, split_list(methods), parse_seeds(seeds), out, **views)
+        with ended_if_interrupted(), choose_board(quiet or as_json) as board:
+            found = compare(experiment, split_list(methods), parse_seeds(seeds), out, **views, callbacks=[board])
     for kind, path in files.items():
         write_table(found, path, kind)
     if chosen is not None:
@@ -207,37 +210,10 @@ def _experiment(inputs: Sequence[str], methods: str, overrides: list[str] | None
     return experiment_values(inputs[0] if inputs else None, overrides)
 
 
-def _run(silent: bool, *what: Any, **how: Any) -> Comparison:
-    with choose_board(silent) as board:
-        try:
-            return compare(*what, **how, callbacks=[board])
-        except Interrupted as stop:
-            sentence = str(stop)
-    fail(sentence, 130)  # here, because typer would print "Aborted." only
-
-
-MOST_SEEDS = 10_000
-
-
-def parse_seeds(text: str) -> list[int]:
-    """Parse seeds from a list of numbers and ranges.
-
-    >>> parse_seeds("0-2,7")
-    [0, 1, 2, 7]
-    """
-    found: list[int] = []
-    for piece in text.split(","):
-        match = re.fullmatch(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?", piece)
-        if match is None or (match[2] and int(match[2]) < int(match[1])):
-            raise InputError(f'--seeds "{text}" is not a list of seeds, as in 0,1,2 or 0-4')
-        several = range(int(match[1]), int(match[2] or match[1]) + 1)
-        if several.stop - several.start > MOST_SEEDS:
-            raise InputError(f'--seeds "{text}" are more than {MOST_SEEDS} seeds; each seed is a run of every method')
-        found += several
-    return found
-
-
 def _show(found: Comparison) -> None:
+    from fullrank.comparison.board import number_of
+    from fullrank.comparison.printed import table_of, title_of
+
     console, wide = Console(highlight=False), Console(highlight=False, width=WIDE)
     table = table_of(found)
     if not console.is_terminal:
@@ -256,6 +232,8 @@ def _show(found: Comparison) -> None:
 
 def _show_by_site(found: SiteTable, as_json: bool) -> None:
     """Print the table of methods by sites."""
+    from fullrank.runs import client_tables
+
     if as_json:
         print(json.dumps(found.facts(), indent=1))
         return
@@ -268,18 +246,10 @@ def _show_by_site(found: SiteTable, as_json: bool) -> None:
     for column in ("method", *found.sites):
         table.add_column(client_tables.shown_name(column), no_wrap=True)
     for row in found.rows:
-        cells = [_of_site(row.mean(site), row.std(site), found.is_share) for site in found.sites]
+        cells = [with_spread(row.mean(site), row.std(site), found.is_share) for site in found.sites]
         table.add_row(row.method, *cells)
     print_table(table)
     say()
     for row in found.rows:
         for reason in dict.fromkeys(row.absent.values()):
             say(f"{row.method}: {reason}")
-
-
-def _of_site(mean: float | None, std: float | None, is_share: bool) -> str:
-    if mean is None:
-        return "absent"
-    scale, digits = (100, 2) if is_share else (1, 4)
-    spread = f" ± {scale * std:.{digits}f}" if std is not None else ""
-    return f"{scale * mean:.{digits}f}{spread}"

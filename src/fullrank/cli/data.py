@@ -7,25 +7,23 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
 from fullrank.cli.options import AsJson, Command, command_group
-from fullrank.data import DataSet, load_dataset
-from fullrank.data.sources.download import Watch
-from fullrank.data.sources.download import get as get_data
 from fullrank.data.sources.registry import DATA_SETS
 from fullrank.data.sources.registry import stored as stored_sets
-from fullrank.data.sources.stored import FileFacts, Stored
 from fullrank.errors import InputError, nearest, printable
-from fullrank.runs import display
-from fullrank.runs.client_tables import shown_name
 from fullrank.runs.terminal import print_table, say
+
+if TYPE_CHECKING:
+    from fullrank.data import DataSet
+    from fullrank.data.sources.download import Watch
+    from fullrank.data.sources.stored import FileFacts, Stored
 
 EMBEDDED = "digits"
 SIDE = 32
@@ -49,6 +47,8 @@ def get(name: Name, root: Root = "") -> None:
 
     Example: fullrank data get cifar10 --root data
     """
+    from fullrank.data.sources.download import get as get_data
+
     if name == EMBEDDED:
         say(f"{name} is part of fullrank: there is nothing to download")
         return
@@ -71,6 +71,8 @@ def check(
 
     Example: fullrank data check cifar10
     """
+    from fullrank.runs import display
+
     facts = _facts(name, root)
     if as_json:
         print(json.dumps(facts, indent=1))
@@ -96,6 +98,8 @@ def _known(name: str) -> Stored:
 
 
 def _facts(name: str, root: str) -> dict[str, Any]:
+    from fullrank.data import load_dataset
+
     if name not in DATA_SETS.own:
         raise InputError(f'unknown data set "{name}": {nearest(name, DATA_SETS.own)}')
     of_images = "unreadable" in inspect.signature(DATA_SETS.own[name]).parameters
@@ -128,6 +132,8 @@ def _form(name: str, of_images: bool) -> str:
 
 def _images(data: DataSet) -> dict[str, dict[str, list[int]]]:
     """Return the numbers of images in training and test by domain and class."""
+    import torch
+
     found: dict[str, dict[str, list[int]]] = {}
     for number, domain in enumerate(data.domains or ("",)):
         counts = [
@@ -152,6 +158,8 @@ def _file(fact: FileFacts) -> dict[str, Any]:
 
 
 def _print(facts: dict[str, Any]) -> None:
+    from fullrank.runs import display
+
     where = f" in {facts['folder']}" if facts["folder"] else ""
     say(f"{facts['title']} ({facts['form']}){where}")
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -174,6 +182,8 @@ def _print(facts: dict[str, Any]) -> None:
 
 def _print_images(facts: dict[str, Any]) -> None:
     """Print the numbers of images, one line per class, and the files that cannot be read."""
+    from fullrank.runs.client_tables import shown_name
+
     say("images of each class, in training and test:")
     table = Table(box=None, pad_edge=False)
     table.add_column("class")
@@ -212,6 +222,8 @@ def _progress() -> Iterator[Watch]:
 
 
 def _lines() -> Watch:
+    from fullrank.runs import display
+
     seen: set[str] = set()
 
     def watch(url: str, done: int, total: int | None) -> None:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.table import Table
 
 from fullrank.cli.options import AsJson, Client, Root, StageName, Trust
-from fullrank.errors import InputError
-from fullrank.federated.site import Stage
 from fullrank.files import writable
-from fullrank.metrics.bootstrap import LEVEL, RESAMPLES, Interval
-from fullrank.metrics.measures import Metric
-from fullrank.report.evaluate import PARTS, Evaluated, Measured, evaluate_run
-from fullrank.runs.client_tables import shown_name
-from fullrank.runs.display import STAGES
-from fullrank.runs.result import run_at
+from fullrank.metrics.registry import LEVEL, RESAMPLES, Metric
 from fullrank.runs.terminal import print_table, say
+
+if TYPE_CHECKING:
+    from fullrank.federated.site import Stage
+    from fullrank.metrics.bootstrap import Interval
+    from fullrank.report.evaluate import Evaluated, Measured, Part
 
 CLASSES_SHOWN = 20
 
@@ -29,7 +27,7 @@ def evaluate_command(
         str, typer.Argument(metavar="DATA", help="Data set or folder of images. By default the data of the run.")
     ] = "",
     part: Annotated[
-        str, typer.Option("--part", metavar="PART", help=f"Samples to evaluate on: {', '.join(PARTS)}.")
+        str, typer.Option("--part", metavar="PART", help="Samples to evaluate on: test, train or all.")
     ] = "test",
     metrics: Annotated[
         str, typer.Option("--metrics", metavar="A,B", help="Metrics in addition to evaluate.metrics of the run.")
@@ -57,16 +55,17 @@ def evaluate_command(
 
     Example: fullrank evaluate runs/demo --metrics balanced-accuracy,per-class
     """
+    from fullrank.report.evaluate import evaluate_run
+    from fullrank.runs.result import run_at
+
     names = [name.strip() for name in metrics.split(",") if name.strip()]
-    if part not in PARTS:
-        raise InputError(f'--part = "{part}": must be one of {", ".join(PARTS)}')
     found = evaluate_run(
         run_at(run, trust, "" if data else root),
         data,
         root,
-        part=part,
+        part=cast("Part", part),
         client=client,
-        stage=cast(Stage | None, stage),
+        stage=cast("Stage | None", stage),
         metrics=names,
         resamples=resamples,
     )
@@ -77,6 +76,8 @@ def evaluate_command(
 
 
 def _show(found: Evaluated) -> None:
+    from fullrank.runs.display import STAGES
+
     say(f"model     {found.model}" + (f", {found.stage}: {STAGES[found.stage]}" if found.stage else ""))
     samples = {"test": "test samples", "train": "training samples", "all": "all samples"}[found.part]
     say(f"data      {found.data}, {samples}")
@@ -91,6 +92,8 @@ def _show(found: Evaluated) -> None:
 
 
 def _table(metrics: list[Metric], rows: dict[str, Measured]) -> Table:
+    from fullrank.runs.client_tables import shown_name
+
     table = Table(box=None, pad_edge=False)
     table.add_column("site" if len(rows) > 1 else "")
     table.add_column("samples", justify="right")
@@ -104,6 +107,8 @@ def _table(metrics: list[Metric], rows: dict[str, Measured]) -> Table:
 
 def _show_classes(metric: Metric, found: Evaluated) -> None:
     """Print a metric with a value for each class; a column for each site."""
+    from fullrank.runs.client_tables import shown_name
+
     columns = {"all": found.all, **found.sites}
     table = Table(box=None, pad_edge=False)
     table.add_column("class")
@@ -128,7 +133,7 @@ def _cell(value: object, interval: object, is_share: bool) -> str:
         return "–"
     shown = [_number(value, is_share)]
     if isinstance(interval, tuple):
-        low, high = cast(Interval, interval)
+        low, high = cast("Interval", interval)
         shown.append(f"\\[{_number(low, is_share)}, {_number(high, is_share)}]")
     return " ".join(shown)
 

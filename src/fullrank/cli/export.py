@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from fullrank.cli.options import AsJson, Root, StageName, Trust, fail
-from fullrank.deploy.export import Exported, ExportFailed, export
-from fullrank.deploy.formats import FORMATS
-from fullrank.deploy.prepared import Inputs
-from fullrank.federated.site import Stage
-from fullrank.runs.display import STAGES, size
+from fullrank.deploy.registry import FORMATS
 from fullrank.runs.terminal import say
+
+if TYPE_CHECKING:
+    from fullrank.deploy.export import Exported
+    from fullrank.deploy.prepared import Inputs
+    from fullrank.federated.site import Stage
 
 
 def export_command(
@@ -61,6 +62,8 @@ def export_command(
 
     Example: fullrank export runs/demo --format safetensors,onnx --to model
     """
+    from fullrank.deploy.export import ExportFailed, export
+
     try:
         wanted = [name.strip() for name in formats.split(",") if name.strip()]
         done = export(
@@ -68,8 +71,8 @@ def export_command(
             to,
             wanted,
             client,
-            stage=cast(Stage | None, stage),
-            inputs=cast(Inputs, inputs),
+            stage=cast("Stage | None", stage),
+            inputs=cast("Inputs", inputs),
             trust=trust,
             root=root,
         )
@@ -82,6 +85,8 @@ def export_command(
 
 
 def _print(done: Exported) -> None:
+    from fullrank.runs.display import STAGES, size
+
     model, shape = done.facts["model"], "×".join(map(str, done.facts["input"]["shape"]))
     form = "in its plain form, with fused BatchNorm" if model["form"] == "plain" else "as it was trained"
     say(f"{model['name']} {form}: {model['parameters']:,} parameters, input {shape}")

@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 import warnings
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fullrank.comparison.table import runs_in
 from fullrank.errors import InputError
 from fullrank.report.figures import KINDS, draw_figure
-from fullrank.runs.result import Run
+
+if TYPE_CHECKING:
+    from fullrank.runs.result import Run
 
 
 def figure_command(
@@ -57,8 +58,9 @@ def figure_command(
             "--over",
             metavar="NAME",
             help="What the horizontal axis shows. Of a course, rounds (the default) or steps (of fine-tuning); of "
-            "losses, epochs (the default) or rounds; of ablation, a numeric key, as in train.lr; of cost, bytes (the "
-            "default), bytes_up, bytes_down, elements_up, elements_down or seconds.",
+            "losses, epochs (the default) or rounds; of cka, clients (the default: heat maps) or layers (means over "
+            "clients); of ablation, a numeric key, as in train.lr; of cost, bytes (the default), bytes_up, bytes_down, "
+            "elements_up, elements_down, seconds, peak_memory or parameters.",
         ),
     ] = "",
     label: Annotated[
@@ -84,22 +86,25 @@ def figure_command(
     - gap: the gap R between the spectra of clients and of the global model (--clients, --label, --band)
     - collapse: neural collapse, NC1 to NC4, over rounds (--clients, --label, --band)
     - consistency: cosine between clients' prototypes, and the NC error, over rounds (--label, --band)
-    - classifier: norms of the rows of the classifier, and cosines between clients (--rounds, --label)
+    - classifier: norms of the rows of the classifier, and cosines between clients (--rounds, --label, --band)
     - tsne: t-SNE of these rows (needs scikit-learn) (--rounds, --label)
-    - cka: similarity of the clients' representations, layer by layer (--rounds, --label)
+    - cka: similarity of the clients' representations, layer by layer (--over, --rounds, --label, --band)
     - losses: terms of the loss over local epochs or rounds (--term, --over, --rounds, --clients, --label, --band)
     - accuracy: test accuracy over rounds (--label, --band)
     - course: any measure over rounds, or accuracy over fine-tuning steps (--measure, --over, --label, --band)
     - ablation: a measure over the values of a key, per method (--over, --measure, --value, --label, --band)
-    - cost: a measure against bytes or seconds, per method (--over, --measure, --value, --label, --band)
+    - cost: a measure against bytes, seconds or memory, per method (--over, --measure, --value, --label, --band)
 
     The first seven need probes: run with --set probe.every=N. The legend shows the keys in which the runs differ, or
     what --label says. Runs that differ only in the seed are drawn as one line, their mean, with a band around it.
+    Classifier, cka and losses show up to five runs separately; --band, or more runs, averages over clients and seeds.
 
     Example: fullrank figure spectrum runs/a runs/b --out spectrum.pdf
 
     Example: fullrank figure course runs/comparison --measure personal.local.mean --band std --label Ours --label FedAvg
     """
+    from fullrank.comparison.directories import runs_in
+
     if top is not None and top < 1:
         raise InputError(f"--top {top}: must be at least 1")
     options: dict[str, Any] = {"rounds": _numbers("--rounds", rounds), "clients": _numbers("--clients", clients)}

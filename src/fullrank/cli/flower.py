@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from fullrank.cli.options import Command, command_group
-from fullrank.deploy.flower.new import write_app
 
 app = command_group(
     "Run an experiment at sites that keep their data, on Flower.",
@@ -34,6 +33,8 @@ def new(
 
     Example: fullrank flower new hospitals --method scaffold --clients 3
     """
+    from fullrank.deploy.flower.new import write_app
+
     written = write_app(folder, method, clients)
     width = max(len(path.name) for path in written)
     what = {

@@ -5,22 +5,20 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from fullrank.cli.options import AsJson, Overrides, Root, StageName, Trust, picture
-from fullrank.collapse import recall
-from fullrank.collapse.spectra import THRESHOLD
 from fullrank.config.experiment import parse_overrides
 from fullrank.errors import InputError, nearest
-from fullrank.federated.site import Stage
 from fullrank.files import writable
-from fullrank.report.inspect import FILE, Inspected, inspect_model, inspect_run, is_run
-from fullrank.runs import client_tables
-from fullrank.runs.display import STAGES
-from fullrank.runs.result import Run, run_at
 from fullrank.runs.terminal import say
+
+if TYPE_CHECKING:
+    from fullrank.federated.site import Stage
+    from fullrank.report.inspect import Inspected
+    from fullrank.runs.result import Run
 
 SHOWN = {
     "effective_rank": "effective rank",
@@ -45,11 +43,8 @@ WORDS = {
     "classifier_bias": "correlation of the norms with the class counts in training",
 }
 CLASSES_SHOWN = 20
-KEPT: dict[str, Any] = {
-    "site": client_tables.by_site,
-    "class": client_tables.by_class,
-    "confusion": client_tables.by_confusion,
-}
+FILE = ".safetensors"
+KEPT = ("site", "class", "confusion")
 """The values of --by."""
 
 
@@ -106,6 +101,9 @@ def inspect_command(
 
     Example: fullrank inspect mine:trained cifar10
     """
+    from fullrank.report.inspect import inspect_run, is_run
+    from fullrank.runs.result import run_at
+
     picture(png)
     if by or on:
         _show_kept(what, by or "site", client, stage, on, as_json)
@@ -116,7 +114,7 @@ def inspect_command(
         run = run_at(what, trust, "" if data else root)
         if _has_only_clients(run, client, stage, data, png) and not as_json:
             return
-        found = inspect_run(run, client, data, root, cast(Stage | None, stage))
+        found = inspect_run(run, client, data, root, cast("Stage | None", stage))
     else:
         found = _inspect(what, data, client, model, root, overrides)
     if png is not None:
@@ -146,6 +144,8 @@ def _has_only_clients(run: Run, client: int | None, stage: str | None, data: str
 
 def _show_sites(run: Run) -> bool:
     """Show the accuracy of the clients' own models by client or site, if the run kept it, and return whether it did."""
+    from fullrank.runs import client_tables
+
     rows = run.kept() or []
     client_tables.show_sites(rows)
     return any(row["client"] is not None for row in rows)
@@ -153,6 +153,10 @@ def _show_sites(run: Run) -> bool:
 
 def _show_kept(what: str, by: str, client: int | None, stage: str | None, on: str, as_json: bool) -> None:
     """Print the results that a run recorded for its models."""
+    from fullrank.report.inspect import is_run
+    from fullrank.runs import client_tables
+    from fullrank.runs.result import run_at
+
     if not is_run(what):
         raise InputError(f'--by and --on show recorded results of a run, and "{what}" is not a run directory')
     run = run_at(what)
@@ -170,22 +174,27 @@ def _show_kept(what: str, by: str, client: int | None, stage: str | None, on: st
     if not rows:
         named = ", ".join(f"{key} {value}" for key, value in asked.items())
         raise InputError(f'the run in "{what}" has no results of its models' + (f" ({named})" if named else ""))
+    shown = {"class": client_tables.by_class, "confusion": client_tables.by_confusion}
     if by == "site":
         if line := client_tables.whole_test(rows):
             say(line)
         tables = client_tables.by_site(rows)
     else:
-        tables = KEPT[by](rows if stage or client is not None else _last_stage(rows), run.classes)
+        tables = shown[by](rows if stage or client is not None else _last_stage(rows), run.classes)
     client_tables.show(tables)
 
 
 def _last_stage(rows: list[Any]) -> list[Any]:
     """Return the rows of the global model, and those of the last stage of the clients' own models."""
+    from fullrank.runs import client_tables
+
     last = [stage for stage in client_tables.STAGES if any(row["stage"] == stage for row in rows)][-1]
     return [row for row in rows if row["stage"] in ("global", last)]
 
 
 def _inspect(what: str, data: str, client: int | None, model: str, root: str, overrides: list[str] | None) -> Inspected:
+    from fullrank.report.inspect import inspect_model
+
     if not (what.endswith(FILE) or ":" in what):
         there = "is not a run directory: it has no experiment.toml" if Path(what).exists() else "does not exist"
         raise InputError(f'"{what}" {there}; give a run, a package.module:function, or a {FILE} file')
@@ -197,6 +206,9 @@ def _inspect(what: str, data: str, client: int | None, model: str, root: str, ov
 
 
 def _show(found: Inspected) -> None:
+    from fullrank.collapse.spectra import THRESHOLD
+    from fullrank.runs.display import STAGES
+
     numbers = found.numbers
     say(f"model                 {found.model}")
     if found.stage:
@@ -218,6 +230,8 @@ def _show(found: Inspected) -> None:
 
 
 def _show_classes(found: Inspected) -> None:
+    from fullrank.collapse import recall
+
     accuracy = recall(found.arrays["confusion"])
     by_class = list(zip(found.classes, accuracy, strict=False))
     if len(by_class) > CLASSES_SHOWN:

@@ -17,7 +17,7 @@ from rich.markup import escape
 from fullrank.cli.options import AsJson
 from fullrank.config.experiment import Experiment
 from fullrank.config.schema import NameIn, Table
-from fullrank.data.partition import VARIANTS
+from fullrank.data.registry import VARIANTS
 from fullrank.errors import InputError, nearest
 
 TYPES = {bool: "true or false", int: "integer", float: "float", str: "string"}
@@ -100,7 +100,7 @@ def _fields(table: type[Table], before: str = "") -> Iterator[tuple[str, FieldIn
 
 
 def _facts(field: FieldInfo) -> dict[str, Any]:
-    variants = "; ".join(f"{_listed(known)} for {name}" for name, known in VARIANTS.items())
+    variants = "; ".join(f"{_listed([*known])} for {name}" for name, known in VARIANTS.items())
     return {
         "what": " ".join((field.description or "").replace("{variants}", variants).split()),
         "default": field.default,

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
@@ -15,14 +14,11 @@ from rich.padding import Padding
 from fullrank import methods
 from fullrank.cli.options import AsJson, Command, command_group
 from fullrank.config.experiment import Experiment
-from fullrank.data import DataSet, Pipeline, Split
-from fullrank.data.federation import divide_by_sizes
-from fullrank.engine.recording import RecordingEngine
 from fullrank.errors import kind_of, message_of
-from fullrank.methods import Method
-from fullrank.randomness import generator
-from fullrank.runs.assemble import Assembly, assemble
-from fullrank.runs.fit import method_table
+
+if TYPE_CHECKING:
+    from fullrank.methods import Method
+    from fullrank.runs.assemble import Assembly
 
 CLASSES, SAMPLES, INPUT = 7, 29, (1, 8, 8)
 """Sizes of the small federation. No layer has them, so that a shape shows its origin."""
@@ -138,6 +134,8 @@ def _say_what_leaves(leaves: dict[str, Any], console: Console) -> None:
 
 def leaving(method: Method) -> dict[str, Any]:
     """Run a method on a small federation and describe the kinds and shapes of what its clients send, by name."""
+    from fullrank.engine.recording import RecordingEngine
+
     found: dict[str, dict[str, str]] = {"start": {}, "round": {}, "end": {}}
     try:
         parts = small_federation(method)
@@ -158,6 +156,14 @@ def leaving(method: Method) -> dict[str, Any]:
 
 def small_federation(method: Method) -> Assembly:
     """Assemble two clients with random images and a small network with BatchNorm, or the network the method needs."""
+    import torch
+
+    from fullrank.data import DataSet, Pipeline, Split
+    from fullrank.data.federation import divide_by_sizes
+    from fullrank.randomness import generator
+    from fullrank.runs.assemble import assemble
+    from fullrank.runs.fit import method_table
+
     rng = generator(0, "small federation")
     y = torch.arange(2 * SAMPLES) % CLASSES
     x = torch.from_numpy(rng.standard_normal((2 * SAMPLES, *INPUT))).float()

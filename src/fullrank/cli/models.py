@@ -6,7 +6,6 @@ import inspect
 import json
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
@@ -58,6 +57,8 @@ def _facts(name: str) -> dict[str, Any]:
 
 
 def _size(name: str) -> dict[str, Any]:
+    import torch
+
     shape = _COUNTED_AT.get(name, _CIFAR)
     with torch.device("meta"):  # shapes only, no memory and no computation
         net = models.build(name, num_classes=10, in_channels=shape[0]).eval()

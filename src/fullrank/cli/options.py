@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, NoReturn
 
-import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -22,7 +21,7 @@ from fullrank import models
 from fullrank.config.experiment import merged, parse_overrides, read_toml, without_none
 from fullrank.config.schema import Model
 from fullrank.data.sources.progress import watching
-from fullrank.errors import ClientFailed, InputError, RunFailed, WriteFailed, in_words, printable
+from fullrank.errors import ClientFailed, InputError, Interrupted, RunFailed, WriteFailed, in_words, printable
 from fullrank.runs.terminal import say
 
 File = Annotated[
@@ -53,6 +52,15 @@ StageName = Annotated[
         metavar="STAGE",
         help="With --client: received (the model before local training), local (after it) or personalised (by the "
         "method). By default the last stage that the method has.",
+    ),
+]
+RayAddress = Annotated[
+    str,
+    typer.Option(
+        "--ray",
+        metavar="ADDRESS",
+        help="Make the runs on the nodes of a Ray cluster: host:port, or auto for the one of which this machine is a "
+        "node. All nodes must share the folder of the runs.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -167,9 +175,24 @@ def answer(command: Callable[[], Any]) -> None:
         if error.filename is None:
             raise
         fail(f'"{_shortened(error.filename)}" cannot be used: {error.strerror}', 2)
-    except (MemoryError, torch.OutOfMemoryError) as error:
+    except _out_of_memory() as error:
         why = str(error).strip().splitlines()[0] if str(error).strip() else "out of memory"
         fail(f"there is not enough memory ({why}); use smaller data, a smaller model or smaller batches", 1)
+
+
+@contextlib.contextmanager
+def ended_if_interrupted() -> Iterator[None]:
+    """End the process with the sentence of an interruption; typer would only print "Aborted."."""
+    try:
+        yield
+    except Interrupted as stop:
+        fail(str(stop), 130)
+
+
+def _out_of_memory() -> tuple[type[BaseException], ...]:
+    """Return the exceptions for exhausted memory; torch's is among them if torch has been imported."""
+    torch = sys.modules.get("torch")
+    return (MemoryError,) if torch is None else (MemoryError, torch.OutOfMemoryError)
 
 
 def _shortened(name: object) -> str:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
 from fullrank.cli.options import AsJson, Client, Root, StageName, Trust
-from fullrank.deploy.predict import Predictions, predict, reject_others
-from fullrank.federated.site import Stage
-from fullrank.runs.display import counted
 from fullrank.runs.terminal import say
+
+if TYPE_CHECKING:
+    from fullrank.deploy.predict import Predictions
+    from fullrank.federated.site import Stage
 
 SHOWN = 10
 """The largest number of classes whose counts are printed."""
@@ -54,13 +55,16 @@ def predict_command(
 
     Example: fullrank predict runs/demo photos --out predictions.csv
     """
+    from fullrank.deploy.predict import predict, reject_others
+    from fullrank.runs.display import counted
+
     if out is not None:
         reject_others(Path(out))
     found = predict(
         run,
         data,
         client=client,
-        stage=cast(Stage | None, stage),
+        stage=cast("Stage | None", stage),
         unreadable=cast(Literal["stop", "skip"], unreadable),
         trust=trust,
         root=root,

@@ -6,18 +6,17 @@ import json
 import math
 import sys
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 
 from fullrank.cli.options import AsJson
-from fullrank.comparison.table import all_runs
 from fullrank.files import writable
-from fullrank.probe.layers import CLASSIFIER
-from fullrank.report.labels import titles_of
-from fullrank.report.probed import Probe, mean, probe_at, probes_of
 from fullrank.runs.terminal import print_table, say
+
+if TYPE_CHECKING:
+    from fullrank.report.probed import Probe
 
 CLIENTS_TOO = ("accuracy", "significant", "effective_rank")
 """Measures that are shown for the global model and, as a mean, for the probed clients."""
@@ -40,6 +39,10 @@ def probes_command(
 
     Example: fullrank probes runs/collapse --every
     """
+    from fullrank.comparison.directories import all_runs
+    from fullrank.report.labels import titles_of
+    from fullrank.report.probed import probe_at, probes_of
+
     found = all_runs(inputs)
     # runs without probes are skipped in a folder, but not if they were named themselves
     runs = [run for run in found if run.probes or str(run.path) in inputs] or found
@@ -63,6 +66,8 @@ def probes_command(
 
 
 def _facts(probe: Probe) -> dict[str, Any]:
+    from fullrank.report.probed import mean
+
     found = probe.get("global", {})
     clients = {name: mean([local[name] for local in probe["locals"]]) for name in CLIENTS_TOO}
     return {
@@ -76,6 +81,8 @@ def _facts(probe: Probe) -> dict[str, Any]:
 
 
 def _cells(row: dict[str, Any]) -> Iterator[str]:
+    from fullrank.probe.layers import CLASSIFIER
+
     yield row["run"]
     yield str(row["round"])
     for name, times, of_global, of_clients in (

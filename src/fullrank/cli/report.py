@@ -6,8 +6,6 @@ from typing import Annotated
 
 import typer
 
-from fullrank.report.page.build import write_report
-
 
 def report_command(
     inputs: Annotated[
@@ -40,4 +38,6 @@ def report_command(
 
     Example: fullrank report runs/a runs/b --out both.html --csv tables
     """
+    from fullrank.report.page.build import write_report
+
     print(f"written to {write_report(inputs, out, json_file=json_file, csv_folder=csv_folder)}")

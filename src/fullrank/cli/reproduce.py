@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
-from fullrank import papers
-from fullrank.cli.compare import parse_seeds
-from fullrank.cli.options import AsJson, Overrides, Root, fail
-from fullrank.comparison.board import choose_board
+from fullrank.cli.options import AsJson, Overrides, RayAddress, Root, ended_if_interrupted, fail
+from fullrank.cli.several import Jobs, QuietTable, parse_seeds
 from fullrank.config.experiment import dotted, parse_overrides, without_none
-from fullrank.errors import InputError, Interrupted
+from fullrank.errors import InputError
 from fullrank.local import interrupt
-from fullrank.papers.drawing import draw_panels
-from fullrank.papers.plan import Plan, estimate, make_plan, measure
-from fullrank.papers.reproduction import REPORT, Reproduction, check_jobs, complete
-from fullrank.papers.verdict import COMPARED, RULE
-from fullrank.runs.display import clock, counted, setting
 from fullrank.runs.terminal import print_table, say
+
+if TYPE_CHECKING:
+    from fullrank import papers
+    from fullrank.papers.plan import Plan
+    from fullrank.papers.reproduction import Reproduction
 
 
 def reproduce_command(
@@ -51,10 +49,8 @@ def reproduce_command(
         str | None,
         typer.Option("--out", metavar="DIR", help="Folder of the runs and the report. By default a name in runs/."),
     ] = None,
-    jobs: Annotated[
-        int,
-        typer.Option("--jobs", "-j", metavar="N", help="Number of parallel runs. 0: one per core, or one on a GPU."),
-    ] = 0,
+    jobs: Jobs = 0,
+    ray: RayAddress = "",
     list_: Annotated[
         bool, typer.Option("--list", help="List the tables, or the cells of a table, and run nothing.")
     ] = False,
@@ -67,7 +63,7 @@ def reproduce_command(
         ),
     ] = False,
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the table without progress.")] = False,
+    quiet: QuietTable = False,
 ) -> None:
     """Run cells of a paper's table again and compare the values.
 
@@ -85,6 +81,13 @@ def reproduce_command(
 
     Example: fullrank reproduce feddecorr-tpami/table-1 --dry-run
     """
+    from fullrank import papers
+    from fullrank.comparison.board import choose_board
+    from fullrank.papers.drawing import draw_panels
+    from fullrank.papers.plan import make_plan
+    from fullrank.papers.reproduction import check_jobs, complete
+    from fullrank.runs.display import counted
+
     if timed and not dry_run:
         raise InputError("--estimate belongs to --dry-run; without it the time is always estimated")
     if table is None:
@@ -109,26 +112,21 @@ def reproduce_command(
         _command(table, cells, seeds, rounds, [*(overrides or []), *there]),
     )
     silent = quiet or as_json
-    try:
+    with ended_if_interrupted():
         if dry_run:
             _show_plan(plan, jobs, timed, as_json)
             return
-        _announce(plan, jobs, silent)
+        _announce(plan, jobs, silent, ray)
         with choose_board(silent) as board:
-            done = complete(plan, jobs, [board])
-    except Interrupted as stop:
-        sentence = str(stop)
-    else:
-        files, problems = draw_panels(done)
-        print(done.to_json()) if as_json else _show(done)
-        for problem in problems:
-            say(f"fullrank: warning: {problem}", file=sys.stderr)
-        for file in files if not as_json else ():
-            say(f"drawn in {file}")
-        if done.failed:
-            fail(f"{done.failed} of {counted(len(plan.tasks), 'run')} failed; see log.txt in the directory of each", 1)
-        return
-    fail(sentence, 130)  # here, because typer would print "Aborted." only
+            done = complete(plan, jobs, [board], ray)
+    files, problems = draw_panels(done)
+    print(done.to_json()) if as_json else _show(done)
+    for problem in problems:
+        say(f"fullrank: warning: {problem}", file=sys.stderr)
+    for file in files if not as_json else ():
+        say(f"drawn in {file}")
+    if done.failed:
+        fail(f"{done.failed} of {counted(len(plan.tasks), 'run')} failed; see log.txt in the directory of each", 1)
 
 
 def _command(
@@ -145,6 +143,8 @@ def _command(
 
 
 def _list_tables(as_json: bool) -> None:
+    from fullrank import papers
+
     tables = [papers.load_table(name) for name in [*papers.available(), *papers.figures()]]
     if as_json:
         facts = [{"name": one.name, "title": one.title, "cells": len(one.cells), "paper": one.paper} for one in tables]
@@ -175,20 +175,45 @@ def _list_cells(table: papers.Table, patterns: list[str], as_json: bool) -> None
 # The plan
 
 
-def _announce(plan: Plan, jobs: int, silent: bool) -> None:
-    """Print what will be run, and measure how long it will take."""
+def _announce(plan: Plan, jobs: int, silent: bool, ray: str) -> None:
+    """Print what will be run, and measure how long it will take, unless it will be run on other machines."""
+    from fullrank.papers.plan import MEASURED, measure, unmeasured
+    from fullrank.runs.display import counted
+
     plan.check()
     if not silent:
-        for one in plan.selected:
-            if one.problem:
-                say(f"{one.cell.name} is left out: {one.problem}")
+        _print_left_out(plan)
+    if ray:
+        if not silent:
+            pending = plan.pending()
+            left = counted(sum(task.rounds - task.done for task in pending), "round")
+            say(f"{counted(len(plan.tasks), 'run')} in {plan.folder}, of which {left} remain")
+        return
+    first = unmeasured(plan, jobs)
+    if first and not silent:
+        say(f"measuring the time of a round: the first {MEASURED} rounds of {counted(len(first), 'run')}")
     with interrupt.guard():
         measure(plan, jobs)
     if not silent:
         say(_time_left(plan, jobs))
 
 
+def _print_left_out(plan: Plan) -> None:
+    """Print which cells cannot be run, each reason once."""
+    cells: dict[str, list[str]] = {}
+    for one in plan.selected:
+        if one.problem:
+            cells.setdefault(one.problem, []).append(one.cell.name)
+    for problem, names in cells.items():
+        which = f"{names[0]} is" if len(names) == 1 else f"{len(names)} of {len(plan.selected)} cells are"
+        print(f"{which} left out: {problem}")
+
+
 def _show_plan(plan: Plan, jobs: int, timed: bool, as_json: bool) -> None:
+    from fullrank.papers.plan import estimate, measure
+    from fullrank.papers.verdict import Footnotes
+    from fullrank.runs.display import setting
+
     if timed:
         with interrupt.guard():
             measure(plan, jobs)
@@ -197,18 +222,23 @@ def _show_plan(plan: Plan, jobs: int, timed: bool, as_json: bool) -> None:
         facts = {**plan.facts(), "seconds": left.seconds, "runs_of_unknown_time": left.unknown}
         print(json.dumps({**facts, "seconds_per_round": dict(left.per_round)}, indent=1))
         return
-    rows = []
+    rows, below = [], Footnotes()
     for one in plan.selected:
         tasks = [task for several in one.tasks.values() for task in several]
         complete = f"{sum(task.done for task in tasks)} of {sum(task.rounds for task in tasks)}"
-        about = one.problem or setting(tasks[0].experiment)
+        what = [setting(tasks[0].experiment)] if tasks else []
+        about = "; ".join([*what, below.short("left out", one.problem)] if one.problem else what)
         rows.append([one.cell.name, str(len(tasks)), complete, about])
     _print_table(["cell", "runs", "rounds complete", "each run"], rows)
+    say("".join(f"\n{text}" for text in below.sentences()))
     say(f"\n{_time_left(plan, jobs)}")
 
 
 def _time_left(plan: Plan, jobs: int) -> str:
     """Return a sentence about the runs that remain and the time that they need."""
+    from fullrank.papers.plan import estimate
+    from fullrank.runs.display import clock, counted
+
     pending, left = plan.pending(), estimate(plan, jobs)
     complete = len(plan.tasks) - len(pending)
     text = f"{counted(len(plan.tasks), 'run')} in {plan.folder}, {complete} complete"
@@ -226,11 +256,14 @@ def _time_left(plan: Plan, jobs: int) -> str:
 
 
 def _show(found: Reproduction) -> None:
+    from fullrank.papers.reproduction import REPORT
+    from fullrank.papers.verdict import COMPARED, RULE
+
     table = found.plan.table
     say(f"\n{table.name}: {table.title}\n{table.paper}\n")
-    _print_table(*found.rows(selected=True))
+    _print_table(*found.rows(found.selected))
     say()
-    for remark in found.remarks(selected=True):
+    for remark in found.remarks(found.selected):
         say(remark)
     if any(result.verdict.kind in COMPARED for result in found.selected):
         say(RULE)

@@ -7,12 +7,10 @@ from typing import Annotated
 
 import typer
 
-from fullrank.cli.options import AsJson, Overrides, Quiet, fail
+from fullrank.cli.options import AsJson, Overrides, Quiet, ended_if_interrupted
 from fullrank.config.experiment import merged, nested, parse_overrides
-from fullrank.errors import InputError, Interrupted
-from fullrank.runs import display
+from fullrank.errors import InputError
 from fullrank.runs.terminal import say
-from fullrank.search.scales import search_scales, searched
 
 
 def search_command(
@@ -50,6 +48,9 @@ def search_command(
     Example: fullrank search-scales repghost-0.5 --client 0 --set data.partition=dirichlet --set data.alpha=0.1
     --set data.variant=plain --set data.clients=10 --root data
     """
+    from fullrank.runs import display
+    from fullrank.search.scales import search_scales, searched
+
     short = nested({"data.name": data, "data.root": root})
     if epochs is not None:
         if epochs < 1:
@@ -57,11 +58,8 @@ def search_command(
         short = merged(short, nested({"train.rounds": epochs}))
     values = merged(short, parse_overrides(overrides or []))
     name = out or f"scales/{model.rpartition(':')[2]}-{searched(model, values).data_label}"
-    try:
-        with display.choose(quiet, as_json) as shown:
-            found = search_scales(model, name, values=values, per_class=per_class, client=client, callbacks=[shown])
-    except Interrupted as stop:
-        fail(str(stop), 130)
+    with ended_if_interrupted(), display.choose(quiet, as_json) as shown:
+        found = search_scales(model, name, values=values, per_class=per_class, client=client, callbacks=[shown])
     if as_json:
         print(json.dumps({"scales": str(found.scales), "facts": str(found.facts)}))
     elif not quiet:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from fullrank.cli.compare import parse_seeds
-from fullrank.cli.options import AsJson, File, Overrides, experiment_values, fail
-from fullrank.comparison.board import choose_board
+from fullrank.cli.options import AsJson, File, Overrides, RayAddress, ended_if_interrupted, experiment_values
+from fullrank.cli.several import Jobs, QuietTable, parse_seeds, with_spread
 from fullrank.comparison.space import parse_over
-from fullrank.comparison.sweep import PRUNERS, SAMPLERS, Sweep, sweep
-from fullrank.errors import InputError, Interrupted
-from fullrank.runs.display import counted
+from fullrank.comparison.study import PRUNERS, SAMPLERS
+from fullrank.errors import InputError
 from fullrank.runs.terminal import print_table, say
+
+if TYPE_CHECKING:
+    from fullrank.comparison.sweep import Sweep
 
 
 def sweep_command(
@@ -54,12 +55,10 @@ def sweep_command(
     ] = "0",
     overrides: Overrides = None,
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of the sweep.")] = "",
-    jobs: Annotated[
-        int,
-        typer.Option("--jobs", "-j", metavar="N", help="Number of parallel runs. 0: one per core, or one on a GPU."),
-    ] = 0,
+    jobs: Jobs = 0,
+    ray: RayAddress = "",
     as_json: AsJson = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print the table without progress.")] = False,
+    quiet: QuietTable = False,
 ) -> None:
     """Search for the settings that are best on validation data.
 
@@ -77,32 +76,29 @@ def sweep_command(
 
     Example: fullrank sweep demo.toml --over method.feddecorr.beta=0.01,0.1,1 --sampler grid --seeds 0-2 --out runs/beta
     """
+    from fullrank.comparison.board import choose_board
+    from fullrank.comparison.sweep import sweep
+
     if not out:
         raise InputError("name the folder of the sweep, as in --out runs/sweep")
     wanted: dict[str, Any] = {"sampler": sampler, "pruner": pruner, "measure": measure, "value": value}
-    wanted |= {"seeds": parse_seeds(seeds), "out": out, "jobs": jobs}
+    wanted |= {"seeds": parse_seeds(seeds), "out": out, "jobs": jobs, "ray": ray}
     searched = parse_over(over or [])
     for text in overrides or []:
         key = text.partition("=")[0].strip()
         if key == "seed" or key in searched:
             raise InputError(f"--set {key} has no effect in this sweep; use {'--seeds' if key == 'seed' else '--over'}")
-    found = _run(quiet or as_json, experiment_values(file, overrides), searched, trials, **wanted)
+    with ended_if_interrupted(), choose_board(quiet or as_json) as board:
+        found = sweep(experiment_values(file, overrides), searched, trials, **wanted, callbacks=[board])
     if as_json:
         print((found.path / "sweep.json").read_text())
     else:
         _show(found)
 
 
-def _run(silent: bool, *what: Any, **how: Any) -> Sweep:
-    with choose_board(silent) as board:
-        try:
-            return sweep(*what, **how, callbacks=[board])
-        except Interrupted as stop:
-            sentence = str(stop)
-    fail(sentence, 130)  # here, because typer would print "Aborted." only
-
-
 def _show(found: Sweep) -> None:
+    from fullrank.runs.display import counted
+
     unit, word = " in percent" if found.is_share else "", {"best": "best over rounds"}.get(found.value, found.value)
     name = found.measure.replace("_", " ")
     say(f"\n{name[0].upper()}{name[1:]}{unit}, {word}, over {counted(len(found.seeds), 'seed')}:\n")
@@ -115,7 +111,7 @@ def _show(found: Sweep) -> None:
     say(f"best: trial {found.best.number}, {settings}")
     where = "in the round with the best validation score" if found.test_value == "validated" else found.test_value
     for measure, scores in found.test.items():
-        text = _with_spread(scores["mean"], scores["std"], found.is_share or measure == "accuracy")
+        text = with_spread(scores["mean"], scores["std"], found.is_share or measure == "accuracy")
         say(f"its test {measure.replace('_', ' ')}: {text} ({where})")
     say(f"results in {found.path}; run the best settings with: fullrank run {found.path / 'best.toml'}")
 
@@ -125,17 +121,11 @@ def _table(found: Sweep) -> Table:
     for column in ("trial", *found.best.settings, "mean ± std", "state"):
         table.add_column(column, no_wrap=True)
     for row in found.table():
-        mean = "–" if row["mean"] is None else _with_spread(row["mean"], row["std"], found.is_share)
+        mean = "–" if row["mean"] is None else with_spread(row["mean"], row["std"], found.is_share)
         settings = [_shown(value) for value in row["settings"].values()]
         cells = [str(row["number"]), *settings, mean, row["state"]]
         table.add_row(*(escape(cell) for cell in cells))
     return table
-
-
-def _with_spread(mean: float, std: float | None, is_share: bool) -> str:
-    scale, digits = (100, 2) if is_share else (1, 4)
-    spread = f" ± {scale * std:.{digits}f}" if std is not None else ""
-    return f"{scale * mean:.{digits}f}{spread}"
 
 
 def _shown(value: Any) -> str:

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
 
 from fullrank.cli.options import Command, command_group
 from fullrank.errors import InputError
 from fullrank.report.style import figure_file
-from fullrank.theory import figures
-from fullrank.theory.aligning import EPOCHS, Start, alignment
-from fullrank.theory.bound import bound_cases, fedmr_bound
-from fullrank.theory.disjoint import disjoint_example
-from fullrank.theory.growing import WIDTH, growth
-from fullrank.theory.panels import Sphere
-from fullrank.theory.sphere_study import unit_sphere
-from fullrank.theory.theorem import aligned_example, dropped_share, rates
-from fullrank.theory.toy_study import toy_sphere
+
+if TYPE_CHECKING:
+    from fullrank.theory.aligning import Start
+    from fullrank.theory.panels import Sphere
 
 app = command_group("Draw figures of the papers' theory, and print their numbers.", no_args_is_help=True)
 
@@ -57,6 +51,8 @@ Seed = Annotated[int, typer.Option("--seed", metavar="N", callback=_within(0), h
 Examples = Annotated[
     int, typer.Option("--examples", metavar="N", callback=_within(1), help="Number of random networks of each depth.")
 ]
+WIDTH = 16
+"""The width of the networks of `growth`, and so the largest number of classes."""
 Classes = Annotated[
     int, typer.Option("--classes", metavar="N", callback=_within(2, WIDTH), help=f"Number of classes, 2 to {WIDTH}.")
 ]
@@ -86,6 +82,11 @@ def theorem_command(out: Out, examples: Examples = 12) -> None:
 
     Example: fullrank theory theorem --out theorem.pdf
     """
+    import numpy as np
+
+    from fullrank.theory import figures
+    from fullrank.theory.theorem import aligned_example, dropped_share, rates
+
     states = {depth: [aligned_example(depth, seed) for seed in range(examples)] for depth in (1, 2, 3)}
     found = {depth: [rates(*state) for state in own] for depth, own in states.items()}
     figures.draw_theorem(found, out)
@@ -103,11 +104,14 @@ def growth_command(out: Out, classes: Classes = 10, seed: Seed = 0) -> None:
 
     Example: fullrank theory growth --out growth.pdf
     """
+    from fullrank.theory import figures
+    from fullrank.theory.growing import growth
+
     rare = 0.08 / max(1, classes - 2)
     unequal = [0.46, 0.46, *[rare] * (classes - 2)] if classes > 2 else [0.5, 0.5]
     found = {
-        f"{classes} equal classes": growth([1 / classes] * classes, seed=seed),
-        "two frequent classes": growth(unequal, seed=seed),
+        f"{classes} equal classes": growth([1 / classes] * classes, width=WIDTH, seed=seed),
+        "two frequent classes": growth(unequal, width=WIDTH, seed=seed),
     }
     figures.draw_growth(found, out)
     for name, grown in found.items():
@@ -126,6 +130,9 @@ def alignment_command(
 
     Example: fullrank theory alignment --out alignment.pdf
     """
+    from fullrank.theory import figures
+    from fullrank.theory.aligning import EPOCHS, alignment
+
     kind: Start = "default" if start == "default" else "balanced"
     if start not in ("balanced", "default"):
         raise InputError(f'--start must be balanced or default, not "{start}"')
@@ -142,6 +149,9 @@ def disjoint_command(out: Out) -> None:
 
     Example: fullrank theory disjoint --out disjoint.pdf
     """
+    from fullrank.theory import figures
+    from fullrank.theory.disjoint import disjoint_example
+
     figures.draw_disjoint(out)
     found = disjoint_example()
     print(f"The average is {found.angle:.1f}° off; {found.printed_angle:.1f}° from the paper's printed weights,")
@@ -158,6 +168,9 @@ def bound_command(out: Out, p: Kept = 0.25, rounds: Rounds = 8) -> None:
 
     Example: fullrank theory bound --out bound.pdf
     """
+    from fullrank.theory import figures
+    from fullrank.theory.bound import bound_cases, fedmr_bound
+
     figures.draw_bound(out, p, rounds)
     for p_hat, delta in bound_cases(p):
         first, last, limit = (fedmr_bound(p, p_hat, t, delta=delta) for t in (1, rounds, math.inf))
@@ -175,6 +188,9 @@ def toy_sphere_command(out: Out, seed: Seed = 0) -> None:
 
     Example: fullrank theory toy-sphere --out toy.pdf
     """
+    from fullrank.theory import figures
+    from fullrank.theory.toy_study import toy_sphere
+
     found = toy_sphere(seed)
     figures.draw_toy_sphere(found, out)
     _describe(found)
@@ -197,6 +213,9 @@ def unit_sphere_command(
 
     Example: fullrank theory unit-sphere --size tiny --out sphere.pdf
     """
+    from fullrank.theory import figures
+    from fullrank.theory.sphere_study import unit_sphere
+
     found = unit_sphere(
         size,  # type: ignore[arg-type]  # unit_sphere checks it
         project=project,  # type: ignore[arg-type]

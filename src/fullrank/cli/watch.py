@@ -10,7 +10,7 @@ import time
 import webbrowser
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -18,10 +18,9 @@ from rich.live import Live
 
 from fullrank.cli.options import fail
 from fullrank.errors import InputError, printable
-from fullrank.report.watch.follow import COMPLETE, ENDED, FAILED, Follower, Snapshot
-from fullrank.report.watch.server import PageServer
-from fullrank.report.watch.terminal import line_of, view
-from fullrank.runs.display import PAUSE
+
+if TYPE_CHECKING:
+    from fullrank.report.watch.follow import Snapshot
 
 EVERY = 0.5
 """Seconds between two readings of the directory."""
@@ -71,6 +70,9 @@ def watch_command(
 
     Example: fullrank watch runs/compare-digits-12345678 --page --port 8000
     """
+    from fullrank.report.watch.follow import COMPLETE, ENDED, FAILED, Follower
+    from fullrank.report.watch.server import PageServer
+
     if once and not path.exists():
         raise InputError(f'"{path}" does not exist')
     if path.is_file():
@@ -104,6 +106,8 @@ def _follow(
     take: Callable[[], Snapshot], show: Callable[[Snapshot], None], timeout: float, once: bool, until_stopped: bool
 ) -> Snapshot:
     """Show the state whenever it changes, until all runs have ended or nothing has changed for too long."""
+    from fullrank.report.watch.follow import ENDED
+
     shown: Snapshot | None = None
     changed = time.monotonic()
     while True:
@@ -128,6 +132,8 @@ def _shown(as_json: bool, quiet: bool) -> Iterator[Callable[[Snapshot], None]]:
     elif not sys.stdout.isatty():
         yield _Lines().show
     else:
+        from fullrank.report.watch.terminal import view
+
         console = Console()
         with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
             yield lambda found: live.update(view(found, console), refresh=True)
@@ -142,6 +148,9 @@ class _Lines:
 
     def show(self, found: Snapshot) -> None:
         """Print what has changed; of several runs, rounds from time to time only."""
+        from fullrank.report.watch.terminal import line_of
+        from fullrank.runs.display import PAUSE
+
         for run in found.runs:
             state, done, warned = self._before.get(run.name, ("", -1, 0))
             now = (f"{run.state} {run.phase}", run.done, run.warned)

@@ -11,7 +11,7 @@ from typing import Any
 from fullrank.comparison.intervals import std
 from fullrank.config.experiment import Experiment
 from fullrank.errors import InputError, nearest
-from fullrank.metrics.measures import ALWAYS, BY_SITE, Metric, find_metrics, single_numbers
+from fullrank.metrics.registry import ALWAYS, BY_SITE, Metric, find_metrics, single_numbers
 from fullrank.runs.clients import Rows
 from fullrank.runs.result import Run
 

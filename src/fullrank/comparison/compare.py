@@ -6,22 +6,26 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fullrank import methods as known
 from fullrank.comparison.board import boards
+from fullrank.comparison.directories import check_comparable
+from fullrank.comparison.measured import check_measure, check_value, with_terms
+from fullrank.comparison.on_ray import place_of
 from fullrank.comparison.parallel import (
     ComparisonCallback,
     ComparisonCallbacks,
     Failure,
+    Place,
     Task,
     experiment_file,
     run_all,
 )
 from fullrank.comparison.planned import FILE, PlanRecord
-from fullrank.comparison.table import Comparison, check_comparable, check_measure, check_value
+from fullrank.comparison.table import Comparison
 from fullrank.comparison.variants import (
     Variant,
     check_grid,
@@ -52,6 +56,7 @@ def compare(
     out: str | Path | None = None,
     *,
     jobs: int = 0,
+    ray: str = "",
     measure: str = "accuracy",
     value: str = "last5",
     vary: Mapping[str, Sequence[Any]] | None = None,
@@ -74,7 +79,9 @@ def compare(
         seeds: The seeds.
         out: The folder of the runs. Without one it is named after the experiment and the methods.
         jobs: The number of parallel runs, each in its own process. 0 means one per core, or one run at a time if a run
-            has a GPU or worker processes.
+            has a GPU or worker processes. With `ray`, as many as the cluster has room for.
+        ray: The address of a Ray cluster on whose nodes the runs are made, "host:port" or "auto" (the cluster of which
+            this machine is a node). All nodes must share the folder `out`.
         measure: The measure to compare, for example "accuracy".
         value: The value of a run: "last5", "last", "best", "validated" or "final".
         vary: Values by dotted key, as in {"data.alpha": [0.05, 0.5]}: each method is run with every combination.
@@ -105,7 +112,7 @@ def compare(
         raise InputError(f"jobs = {jobs}: must be at least 0 (one per core)")
     planned = _planned(experiment, _checked_methods(methods), checked_seeds(seeds), vary or {})
     first = next(iter(planned.values()))
-    check_measure(measure, first, _with_terms({each.method.name for each in planned.values()}))
+    check_measure(measure, first, with_terms({each.method.name for each in planned.values()}))
     folder = Path(out) if out is not None else _named_after(planned)
     if RunDirectory(folder).started:
         raise InputError(f'"{folder}" is a run itself; a comparison holds several, so choose another directory')
@@ -119,7 +126,8 @@ def compare(
         reference_row(reference, firsts, list(dict.fromkeys(label for label, _ in tasks)))
     existed = folder.exists()
     try:
-        failures = _complete(list(tasks.values()), jobs, ComparisonCallbacks([PlanRecord(folder), *callbacks]), folder)
+        watching = ComparisonCallbacks([PlanRecord(folder), *callbacks])
+        failures = _complete(list(tasks.values()), jobs, watching, folder, ray)
     except InputError:
         _remove_traces(tasks.values(), folder, existed)
         raise
@@ -226,13 +234,6 @@ def _with_own_tables(values: Mapping[str, Any], variant: Variant, variants: Sequ
     return {**values, "method": {**{key: v for key, v in table.items() if key not in others}, "name": variant.name}}
 
 
-def _with_terms(names: Iterable[str]) -> set[str]:
-    """Return the names of the methods that add a term to the loss, or to its gradient."""
-    parts = (known.find(piece) for name in names for piece in name.split("+"))
-    plain = known.Method
-    return {cls.name for cls in parts if cls.loss is not plain.loss or cls.pull is not plain.pull}
-
-
 def _named_after(planned: Mapping[tuple[str, int], Experiment]) -> Path:
     """Return the default folder of a comparison, which is the same with more seeds or rounds."""
     hashes = {name: experiment.but(seed=0).hash() for (name, _), experiment in planned.items()}
@@ -245,12 +246,14 @@ def _directory(method: str, seed: int) -> str:
     return f"{method.replace(':', '.')}-seed{seed}"
 
 
-def _complete(tasks: Sequence[Task], jobs: int, callbacks: ComparisonCallback, folder: Path) -> dict[Path, Failure]:
+def _complete(
+    tasks: Sequence[Task], jobs: int, callbacks: ComparisonCallback, folder: Path, ray: str
+) -> dict[Path, Failure]:
     """Complete the runs that are not complete, after a check of all that have started."""
     pending = [task for task in tasks if not is_complete(task)]
     begun = [load_run(task.path) for task in tasks if RunDirectory(task.path).started]
     check_comparable(begun)
-    return complete_runs(tasks, pending, jobs, callbacks, folder, bool(begun))
+    return complete_runs(tasks, pending, jobs, callbacks, folder, bool(begun), ray)
 
 
 def complete_runs(
@@ -260,6 +263,7 @@ def complete_runs(
     callbacks: ComparisonCallback,
     folder: Path,
     begun: bool = False,
+    ray: str = "",
 ) -> dict[Path, Failure]:
     """Complete runs, several at a time if the machine has room.
 
@@ -270,6 +274,7 @@ def complete_runs(
         callbacks: What is notified of the progress.
         folder: The folder of the runs, which the message names if they are interrupted.
         begun: Whether a run that fails before any has started is one failure among others, as in `run_all`.
+        ray: The address of the Ray cluster on which the runs are made; if empty, they are made here.
 
     Returns:
         The failures by directory.
@@ -277,11 +282,11 @@ def complete_runs(
     Raises:
         Interrupted: If the runs are interrupted; the same call continues them.
     """
-    callbacks.planned(tasks, pending)
-    number = at_once(pending, jobs)
     try:
-        with interrupt.guard():
-            return run_all(sharing_cores(pending, number), number, callbacks, begun)
+        with interrupt.guard(), place_of(ray if pending else "") as place:
+            number = at_once(pending, jobs, place)
+            callbacks.planned(tasks, pending)
+            return run_all(sharing_cores(pending, number, place), number, callbacks, begun, place)
     except Interrupted:
         done = sum(is_complete(task) for task in tasks)
         raise Interrupted(
@@ -290,20 +295,25 @@ def complete_runs(
         ) from None
 
 
-def at_once(pending: Sequence[Task], jobs: int) -> int:
+def at_once(pending: Sequence[Task], jobs: int, place: Place | None = None) -> int:
     """Return the number of runs that are made at the same time.
 
     Args:
         pending: The runs.
-        jobs: The number that the user wants; 0 for as many as the machine has room for.
+        jobs: The number that the user wants; 0 for as many as there is room for.
+        place: Where the runs are made, if not on this machine.
     """
+    if place is not None:
+        room = place.room(pending)
+        return min(jobs or room, len(pending))
     fitting = min((runs_at_once(task.experiment.engine, cores()) for task in pending), default=1)
     return min(jobs or fitting, len(pending))
 
 
-def sharing_cores(pending: Sequence[Task], number: int) -> list[Task]:
-    """Return the tasks for a number of parallel runs; if there are several, each uses one process."""
-    return [alongside_others_of(task) for task in pending] if number > 1 else list(pending)
+def sharing_cores(pending: Sequence[Task], number: int, place: Place | None = None) -> list[Task]:
+    """Return the tasks for a number of parallel runs. If there are several, or another place, each uses one process."""
+    several = number > 1 or place is not None
+    return [alongside_others_of(task) for task in pending] if several else list(pending)
 
 
 def is_complete(task: Task) -> bool:

@@ -18,7 +18,7 @@ Found: TypeAlias = tuple[float | None, str]
 """A number, or None and the reason of its absence."""
 ROUNDS_TO = "rounds_to"
 REFERENCE = "fedavg"
-"""The method to whose time others are compared."""
+"""The method by whose time others are divided, unless a reference is chosen."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +28,21 @@ class Derived:
     title: str
     """The title of a table with the measure."""
     of: Callable[[Run, Run | None], Found]
-    """A function of the run and of FedAvg's run with the same seed in the comparison, if there is one."""
+    """A function of the run and of the reference's run with the same seed in the comparison, if there is one."""
     needs: Callable[[Experiment], str] = lambda experiment: ""
     """A function that returns what an experiment lacks for it, or an empty string."""
     kind: Callable[[Run], str] = lambda run: ""
     """A function that returns what was measured in a run, for a measure that differs between machines; else an empty
     string."""
+    lower_is_better: bool | None = True
+    is_ratio: bool = False
+    """Whether it is a ratio to the reference."""
 
-    def title_for(self, runs: Iterable[Run]) -> str:
-        """Return the title, with the kinds of measurements in these runs."""
+    def title_for(self, runs: Iterable[Run], reference: str) -> str:
+        """Return the title, with what was measured in these runs and the reference of a ratio."""
         kinds = " or ".join(dict.fromkeys(filter(None, map(self.kind, runs))))
-        return f"{self.title} ({kinds})" if kinds else self.title
+        to = f", divided by those of {reference or REFERENCE}" if self.is_ratio else ""
+        return f"{self.title}{to} ({kinds})" if kinds else f"{self.title}{to}"
 
 
 def derived(measure: str) -> Derived | None:
@@ -121,7 +125,7 @@ def eigenvalue_variance(run: Run, _: Run | None = None) -> Found:
 
 
 def time_ratio(run: Run, reference: Run | None) -> Found:
-    """Return the seconds per round of a run divided by those of FedAvg's run.
+    """Return the seconds per round of a run divided by those of the reference's run.
 
     The first round, in which kernels are chosen and caches are filled, does not count if there are others.
 
@@ -133,9 +137,9 @@ def time_ratio(run: Run, reference: Run | None) -> Found:
         The ratio, or None and the reason of its absence.
     """
     if reference is None:
-        return None, f"the comparison has no run of {REFERENCE} with the same seed"
+        return None, "there is no run of the reference with the same seed on the same data"
     if _machines(run) != _machines(reference):
-        return None, f"it was not run on the same machine, with the same number of threads, as {REFERENCE}'s run"
+        return None, "it was not run on the same machine, with the same number of threads, as the reference"
     return seconds_per_round(run) / seconds_per_round(reference), ""
 
 
@@ -143,6 +147,18 @@ def seconds_per_round(run: Run) -> float:
     """Return the mean of the seconds per round, without the first round if there are others."""
     seconds = [float(row["seconds"]) for row in run.metrics]
     return statistics.fmean(seconds[1:] or seconds)
+
+
+def parameters(run: Run, _: Run | None = None) -> Found:
+    """Return the number of parameters that a run trains: those of the global model and those that clients keep.
+
+    What is frozen, such as the frame of FedETF or the constants of FedRepOpt, and the statistics of BatchNorm are not
+    among them.
+    """
+    try:
+        return float(run.trained_parameters()), ""
+    except InputError as problem:
+        return None, str(problem)
 
 
 def peak_memory(run: Run, _: Run | None = None) -> Found:
@@ -177,8 +193,10 @@ DERIVED: dict[str, Derived] = {
         "variance of the top eigenvalues within classes (Table 7 of FedMR), last probe",
         eigenvalue_variance,
         _without_probes,
+        lower_is_better=None,
     ),
-    "time_ratio": Derived("seconds per round, divided by those of FedAvg", time_ratio),
+    "time_ratio": Derived("seconds per round", time_ratio, is_ratio=True),
+    "parameters": Derived("trained parameters", parameters),
     "peak_memory": Derived("peak memory in bytes", peak_memory, kind=memory_kind),
 }
 """The measures by their names, besides `rounds_to`, which has an accuracy in its name."""

@@ -1,4 +1,4 @@
-"""The runs of a comparison: one after the other in this process, or several at a time in child processes."""
+"""The runs of a comparison: one after the other in this process, or several at a time in other processes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol, TypeAlias
 
 from fullrank.config.experiment import Experiment
 from fullrank.errors import InputError, RunFailed, in_words, writing
@@ -192,10 +192,46 @@ class Failure:
     """Whether the run was rejected because of its experiment or its files."""
 
 
+class RunProcess(Protocol):
+    """A run that is being made in another process."""
+
+    task: Task
+
+    def end(self) -> Failure | None:
+        """Return the failure of the run, which has ended, if it failed."""
+
+    def terminate(self) -> None:
+        """Ask the run to save its state and end."""
+
+    def wait(self) -> None:
+        """Wait until the run has ended."""
+
+    def kill(self) -> None:
+        """End the run at once."""
+
+
+Lines: TypeAlias = "queue.Queue[tuple[RunProcess, str | None]]"
+"""Lines that runs print, and None at the end of each."""
+
+
+class Place(Protocol):
+    """Where runs are made, other than on this machine."""
+
+    def room(self, tasks: Sequence[Task]) -> int:
+        """Return how many of the runs can be made at the same time."""
+
+    def start(self, task: Task, lines: Lines) -> RunProcess:
+        """Start a run."""
+
+
 def run_all(
-    tasks: Sequence[Task], jobs: int, callbacks: ComparisonCallback, begun: bool = False
+    tasks: Sequence[Task],
+    jobs: int,
+    callbacks: ComparisonCallback,
+    begun: bool = False,
+    place: Place | None = None,
 ) -> dict[Path, Failure]:
-    """Run or complete all tasks.
+    """Run or complete all tasks, here or at another place.
 
     A run that fails does not stop the others, unless it fails before it starts and no run has started, among these or
     earlier (`begun`): then nothing is lost, and most often all of them would fail for the same reason.
@@ -205,6 +241,7 @@ def run_all(
         jobs: The number of parallel runs.
         callbacks: What is notified of the progress.
         begun: Whether a run has started earlier.
+        place: Where the runs are made, if not on this machine.
 
     Returns:
         The failures by directory.
@@ -224,8 +261,10 @@ def run_all(
         failed[task.path] = failure
         callbacks.failed(task, failure.reason)
 
-    if jobs > 1 and len(tasks) > 1:
-        _in_children(tasks, jobs, callbacks, note)
+    if place is not None:
+        _in_children(tasks, jobs, callbacks, note, place.start)
+    elif jobs > 1 and len(tasks) > 1:
+        _in_children(tasks, jobs, callbacks, note, _Child)
     else:
         _one_by_one(tasks, callbacks, note)
     return failed
@@ -290,14 +329,20 @@ def _run_here(task: Task, callbacks: ComparisonCallback) -> Failure | None:
 # In child processes
 
 
-def _in_children(tasks: Sequence[Task], jobs: int, callbacks: ComparisonCallback, note: Note) -> None:
-    waiting, working = deque(tasks), list[_Child]()
-    lines: queue.Queue[tuple[_Child, str | None]] = queue.Queue()
+def _in_children(
+    tasks: Sequence[Task],
+    jobs: int,
+    callbacks: ComparisonCallback,
+    note: Note,
+    start: Callable[[Task, Lines], RunProcess],
+) -> None:
+    waiting, working = deque(tasks), list[RunProcess]()
+    lines: Lines = queue.Queue()
     try:
         while waiting or working:
             while waiting and len(working) < jobs:
                 callbacks.started(waiting[0])
-                working.append(_Child(waiting.popleft(), lines))
+                working.append(start(waiting.popleft(), lines))
             interrupt.check()
             with contextlib.suppress(queue.Empty):
                 child, line = lines.get(timeout=POLL)
@@ -310,29 +355,29 @@ def _in_children(tasks: Sequence[Task], jobs: int, callbacks: ComparisonCallback
         _stop(working)
 
 
-def _stop(children: Sequence[_Child]) -> None:
-    """End the child processes after they have saved their state. A second signal ends them at once."""
+def _stop(children: Sequence[RunProcess]) -> None:
+    """End the runs after they have saved their state. A second signal ends them at once."""
     try:
         for child in children:
-            child.process.terminate()
+            child.terminate()
         for child in children:
-            child.process.wait()
+            child.wait()
     finally:
         for child in children:
-            child.process.kill()
-            child.process.wait()
+            child.kill()
+            child.wait()
 
 
-class _Child:
+class _Child(RunProcess):
     """A child process that runs `fullrank run`.
 
     It reports over a pipe once per round, so that it ends after its round if this process is killed and cannot stop it.
     """
 
-    def __init__(self, task: Task, lines: queue.Queue[tuple[_Child, str | None]]):
+    def __init__(self, task: Task, lines: Lines):
         self.task = task
         self.errors = tempfile.TemporaryFile(mode="w+", errors="replace")  # noqa: SIM115
-        command = [sys.executable, "-m", "fullrank", "run", str(_written(task)), "--out", str(task.path), "--json"]
+        command = [sys.executable, "-m", "fullrank", "run", str(written(task)), "--out", str(task.path), "--json"]
         self.process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -346,7 +391,7 @@ class _Child:
         assert self.process.stdout is not None
         threading.Thread(target=self._read, args=(self.process.stdout, lines), daemon=True).start()
 
-    def _read(self, stream: IO[str], lines: queue.Queue[tuple[_Child, str | None]]) -> None:
+    def _read(self, stream: IO[str], lines: Lines) -> None:
         with stream:
             for line in stream:
                 lines.put((self, line.rstrip("\n")))
@@ -359,12 +404,29 @@ class _Child:
         self.errors.seek(0)
         text = self.errors.read()
         self.errors.close()
-        if status == 0:
-            return None
-        above, sentence = _last_line(text)
-        if status < 0 or not sentence:
-            above, sentence = text, _how_it_ended(status)
-        return Failure(sentence, above, rejected=status == 2)
+        return failure(status, text)
+
+    def terminate(self) -> None:
+        """Ask the process to save its state and end."""
+        self.process.terminate()
+
+    def wait(self) -> None:
+        """Wait until the process has ended."""
+        self.process.wait()
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self.process.kill()
+
+
+def failure(status: int, text: str) -> Failure | None:
+    """Return the failure of a run whose process ended with a status and wrote a text to standard error, if any."""
+    if status == 0:
+        return None
+    above, sentence = _last_line(text)
+    if status < 0 or not sentence:
+        above, sentence = text, _how_it_ended(status)
+    return Failure(sentence, above, rejected=status == 2)
 
 
 def pass_on(task: Task, line: str, callbacks: ComparisonCallback) -> None:
@@ -394,7 +456,8 @@ def experiment_file(task: Task) -> Path:
     return task.path.parent / "experiments" / f"{task.path.name}.toml"
 
 
-def _written(task: Task) -> Path:
+def written(task: Task) -> Path:
+    """Write the experiment of a run for the process that makes it, and return the file."""
     file = experiment_file(task)
     with writing(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from fullrank.comparison.derived import derived
 from fullrank.comparison.table import Comparison, Row
-from fullrank.metrics.measures import label_of
+from fullrank.metrics.registry import BY_DOMAIN, BY_SITE, label_of
 from fullrank.runs.display import STAGES, averaged, counted
 
 Show = Callable[[float, bool], str]
@@ -35,7 +35,10 @@ def title_of(found: Comparison) -> str:
     words["criterion"] = "criterion in training"
     words["personal_accuracy"] = f"personal accuracy {STAGES['local']}"
     computed = derived(measure)
-    name = computed.title_for(found.runs.values()) if computed else words.get(measure, label_of(measure))
+    if computed is not None:
+        name = computed.title_for(found.runs.values(), found.timed_by)
+    else:
+        name = words.get(measure) or _at_place(measure) or label_of(measure)
     unit = " in percent" if found.is_share else ""
     value = f", {values[found.value]}" if found.has_values else ""
     stages = found.stages()
@@ -43,6 +46,19 @@ def title_of(found: Comparison) -> str:
     if len(stages) > 1:
         stage = ", of each method at its last stage"
     return f"{name[0].upper()}{name[1:]}{unit}{value}{stage}:"
+
+
+def _at_place(measure: str) -> str:
+    """Return the words for a measure at one site or in one domain; empty for another measure.
+
+    >>> _at_place("accuracy_by_site.amazon")
+    'test accuracy at the site amazon'
+    """
+    first, _, place = measure.partition(".")
+    for ending, where in ((BY_SITE, "at the site"), (BY_DOMAIN, "in the domain")):
+        if place and first.endswith(ending):
+            return f"test {label_of(first.removesuffix(ending))} {where} {place}"
+    return ""
 
 
 def table_of(found: Comparison, by_seed: bool = True) -> Table:

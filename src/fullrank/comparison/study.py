@@ -7,19 +7,21 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from fullrank.comparison.space import Choice, Space
 from fullrank.errors import InputError
 
 NAME = "sweep"
+REPEATS = "repeats"
+SAMPLERS = ("grid", "random", "tpe")
+PRUNERS = ("none", "median")
 
 
 class Study:
     """The trials of a sweep in an SQLite file, which `optuna-dashboard` can open.
 
-    The settings of a trial depend on its number, the seed, and the results of the trials before it that the sampler
-    knows: a sweep that was interrupted continues with the trials that it would have had.
+    The settings of a trial depend on its number, the seed, and the trials before it that it is shown: a sweep that was
+    interrupted continues with the trials that it would have had. A failed trial that was repeated with another outcome
+    is a further trial of the study, with the attribute `repeats`, the number of the one that it replaces.
 
     Args:
         file: The SQLite file; it is created if it is missing.
@@ -47,11 +49,20 @@ class Study:
 
     def settings(self) -> list[dict[str, Any]]:
         """Return the settings of all trials, in the order of their numbers."""
-        return [self._restored(trial.params) for trial in self._study.get_trials(deepcopy=False)]
+        return [self._restored(trial.params) for trial in self._trials()]
+
+    def _trials(self) -> list[Any]:
+        """Return the trials of Optuna by our numbers; of a repeated one the last attempt."""
+        every = self._study.get_trials(deepcopy=False)
+        found = [trial for trial in every if REPEATS not in trial.user_attrs]
+        for trial in every:
+            if REPEATS in trial.user_attrs:
+                found[trial.user_attrs[REPEATS]] = trial
+        return found
 
     def state(self, number: int) -> str:
         """Return whether a trial is "running", "complete", "pruned" or "failed"."""
-        state = self._study.get_trials(deepcopy=False)[number].state.name.lower()
+        state = self._trials()[number].state.name.lower()
         return "failed" if state == "fail" else str(state)
 
     def suggest(self, number: int, before: int) -> dict[str, Any]:
@@ -61,11 +72,13 @@ class Study:
             number: The number of the trial.
             before: The sampler knows the results of the trials before this number.
         """
+        import numpy as np
+
         samplers = {"random": self._optuna.samplers.RandomSampler, "tpe": self._optuna.samplers.TPESampler}
         seed = int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0])
         with self._quiet():
             study = self._optuna.create_study(sampler=samplers[self._sampler](seed=seed), direction=self._direction)
-            study.add_trials(self._study.trials[:before])
+            study.add_trials(self._trials()[:before])
             return self._restored(study.ask(self._distributions).params)
 
     def add(self, settings: Mapping[str, Any]) -> None:
@@ -76,7 +89,7 @@ class Study:
         self._study.add_trial(create(state=running, params=stored, distributions=self._distributions))
 
     def tell(self, number: int, state: str, value: float | None, course: Mapping[int, float]) -> None:
-        """End a trial.
+        """End a trial; one that has failed and fails again stays as it is.
 
         Args:
             number: The number of the trial.
@@ -84,16 +97,30 @@ class Study:
             value: The measure of a complete trial.
             course: The measure by round.
         """
-        study_id = self._storage.get_study_id_from_name(NAME)
-        trial = self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
-        for step, reached in course.items():
-            self._storage.set_trial_intermediate_value(trial, step, reached)
         states = self._optuna.trial.TrialState
+        ends = {"complete": states.COMPLETE, "pruned": states.PRUNED, "failed": states.FAIL}
+        known = self._trials()[number]
+        if known.state.is_finished():
+            if state != "failed":
+                self._add_repeated(known, number, ends[state], value, course)
+            return
+        for step, reached in course.items():
+            self._storage.set_trial_intermediate_value(known._trial_id, step, reached)
         with self._quiet():
-            if state == "complete":
-                self._study.tell(number, value)
-            else:
-                self._study.tell(number, state=states.PRUNED if state == "pruned" else states.FAIL)
+            self._study.tell(known.number, value if state == "complete" else None, state=ends[state])
+
+    def _add_repeated(
+        self, known: Any, number: int, end: Any, value: float | None, course: Mapping[int, float]
+    ) -> None:
+        repeated = self._optuna.trial.create_trial(
+            state=end,
+            value=value,
+            params=known.params,
+            distributions=known.distributions,
+            intermediate_values=dict(course),
+            user_attrs={REPEATS: number},
+        )
+        self._study.add_trial(repeated)
 
     def _stored(self, key: str, value: Any) -> Any:
         dimension = self._space[key]

@@ -17,26 +17,26 @@ from fullrank._version import __version__
 from fullrank.comparison.board import boards
 from fullrank.comparison.compare import checked_seeds, sharing_cores
 from fullrank.comparison.intervals import std
-from fullrank.comparison.parallel import ComparisonCallback, ComparisonCallbacks, Failure, Task, run_all
+from fullrank.comparison.measured import check_measure, check_value
+from fullrank.comparison.on_ray import place_of
+from fullrank.comparison.parallel import ComparisonCallback, ComparisonCallbacks, Failure, Place, Task, run_all
 from fullrank.comparison.planned import FILE, PlanRecord
 from fullrank.comparison.space import Space, experiment_at, grid_of, make_space
-from fullrank.comparison.study import Study
-from fullrank.comparison.table import Comparison, check_measure, check_value
+from fullrank.comparison.study import PRUNERS, SAMPLERS, Study
+from fullrank.comparison.table import Comparison
 from fullrank.config.experiment import Experiment
 from fullrank.engine.machine import cores
 from fullrank.engine.resolve import runs_at_once
 from fullrank.errors import InputError, Interrupted, RunFailed, nearest
 from fullrank.files import read_json, writable, write_atomically, write_json
 from fullrank.local import interrupt
-from fullrank.metrics.measures import find_metrics
+from fullrank.metrics.registry import find_metrics
 from fullrank.runs.callbacks import check_callbacks
 from fullrank.runs.directory import RunDirectory
 from fullrank.runs.pruning import MARK, Pruner, limits_file
 from fullrank.runs.result import Run, load_run
 from fullrank.runs.summary import measures as metrics_by_key
 
-SAMPLERS = ("grid", "random", "tpe")
-PRUNERS = ("none", "median")
 VALIDATION = "validation_"
 TRIALS = 20
 """The number of trials by default, unless the sampler is a grid."""
@@ -126,6 +126,7 @@ def sweep(
     seeds: Sequence[int] = (0,),
     out: str | Path,
     jobs: int = 0,
+    ray: str = "",
     callbacks: Sequence[ComparisonCallback] = (),
     progress: bool | None = None,
 ) -> Sweep:
@@ -133,8 +134,8 @@ def sweep(
 
     All trials have the same seeds, data and splits. They are compared by a measure of the validation set; test scores
     are read for the best trial only, after it was chosen. Every run is an ordinary run directory in `out`/trials. The
-    same call again completes what is missing, with the same trials, and with a larger `trials` adds further ones. It
-    needs Optuna: `pip install 'fullrank[sweep]'`.
+    same call again completes what is missing, with the same trials, and with a larger `trials` adds further ones. The
+    failed runs of earlier calls are repeated once by each call. It needs Optuna: `pip install 'fullrank[sweep]'`.
 
     Args:
         experiment: An Experiment, the path of a TOML file, or a dict with nested or dotted keys. It needs a validation
@@ -151,7 +152,9 @@ def sweep(
         seeds: The seeds of every trial; trials are compared by their mean.
         out: The folder of the sweep.
         jobs: The number of parallel runs, each in its own process. 0 means one per core, or one run at a time if a run
-            has a GPU or worker processes.
+            has a GPU or worker processes. With `ray`, as many as the cluster has room for.
+        ray: The address of a Ray cluster on whose nodes the runs are made, "host:port" or "auto" (the cluster of which
+            this machine is a node). All nodes must share the folder `out`.
         callbacks: Objects that are notified of the progress of the runs.
         progress: Whether the progress of the runs is shown. None shows it in a notebook only.
 
@@ -180,16 +183,18 @@ def sweep(
     points = grid_of(space) if sampler == "grid" else None
     number = _number_of_trials(trials, points)
     folder = Path(out)
-    plan = _Plan(base, space, folder, found_seeds, measure, value, lower, is_share, sampler, pruner, points, jobs)
     watching = ComparisonCallbacks([PlanRecord(folder), *boards(progress), *callbacks])
     existed = folder.exists()
-    plan.open()
-    try:
-        return _complete(plan, number, _OfTrials(watching))
-    except (InputError, RunFailed):
-        if not any(RunDirectory(path).started for path in (folder / "trials").glob("*-seed*")):
-            plan.remove_traces(existed)
-        raise
+    with place_of(ray) as place:
+        chosen = (measure, value, lower, is_share, sampler, pruner, points, jobs, place)
+        plan = _Plan(base, space, folder, found_seeds, *chosen)
+        plan.open()
+        try:
+            return _complete(plan, number, _OfTrials(watching))
+        except (InputError, RunFailed):
+            if not any(RunDirectory(path).started for path in (folder / "trials").glob("*-seed*")):
+                plan.remove_traces(existed)
+            raise
 
 
 def _check_choice(what: str, name: str, known: Sequence[str]) -> None:
@@ -239,6 +244,8 @@ class _Plan:
     pruner: str
     points: list[dict[str, Any]] | None
     jobs: int
+    place: Place | None = None
+    """Where the runs are made, if not on this machine."""
 
     @property
     def record(self) -> Path:
@@ -248,6 +255,8 @@ class _Plan:
     @property
     def at_once(self) -> int:
         """The number of parallel runs."""
+        if self.place is not None:
+            return self.jobs or self.place.room([self.task(Trial(0, {}), self.seeds[0])])
         return self.jobs or runs_at_once(self.base.engine, cores())
 
     @property
@@ -381,7 +390,7 @@ def _complete(plan: _Plan, number: int, callbacks: ComparisonCallback) -> Sweep:
 
 
 def _known(plan: _Plan, study: Study) -> list[Trial]:
-    """Return the trials of earlier calls, with the results of their runs."""
+    """Return the trials of earlier calls, with the results of their runs; failed ones are run again."""
     return [_ended(plan, Trial(n, settings), study.state(n)) for n, settings in enumerate(study.settings())]
 
 
@@ -411,8 +420,8 @@ def _run_batch(plan: _Plan, study: Study, batch: range, trials: list[Trial], cal
     pending = [task for task in tasks if not _has_ended(task)]
     at_once = min(plan.at_once, len(pending))
     started = any(RunDirectory(trial.path(plan.folder, plan.seeds[0])).started for trial in trials)
-    several = sharing_cores(pending, at_once)
-    failures = run_all(several, at_once, callbacks, started)
+    several = sharing_cores(pending, at_once, plan.place)
+    failures = run_all(several, at_once, callbacks, started, plan.place)
     for trial in running:
         ended = _with_results(plan, trial, failures)
         trials[trial.number] = ended
@@ -456,14 +465,8 @@ def _why_pruned(path: Path) -> str:
 
 
 def _ended(plan: _Plan, trial: Trial, state: str) -> Trial:
-    """Return a trial of an earlier call as it ended then; one that had not ended is still running."""
-    if state == "running":
-        return trial
-    recorded = {each["number"]: each for each in read_json(plan.record).get("trials", [])}
-    if state == "failed":
-        reason = recorded.get(trial.number, {}).get("reason", "see log.txt in the directories of its runs")
-        return dataclasses.replace(trial, state="failed", reason=reason)
-    return _with_results(plan, trial, {})
+    """Return a trial of an earlier call as it ended then; one that had not ended, or failed, is running."""
+    return trial if state in ("running", "failed") else _with_results(plan, trial, {})
 
 
 def _course(plan: _Plan, trial: Trial) -> dict[int, float]:

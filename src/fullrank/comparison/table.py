@@ -1,11 +1,11 @@
-"""Comparisons of complete runs: the check that they can be compared, and the table of their results."""
+"""The comparison of complete runs: its rows, the differences between them, and what there is to say of both."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,36 +13,26 @@ from typing import Any
 
 from fullrank._version import __version__
 from fullrank.comparison.by_site import SiteTable, by_site
-from fullrank.comparison.derived import DERIVED, REFERENCE, ROUNDS_TO, derived
+from fullrank.comparison.derived import REFERENCE
+from fullrank.comparison.directories import all_runs, check_comparable, division_of, path_of
 from fullrank.comparison.intervals import holm, interval, p_value, std
+from fullrank.comparison.measured import (
+    check_known,
+    check_value,
+    has_values,
+    is_share,
+    lower_is_better,
+    measured,
+    stage_of,
+)
 from fullrank.comparison.variants import data_of, reference_row, row_labels, setting_of, varied_keys
 from fullrank.config.experiment import Experiment, same
-from fullrank.errors import InputError, nearest
-from fullrank.metrics.measures import ALWAYS, METRICS, Metric, find_metrics, single_numbers
-from fullrank.plugins import FILES, GIVEN
-from fullrank.runs.directory import RunDirectory, read_json
+from fullrank.errors import InputError
+from fullrank.metrics.registry import Metric
+from fullrank.runs.directory import RunDirectory
 from fullrank.runs.display import counted
-from fullrank.runs.pruning import MARK
-from fullrank.runs.result import Run, load_run
-from fullrank.runs.summary import measures as metrics_by_key
+from fullrank.runs.result import Run
 
-OTHER_MEASURES = (
-    "validated_round",
-    "bytes_up",
-    "bytes_down",
-    "elements_up",
-    "elements_down",
-    "elements",
-    "seconds",
-    "rounds",
-    "skipped",
-)
-"""Measures of a run that are not metrics of predictions."""
-COSTS = ("bytes_up", "bytes_down", "elements_up", "elements_down", "seconds", "skipped")
-"""Measures of which less is better."""
-OF_CLIENTS = ("personal", "unseen")
-"""The measures of the clients' own models."""
-VALUES = ("last5", "last", "best", "validated", "final")
 CONFIDENCE = 0.95
 ENOUGH_SEEDS = 3
 ENOUGH_FOR_P = 3
@@ -93,9 +83,9 @@ class Comparison:
 
     `measure` is a key of a run's summary ("accuracy", "loss", "validation_accuracy", "personal", or a path such as
     "personal.local.worst_decile"), a term of the loss in training ("criterion", "fedmr.intra"), or one that is computed
-    from the run ("rounds_to.75", "eigenvalue_variance", "time_ratio", "peak_memory"); `value` selects one of its
-    numbers: "last5" (mean of the last five rounds), "last", "best" (over rounds), "validated" (at the round that was
-    best in validation) or "final" (after the method's finish, where it has one, else the last).
+    from the run ("rounds_to.75", "eigenvalue_variance", "time_ratio", "parameters", "peak_memory"); `value` selects one
+    of its numbers: "last5" (mean of the last five rounds), "last", "best" (over rounds), "validated" (at the round that
+    was best in validation) or "final" (after the method's finish, where it has one, else the last).
 
     >>> import fullrank, tempfile
     >>> few = {"train.rounds": 1, "data.clients": 2, "model.name": "mlp"}
@@ -121,14 +111,7 @@ class Comparison:
         check_value(self.value)
         check_comparable(list(self.runs.values()))
         self._reference_row()
-        summaries = [run.summary() for run in self.runs.values()]
-        if derived(self.measure) is None and not any(_is_known(summary, self.measure) for summary in summaries):
-            known = [
-                name
-                for name in measures(self.asked)
-                if any(_measured(summary, name, "last")[0] is not None for summary in summaries)
-            ]
-            raise InputError(f'no run has the measure "{self.measure}"; {_nearest(self.measure, known)}')
+        check_known(self.measure, list(self.runs.values()))
 
     def __repr__(self) -> str:
         """Describe the comparison in one line."""
@@ -176,8 +159,7 @@ class Comparison:
     @property
     def has_values(self) -> bool:
         """Whether the measure has a value per round, from which `value` selects, or one number per run."""
-        found = [_at(run.summary(), self.measure) for run in self.runs.values()]
-        return any(isinstance(numbers, Mapping) and "last" in numbers for numbers in found)
+        return any(has_values(run.summary(), self.measure) for run in self.runs.values())
 
     def by(self, measure: str, value: str = "last5") -> Comparison:
         """Return the comparison of the same runs by another measure.
@@ -214,15 +196,7 @@ class Comparison:
     @property
     def lower_is_better(self) -> bool | None:
         """Whether lower values of the measure are better; None if this is not known."""
-        first, *below = self.measure.split(".")
-        if first in COSTS:
-            return True
-        metrics = metrics_by_key(self.asked)
-        if first not in OF_CLIENTS:
-            return metrics[first].lower_is_better if first in metrics else None
-        if below[-1:] in (["clients"], ["std"]):
-            return None
-        return next((metrics[step] for step in below if step in metrics), metrics["accuracy"]).lower_is_better
+        return lower_is_better(self.measure, self.asked)
 
     def rows(self) -> list[Row]:
         """Return one row per method, with differences to the reference on the same data."""
@@ -247,7 +221,7 @@ class Comparison:
             return None
         if method not in self._firsts or chosen not in self._firsts:  # all runs of one of them failed
             return chosen
-        own = [other for other in self._firsts if self._method_of(other) == self._method_of(chosen)]
+        own = [other for other in self._firsts if self._methods[other] == self._methods[chosen]]
         on_same = [other for other in own if self.same_data(method, other)]
         if exact and chosen in on_same:
             return chosen
@@ -271,15 +245,19 @@ class Comparison:
             found.setdefault(method, run)
         return {method: found[method] for method in self.methods if method in found}
 
-    def _method_of(self, row: str) -> tuple[tuple[str, str], ...]:
-        """Return what makes two rows rows of one method: its name and all of its hyper-parameters."""
-        flat = self._firsts[row].experiment.resolved().flat()
-        return tuple((key, repr(value)) for key, value in sorted(flat.items()) if key.startswith("method."))
+    @cached_property
+    def _methods(self) -> dict[str, dict[str, str]]:
+        """What makes two rows rows of one method: the keys of its name and of all of its hyper-parameters."""
+        resolved = {row: run.experiment.resolved().flat() for row, run in self._firsts.items()}
+        return {
+            row: {key: repr(value) for key, value in flat.items() if key.startswith("method.")}
+            for row, flat in resolved.items()
+        }
 
     @cached_property
     def _splits(self) -> dict[tuple[str, int], tuple[str, str]]:
         """The fingerprint of the data and the hash of the partition of each run."""
-        facts = {pair: _division(run) for pair, run in self.runs.items()}
+        facts = {pair: division_of(run) for pair, run in self.runs.items()}
         return {pair: (found["data"]["fingerprint"], found["hash"]) for pair, found in facts.items()}
 
     def same_data(self, one: str, two: str) -> bool:
@@ -316,8 +294,8 @@ class Comparison:
                 absent[seed] = f"failed: {reason}" if (reason := self.failed.get((method, seed))) else "not run"
                 continue
             run = self.runs[method, seed]
-            number, reason = measured(run, self.measure, self.value, self._reference(seed))
-            stage = _stage(run.summary(), self.measure) or stage
+            number, reason = measured(run, self.measure, self.value, self._timed_by(method, seed))
+            stage = stage_of(run.summary(), self.measure) or stage
             if number is None:
                 lacking = self.measure in self.terms and self.measure not in run.summary().get("terms", {})
                 absent[seed] = "its method adds no such term to the loss" if lacking else reason
@@ -326,10 +304,23 @@ class Comparison:
         mean = statistics.fmean(values.values()) if values else None
         return Row(method, values, absent, mean, std(list(values.values())), None, stage)
 
-    def _reference(self, seed: int) -> Run | None:
-        """Return the run to whose time those of other methods are compared."""
-        runs = (run for (_, its), run in self.runs.items() if its == seed)
-        return next((run for run in runs if run.experiment.method.name == REFERENCE), None)
+    @property
+    def timed_by(self) -> str:
+        """The row by whose times those of the rows on its data are divided, in `time_ratio`.
+
+        It is the chosen reference, or else the first row of FedAvg; empty if there is none.
+        """
+        if self.reference:
+            return self._reference_row()[0]
+        return next((row for row, run in self._firsts.items() if run.experiment.method.name == REFERENCE), "")
+
+    def _timed_by(self, method: str, seed: int) -> Run | None:
+        """Return the run by whose time that of a row is divided."""
+        chosen = self.timed_by
+        row = self._reference_of(method, chosen, self._reference_row()[1]) if chosen else method
+        if row is None:  # the reference on its data
+            return self.runs.get((method, seed))
+        return self.runs.get((row, seed)) if row != method else None
 
     def _with_difference(self, row: Row, first: Row) -> Row:
         values = {seed: value - first.values[seed] for seed, value in row.values.items() if seed in first.values}
@@ -477,7 +468,7 @@ def compare_runs(
     """
     found = all_runs(paths)
     for run in found:
-        RunDirectory(_path(run)).check("compare", run.experiment.train.rounds)
+        RunDirectory(path_of(run)).check("compare", run.experiment.train.rounds)
     pairs: dict[tuple[str, int], Run] = {}
     labels = row_labels([run.experiment for run in found])
     for label, run in zip(labels, found, strict=True):
@@ -486,97 +477,6 @@ def compare_runs(
             raise InputError(f'"{pairs[pair].path}" and "{run.path}" are both {label} with seed {pair[1]}; give one')
         pairs[pair] = run
     return Comparison(pairs, measure, value, reference=reference)
-
-
-# Finding runs
-
-
-def all_runs(paths: Iterable[str | Path]) -> list[Run]:
-    """Return the runs in directories and folders, each once."""
-    return list({_path(run): run for path in paths for run in runs_in(Path(path))}.values())
-
-
-def runs_in(path: Path) -> list[Run]:
-    """Load the runs of a directory.
-
-    Args:
-        path: A run directory, or a folder of run directories. Runs in its subfolders come after its own, in the order
-            of the folders' names.
-
-    Returns:
-        The runs by method (in the order of the comparison) and seed.
-
-    Raises:
-        InputError: If there is no run.
-    """
-    if RunDirectory(path).started or not path.is_dir():
-        return [load_run(path)]
-    folders = [inner for inner in sorted(path.iterdir()) if not RunDirectory(inner).started]
-    found = [*_runs_directly_in(path), *(run for folder in folders for run in _runs_directly_in(folder))]
-    if not found:
-        raise InputError(f'"{path}" is not a run directory and holds none')
-    return found
-
-
-def _runs_directly_in(path: Path) -> list[Run]:
-    started = [inner for inner in path.iterdir() if RunDirectory(inner).started] if path.is_dir() else []
-    inside = [load_run(inner) for inner in started if not (inner / MARK).exists()]  # those that a sweep has not pruned
-    labels = dict(zip(map(_path, inside), row_labels([run.experiment for run in inside]), strict=True))
-    record = path / "comparison.json"
-    order = [*(read_json(record)["methods"] if record.exists() else []), *sorted(labels.values())]
-    return sorted(inside, key=lambda run: (order.index(labels[_path(run)]), run.experiment.seed, _path(run).name))
-
-
-def _path(run: Run) -> Path:
-    assert run.path is not None
-    return run.path
-
-
-def _division(run: Run) -> Any:
-    return read_json(_path(run) / "partition.json")
-
-
-def check_comparable(runs: Sequence[Run]) -> None:
-    """Check that runs with the same keys of [data] have the same data and, with the same seed, the same partition.
-
-    Args:
-        runs: The runs.
-
-    Raises:
-        InputError: If two of them differ.
-    """
-    first_of: dict[Any, Run] = {}
-    for run in runs:
-        data = data_of(run.experiment)
-        _check_data(first_of.setdefault(data, run), run, same_seed=False)
-        _check_data(first_of.setdefault((data, run.experiment.seed), run), run, same_seed=True)
-
-
-def _check_data(first: Run, run: Run, *, same_seed: bool) -> None:
-    if run is first:
-        return
-    one, two = _division(first), _division(run)
-    if same_seed or not _split_by_seed(run.experiment):
-        prints = one["data"]["fingerprint"], two["data"]["fingerprint"]
-        if prints[0] != prints[1]:
-            raise InputError(f"{_both(first, run)}: their data differ (fingerprint {_shortened(*prints)})")
-    if same_seed and one["hash"] != two["hash"]:
-        hashes = _shortened(one["hash"], two["hash"])
-        raise InputError(f"{_both(first, run)}: their clients have other samples (partition hash {hashes})")
-
-
-def _split_by_seed(experiment: Experiment) -> bool:
-    """Return whether the split into training and test data may depend on the seed."""
-    name = experiment.data.name
-    return name in (GIVEN, "npz") or name.endswith(FILES["data.name"]) or ":" in name
-
-
-def _both(first: Run, run: Run) -> str:
-    return f'"{first.path}" and "{run.path}" cannot be compared'
-
-
-def _shortened(one: str, two: str) -> str:
-    return f"{one[:12]}… and {two[:12]}…"
 
 
 # Rows
@@ -616,160 +516,6 @@ def _not_default(experiment: Experiment) -> dict[str, Any]:
 def _and(words: Sequence[str]) -> str:
     """Join words: `a, b and c`."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
-
-
-# Measures of a run
-
-
-def measures(metrics: Sequence[Metric] = ()) -> tuple[str, ...]:
-    """Return the names of all measures in a run's summary that can be compared.
-
-    Args:
-        metrics: The metrics of the runs that are not the library's.
-    """
-    numbers = ("mean", "weighted", "std", "worst_decile", "clients")
-    keys = ("", *(f"{metric.key}." for metric in single_numbers(metrics) if metric.key != "accuracy"))
-    return (
-        *metrics_by_key(metrics),
-        *OTHER_MEASURES,
-        *DERIVED,
-        f"{ROUNDS_TO}.75",
-        "criterion",
-        *OF_CLIENTS,
-        *(
-            f"{clients}.{stage}.{key}{number}"
-            for clients in OF_CLIENTS
-            for stage in ("received", "local", "personalised")
-            for key in keys
-            for number in numbers
-        ),
-    )
-
-
-def is_share(measure: str, metrics: Sequence[Metric] = ()) -> bool:
-    """Return whether a measure is a share, which is shown in per cent.
-
-    Args:
-        measure: The measure.
-        metrics: The metrics of the runs that are not the library's.
-    """
-    first, *below = measure.split(".")
-    known = metrics_by_key(metrics)
-    if first not in OF_CLIENTS:
-        return first in known and known[first].is_share
-    metric = next((known[step] for step in below if step in known), known["accuracy"])
-    return metric.is_share and below[-1:] != ["clients"]
-
-
-def check_measure(measure: str, experiment: Experiment, methods: Collection[str] = ()) -> None:
-    """Reject a measure that no run of an experiment can have, before any is run.
-
-    Args:
-        measure: The measure.
-        experiment: The experiment of one of the runs.
-        methods: The names of the methods of all runs, whose terms of the loss are measures too.
-
-    Raises:
-        InputError: If no run can have the measure.
-    """
-    if (found := derived(measure)) is not None:
-        if lacking := found.needs(experiment):
-            raise InputError(f'no run would have the measure "{measure}": {lacking}')
-        return
-    asked = find_metrics(experiment.evaluate.metrics)
-    known = (*measures(asked), *methods)
-    if measure.split(".")[0] in methods:
-        return
-    first = measure.split(".")[0]
-    if measure not in known and (first not in known or first in OF_CLIENTS):
-        raise InputError(f'there is no measure "{measure}"; {_nearest(measure, known)}')
-    metrics = metrics_by_key(asked)
-    names = {metric.key: name for name, metric in METRICS.own.items()}
-    computed = {*ALWAYS, *(metric.key for metric in asked)}
-    for step in measure.split("."):
-        if step in metrics and (key := metrics[step].key) in names and key not in computed:
-            name = names[key]
-            raise InputError(f'no run would have the measure "{measure}"; add "{name}" to {METRICS.key}')
-
-
-def _nearest(measure: str, known: Sequence[str]) -> str:
-    """Return a clause with the nearest measure, or with all measures except the many of the clients' own models."""
-    return nearest(measure, known, "known: " + ", ".join(sorted(name for name in known if "." not in name)))
-
-
-def check_value(value: str) -> None:
-    """Check that measures have a value.
-
-    Args:
-        value: The name of the value, such as "last5".
-
-    Raises:
-        InputError: If there is no such value.
-    """
-    if value not in VALUES:
-        raise InputError(f'there is no value "{value}" of a measure; {nearest(value, VALUES)}')
-
-
-def measured(run: Run, measure: str, value: str, reference: Run | None = None) -> tuple[float | None, str]:
-    """Return a measure of a run, or None and the reason of its absence.
-
-    Args:
-        run: The run.
-        measure: The measure, as in `Comparison`.
-        value: The value of the measure, as in `Comparison`.
-        reference: FedAvg's run with the same seed, for `time_ratio`.
-
-    Returns:
-        The number, or None, and the reason if there is none.
-    """
-    if (found := derived(measure)) is not None:
-        return found.of(run, reference)
-    return _measured(run.summary(), measure, value)
-
-
-def _at(summary: Mapping[str, Any], measure: str) -> Any:
-    """Return what a summary has under the name of a measure: a term of the loss, or what is at a path."""
-    if measure in summary.get("terms", {}):
-        return summary["terms"][measure]
-    found: Any = summary
-    for step in measure.split("."):
-        found = found.get(step) if isinstance(found, Mapping) else None
-    return found
-
-
-def _measured(summary: Mapping[str, Any], measure: str, value: str) -> tuple[float | None, str]:
-    """Return a measure from a summary, or None and the reason of its absence."""
-    found = _at(summary, measure)
-    if stage := _stage(summary, measure):
-        found = found[stage].get("mean")
-    if isinstance(found, Mapping):
-        found = found.get(value, found.get("last") if value == "final" else None)
-    if isinstance(found, (int, float)):
-        return float(found), ""
-    return None, summary["absent"].get(_family(measure), "there is none in its summary")
-
-
-def _stage(summary: Mapping[str, Any], measure: str) -> str | None:
-    """Return the stage of the clients' models to which a measure belongs: the last one that the method has.
-
-    It is None for measures that name a stage, and for measures of the global model.
-    """
-    found = summary.get(measure) if measure in ("personal", "unseen") else None
-    return next((stage for stage in ("personalised", "local") if stage in (found or {})), None)
-
-
-def _is_known(summary: Mapping[str, Any], measure: str) -> bool:
-    """Return whether a run has a measure, or a reason of its absence."""
-    return _measured(summary, measure, "last")[0] is not None or _family(measure) in summary["absent"]
-
-
-def _family(measure: str) -> str:
-    """Return the measure under which a summary has the reason why this one is absent.
-
-    The metrics of the global model are absent together, under the name of the accuracy.
-    """
-    first = measure.split(".")[0]
-    return "accuracy" if first == "loss" else first
 
 
 def _listed(noun: str, numbers: Sequence[int]) -> str:

@@ -28,12 +28,11 @@ from fullrank.config.schema import (
     Table,
     Train,
 )
-from fullrank.data.augment.pipeline import is_import_path
+from fullrank.data.augment.registry import is_import_path
 from fullrank.engine import ENGINES
 from fullrank.errors import Conflict, InputError, nearest, not_a_table, sentence
-from fullrank.federated.aggregation import find_aggregator
 from fullrank.files import Damaged, check_text
-from fullrank.metrics.measures import find_metrics
+from fullrank.metrics.registry import find_metrics
 from fullrank.plugins import FILES, GIVEN, LIBRARY, is_foreign, reject_untrusted
 
 if sys.version_info >= (3, 11):
@@ -82,6 +81,8 @@ class Experiment(Table):
     @model_validator(mode="after")
     def _resolvable(self) -> Experiment:
         """Check that everything that the experiment names exists and accepts these options."""
+        from fullrank.federated.aggregation import find_aggregator
+
         try:
             if self._looks_up(self.model.name):
                 models.check_options(self.model.name, models.builder(self.model.name), self.model.options)

@@ -9,18 +9,15 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from fullrank.data.augment.pipeline import AUGMENTATIONS
-from fullrank.data.named_partitions import COLUMNS, PARTITIONS, SITE_PARTITIONS, check_options
-from fullrank.data.partition import VARIANTS
-from fullrank.data.partition_files import is_file
-from fullrank.data.sources.load import READING
+from fullrank.data.augment.registry import AUGMENTATIONS
+from fullrank.data.registry import COLUMNS, PARTITIONS, SITE_PARTITIONS, VARIANTS, is_file
 from fullrank.data.sources.registry import DATA_SETS
 from fullrank.engine import ENGINES
 from fullrank.engine.resolve import AUTO
 from fullrank.errors import nearest
-from fullrank.federated.aggregation import AGGREGATORS
-from fullrank.metrics.measures import METRICS
-from fullrank.objectives.criteria import CRITERIA, CROSS_ENTROPY
+from fullrank.federated.registry import AGGREGATORS
+from fullrank.metrics.registry import METRICS
+from fullrank.objectives.registry import CRITERIA, CROSS_ENTROPY
 from fullrank.plugins import GIVEN, Registry
 
 Share: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
@@ -78,7 +75,7 @@ class Data(Table):
     alpha: Annotated[float, Field(gt=0)] = 0.1
     """Concentration of the Dirichlet partition. Smaller values make clients differ more; inf gives an IID split."""
     variant: str = "balanced"
-    """Variant of the partition: {variants}."""  # `fullrank keys` puts those of partition.py in its place
+    """Variant of the partition: {variants}."""  # `fullrank keys` puts those of the registry in its place
     classes: Annotated[int, Field(ge=1)] = 2
     """Classes per client in the pathological and class-disjoint partitions."""
     passes: Literal[1, 2] = 1
@@ -137,6 +134,8 @@ class Data(Table):
     @property
     def reading(self) -> dict[str, Any]:
         """The keys that say how the files of the data set are read, as `load_dataset` takes them."""
+        from fullrank.data.sources.load import READING
+
         return {name: getattr(self, name) for name in READING}
 
     @model_validator(mode="after")
@@ -148,7 +147,9 @@ class Data(Table):
                 raise ValueError(f'data.partition_options: data.partition = "{self.partition}" takes no options')
         elif not own and ":" not in self.partition:
             PARTITIONS.find(self.partition)
-        elif own:
+        elif own and self.partition_options:
+            from fullrank.data.named_partitions import check_options
+
             check_options(self.partition, (*COLUMNS, *type(self).model_fields), self.partition_options)
         known = VARIANTS.get(self.partition)
         if known and self.variant not in known:
@@ -258,6 +259,9 @@ class Train(Table):
     """Whether the optimizer state of a client is reset at the start of each round (fresh) or kept between rounds."""
     buffers: Literal["average", "local"] = "average"
     """Running statistics of BatchNorm: averaged over clients like weights, or kept by each client (local)."""
+    weight_by: Literal["training", "all"] = "training"
+    """Samples that a client's weight in the mean counts: those on which it trains (training), or its hold-out as well
+    (all), as in the code of FedETF."""
     aggregator: Annotated[str, NameIn(AGGREGATORS)] = "mean"
     """How the server combines what clients send: by weighted means and sums (mean), or as a subclass of
     fullrank.Aggregator does it."""
@@ -294,10 +298,10 @@ class EngineTable(Table):
 
     name: Annotated[str, NameIn(ENGINES)] = AUTO
     """Engine that trains clients: one after the other (serial), in several processes (processes), in groups with one
-    vectorised step (vectorised), or with CUDA graphs on a GPU (cuda). auto chooses for the experiment and the machine.
-    A class takes a site and options, and has run, notes and close."""
+    vectorised step (vectorised), with CUDA graphs on a GPU (cuda), or on a Ray cluster (ray). auto chooses for the
+    experiment and the machine, never ray. A class takes a site and options, and has run, notes and close."""
     workers: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Number of worker processes or GPUs. 0 uses one process per core, or all GPUs."""
+    """Number of worker processes or GPUs. 0 uses one process per core, or all GPUs; with ray those of the cluster."""
     threads: Annotated[int, Field(ge=1, le=4096)] = 1
     """Number of threads per worker process."""
     device: str = ""
@@ -305,9 +309,12 @@ class EngineTable(Table):
     precision: Literal["auto", "float32", "float64", "bfloat16"] = "auto"
     """Precision of training. auto is bfloat16 for float32 networks on the cuda engine, otherwise float32."""
     slots: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Number of clients that train at the same time on one GPU. 0 chooses the number."""
+    """Number of clients that train at the same time on one GPU. 0 chooses the number; with ray it is 1."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Whether torch.compile compiles the forward pass on a GPU. auto compiles if the run is long enough to profit."""
+    address: str = ""
+    """Address of the cluster of the ray engine: host:port, or auto for the cluster of which this machine is a node. If
+    empty, a Ray is started on this machine and ended with the run."""
 
     @field_validator("name")
     @classmethod
@@ -315,6 +322,12 @@ class EngineTable(Table):
         if name not in (AUTO, *ENGINES.own) and ":" not in name and name not in ENGINES.names():
             ENGINES.find(name)  # raises
         return name
+
+    @model_validator(mode="after")
+    def _address_is_used(self) -> EngineTable:
+        if self.address and self.name != "ray" and ":" not in self.name:
+            raise ValueError(f'engine.address = "{self.address}": only engine.name = "ray" has an address')
+        return self
 
 
 class Evaluate(Table):
@@ -359,9 +372,9 @@ class RunTable(Table):
     """Whether the own model of each client is saved at the end, for example as personal/000003.safetensors. It can
     then be loaded without the data."""
     track: list[str] = []
-    """Trackers of the run: tensorboard, mlflow or wandb (Weights & Biases, without a connection unless WANDB_MODE is
-    online), which receive the metrics of each round and need `fullrank[track]`; `package.module:Class`, a subclass of
-    `fullrank.Callback` that needs no arguments; or a name that an installed package declares."""
+    """Callbacks that follow the run: tensorboard, mlflow or wandb (Weights & Biases, without a connection unless
+    WANDB_MODE is online), which receive the metrics of each round and need `fullrank[track]`; `package.module:Class`, a
+    subclass of `fullrank.Callback` that needs no arguments; or a name that an installed package declares."""
     on_client_error: Literal["stop", "skip"] = "stop"
     """Whether the failure of a client stops the run, or the round continues without that client (skip)."""
     min_clients: Annotated[int, Field(ge=1)] = 1

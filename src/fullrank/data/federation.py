@@ -16,8 +16,9 @@ from fullrank.data.augment.pipeline import Pipeline, Statistics
 from fullrank.data.dataset import DataSet
 from fullrank.data.heterogeneity import counts, describe, partition_hash
 from fullrank.data.hosted import HostedData, positions
-from fullrank.data.named_partitions import SITE_PARTITIONS, call_partition, takes
-from fullrank.data.partition_files import StoredPartition, as_bytes, divided, is_file, read_partition
+from fullrank.data.named_partitions import call_partition, takes
+from fullrank.data.partition_files import StoredPartition, as_bytes, divided, read_partition
+from fullrank.data.registry import SITE_PARTITIONS, is_file
 from fullrank.data.split import keep_share, split_by_class
 from fullrank.data.standardise import standardisation
 from fullrank.errors import InputError
@@ -60,6 +61,10 @@ class Federation:
     def size(self, client: int) -> int:
         """Return the number of training samples of a client."""
         return len(self.parts[client])
+
+    def held_out(self, client: int) -> int:
+        """Return the number of held-out samples of a client."""
+        return len(self.holdouts[client])
 
     def hosted(self, clients: Collection[int] | None = None) -> HostedData:
         """Return the data of some clients for a site that hosts them.

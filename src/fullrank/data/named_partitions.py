@@ -1,4 +1,4 @@
-"""Partitions by name: their registry, calls with the arguments that they take, and checks of what they return."""
+"""Partitions by name: calls with the arguments that they take, and checks of what they return."""
 
 from __future__ import annotations
 
@@ -12,54 +12,10 @@ import numpy.typing as npt
 import torch
 
 from fullrank.data.groups import members
-from fullrank.data.partition import (
-    IndexArray,
-    Partition,
-    by_domain,
-    class_disjoint,
-    dirichlet,
-    iid,
-    natural_clients,
-    pathological,
-)
+from fullrank.data.partition import IndexArray, Partition
+from fullrank.data.registry import BY_LABEL, COLUMNS, PARTITIONS, SITE_PARTITIONS
 from fullrank.errors import InputError, nearest
-from fullrank.plugins import Registry, called
-
-PARTITIONS: Registry[Callable[..., Sequence[IndexArray]]] = Registry(
-    "partitions",
-    "data.partition",
-    {
-        "iid": iid,
-        "dirichlet": dirichlet,
-        "pathological": pathological,
-        "class-disjoint": class_disjoint,
-        "domain": by_domain,
-        "natural": natural_clients,
-    },
-    or_else="the path of a saved partition.safetensors or of a .csv",
-)
-"""The functions that `data.partition` can name.
-
-A function is called with those of these arguments that its signature names: `labels`, `domains`, `groups` and
-`natural`, the natural client, arrays with one number per sample; the keys of [data], of which `clients`, `seed` and
-`alpha` are some; and the user's own options, `data.partition_options`. It returns a list with one array of sample
-indices per client. A function that takes `validation` keeps back the validation share itself and returns it in a
-:class:`Partition`; for others the share is drawn beforehand, and they see the rest of the samples, numbered from 0.
-
->>> def halves(labels, clients, seed, stop=1.0):
-...     order = np.random.default_rng(seed).permutation(len(labels))
-...     return np.array_split(order[: int(stop * len(labels))], clients)
->>> [part.tolist() for part in halves([0, 0, 1, 1], clients=2, seed=0, stop=0.5)]
-[[2], [0]]
-"""
-
-COLUMNS = ("labels", "domains", "groups", "natural")
-"""The arrays with one number per sample that a partition may take."""
-
-SITE_PARTITIONS = {"domain": "domain", "natural": "client"}
-"""The partitions whose clients are the values of a column of the data, and the column."""
-BY_LABEL = ("iid", "dirichlet", "pathological", "class-disjoint")
-"""The library's partitions that only use the labels of samples, and so can divide groups in the same way."""
+from fullrank.plugins import called
 
 
 def call_partition(
@@ -67,7 +23,7 @@ def call_partition(
 ) -> Partition:
     """Call the partition of this name with the arguments that its signature names, and check what it returns.
 
-    With groups, the partitions of :data:`BY_LABEL` divide groups in place of samples: each group is one sample with
+    With groups, the partitions of `BY_LABEL` divide groups in place of samples: each group is one sample with
     the label that all its samples have.
 
     Args:

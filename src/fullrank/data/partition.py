@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from numbers import Integral
 from typing import Any, TypeAlias, TypeVar
@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 
 from fullrank.data.groups import ClientGroups, choose_groups
+from fullrank.data.registry import VARIANTS
 from fullrank.errors import InputError, nearest
 
 IndexArray: TypeAlias = npt.NDArray[np.int64]
@@ -109,7 +110,7 @@ def dirichlet(labels: Labels, clients: int, alpha: float, seed: int, variant: st
     >>> [len(part) for part in dirichlet([0, 1] * 50, clients=4, alpha=0.5, seed=0)]
     [37, 18, 28, 17]
     """
-    divide = _find_variant(variant, _DIRICHLET_VARIANTS, "Dirichlet variant")
+    divide = _find_variant(variant, VARIANTS["dirichlet"], "Dirichlet variant")
     if not alpha > 0:
         raise InputError(f"alpha of a Dirichlet partition is {alpha}; it must be above 0 (inf for an IID split)")
     if math.isinf(alpha):
@@ -148,7 +149,7 @@ def pathological(labels: Labels, clients: int, classes: int, seed: int, variant:
     >>> [sorted({index % 4 for index in part.tolist()}) for part in parts]
     [[0, 1], [1, 3], [2, 3], [0, 2]]
     """
-    divide = _find_variant(variant, _PATHOLOGICAL_VARIANTS, "pathological variant")
+    divide = _find_variant(variant, VARIANTS["pathological"], "pathological variant")
     by_class = _indices_by_class(labels)
     _check_clients(clients, len(labels))
     _check_classes(classes, len(by_class))
@@ -590,22 +591,3 @@ def _check_shares(equal: float, validation: float) -> None:
         raise InputError(f"validation={validation} must be at least 0 and below 1")
     if equal + validation > 1 + 1e-9:
         raise InputError(f"equal={equal} and validation={validation} together must not exceed 1")
-
-
-_DirichletVariant: TypeAlias = Callable[[_ByClass, int, float, np.random.RandomState], list[IndexArray]]
-_PathologicalVariant: TypeAlias = Callable[[_ByClass, int, int, int], list[IndexArray]]
-
-_DIRICHLET_VARIANTS: dict[str, _DirichletVariant] = {
-    "balanced": _dirichlet_balanced,
-    "plain": _dirichlet_plain,
-    "fedetf": _dirichlet_fedetf,
-    "fedrepopt": _dirichlet_fedrepopt,
-}
-_PATHOLOGICAL_VARIANTS: dict[str, _PathologicalVariant] = {
-    "balanced": _pathological_balanced,
-    "niid-bench": _pathological_niid_bench,
-    "shards": _pathological_shards,
-}
-
-VARIANTS = {"dirichlet": tuple(_DIRICHLET_VARIANTS), "pathological": tuple(_PATHOLOGICAL_VARIANTS)}
-"""The values of `data.variant` that each partition knows."""

@@ -14,7 +14,6 @@ from fullrank.data.dataset import DataSet
 from fullrank.data.delimited import Delimited
 from fullrank.errors import InputError
 from fullrank.files import load_tensors
-from fullrank.plugins import FILES
 
 IndexArray = npt.NDArray[np.int64]
 
@@ -22,15 +21,6 @@ COLUMNS = ("sample", "client")
 PART = "part"
 PARTS = ("train", "holdout", "validation")
 """The values of the column `part` of a CSV; an empty cell means the first."""
-
-
-def is_file(partition: str) -> bool:
-    """Return whether the value of `data.partition` is the path of a file.
-
-    >>> is_file("mine.csv"), is_file("runs/a/partition.safetensors"), is_file("dirichlet")
-    (True, True, False)
-    """
-    return partition.endswith(FILES["data.partition"])
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from fullrank import methods, models
 from fullrank._version import __version__
 from fullrank.data import DataSet
-from fullrank.deploy.formats import FORMATS, Format, Predict, chosen
+from fullrank.deploy.formats import Format, Predict, chosen
 from fullrank.deploy.prepared import INPUTS, Inputs, WithPreparation, description
+from fullrank.deploy.registry import FORMATS
 from fullrank.engine.machine import threads
 from fullrank.errors import CallFailed, InputError, writing
 from fullrank.federated.site import Stage

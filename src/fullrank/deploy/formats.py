@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fullrank.deploy.prepared import bare
+from fullrank.deploy.registry import FORMATS
 from fullrank.errors import InputError, nearest
 from fullrank.files import save_tensors
 
@@ -178,9 +179,6 @@ def _quiet() -> Iterator[None]:
         log.setLevel(level)
 
 
-FORMATS = {
-    "safetensors": Format("model.safetensors", _write_weights, _read_weights),
-    "onnx": Format("model.onnx", _write_onnx, _read_onnx, ("onnx", "onnxscript", "onnxruntime")),
-    "torch": Format("model.pt2", _write_program, _read_program),
-}
-"""Formats by the name that a user gives."""
+WEIGHTS = Format("model.safetensors", _write_weights, _read_weights)
+ONNX = Format("model.onnx", _write_onnx, _read_onnx, ("onnx", "onnxscript", "onnxruntime"))
+PROGRAM = Format("model.pt2", _write_program, _read_program)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from fullrank.engine.base import Engine, EngineFactory, EngineOptions
 from fullrank.errors import CallFailed, FullrankError, InputError, message_of
+from fullrank.lazy import OnFirstUse
 from fullrank.local import interrupt
-from fullrank.plugins import Registry, WhenNamed, called
+from fullrank.plugins import Registry, called
 
 if TYPE_CHECKING:
     from fullrank.federated.site import Job, Result, Site
@@ -21,12 +22,13 @@ __all__ = ["ENGINES", "Engine", "EngineFactory", "EngineOptions", "open_engine"]
 ENGINES: Registry[EngineFactory] = Registry(
     "engines",
     "engine.name",
-    WhenNamed(
+    OnFirstUse(
         {
             "serial": "fullrank.engine.serial:Serial",
             "processes": "fullrank.engine.processes.engine:Processes",
             "vectorised": "fullrank.engine.vectorised:Vectorised",
             "cuda": "fullrank.engine.cuda.engine:Cuda",
+            "ray": "fullrank.engine.ray.engine:Ray",
         }
     ),
     "Class",

@@ -20,6 +20,9 @@ class EngineOptions:
         slots: Number of clients that train at the same time on one device (`engine.slots`); 0 leaves it to the engine.
         compile: Whether forward passes are compiled.
         clients: Number of clients of a round.
+        address: The address of a cluster (`engine.address`).
+        device: The device on which clients train (`engine.device`), which may differ from the site's where they train
+            on other machines; if empty, that of the site.
         last_row: The metrics of the previous round if a run continues, including what `notes` added to them.
 
     >>> EngineOptions(workers=2).slots
@@ -31,6 +34,8 @@ class EngineOptions:
     slots: int = 0
     compile: bool = False
     clients: int = 1
+    address: str = ""
+    device: str = ""
     last_row: Mapping[str, Any] = field(default_factory=dict)
 
 

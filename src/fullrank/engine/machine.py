@@ -21,7 +21,8 @@ def find_device(name: str, engine: str = "") -> torch.device:
 
     Args:
         name: The value of `engine.device`.
-        engine: The value of `engine.name`, which must be able to train on that device.
+        engine: The value of `engine.name`, which must be able to train on that device. With "ray", clients train on
+            GPUs of other machines, and this one need not have any.
 
     Raises:
         InputError: If this machine does not have the device, or the engine cannot train on it.
@@ -31,6 +32,8 @@ def find_device(name: str, engine: str = "") -> torch.device:
     except RuntimeError:
         raise InputError(f'engine.device = "{name}" is not a device; known are cpu, cuda, cuda:0 …') from None
     if device.type == "cuda" and not torch.cuda.is_available():
+        if engine == "ray":
+            return torch.device("cpu")
         raise InputError(f'engine.device = "{name}": this machine has no CUDA device that torch can use')
     if engine == "cuda" and device.type != "cuda":
         raise InputError(f'engine.name = "cuda" needs engine.device = "cuda", not "{device}"; on a CPU take "auto"')

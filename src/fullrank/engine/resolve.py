@@ -1,4 +1,5 @@
-"""The resolution of `auto` in the table `[engine]`, by pure functions. No other module interprets `auto`.
+"""The resolution of `auto` in the table `[engine]`, by pure functions. No other module interprets `auto`;
+that of `engine.address` is Ray's own word.
 
 A choice that can change a bit of the result (vectorised or not, precision, memory layout, compilation) depends on the
 experiment, the model and the device only. The cores of the machine and `engine.workers` choose between `serial` and
@@ -41,6 +42,7 @@ class EngineKeys(Protocol):
     precision: Any
     slots: int
     compile: Any
+    address: str
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,8 @@ class Resolved:
     """Whether forward passes compute in bfloat16 where that is safe, and in the model's own precision elsewhere."""
     channels_last: bool
     """Whether images are laid out with their channels last, if the model can take them so."""
+    address: str
+    """The address of a Ray cluster. Its `auto` is Ray's own word: the cluster of which this machine is a node."""
     recorded: Mapping[str, str]
     """The choices that a run directory records in place of `auto`. The other keys mean the same in any resume."""
     reasons: Mapping[str, str]
@@ -108,7 +112,16 @@ class Resolved:
             clients: Number of clients per round.
             last_row: The metrics of the round before, if the run continues.
         """
-        return EngineOptions(self.workers, self.threads, self.slots, self.compile, clients, last_row or {})
+        return EngineOptions(
+            workers=self.workers,
+            threads=self.threads,
+            slots=self.slots,
+            compile=self.compile,
+            clients=clients,
+            address=self.address,
+            device=self.device,
+            last_row=last_row or {},
+        )
 
     def facts(self) -> dict[str, Any]:
         """Return what a run directory records: each choice, and the reasons."""
@@ -154,6 +167,7 @@ def resolve_engine(table: EngineKeys, facts: Facts) -> Resolved:
         compile=compile,
         autocast=autocast,
         channels_last=channels_last,
+        address=table.address,
         recorded=recorded,
         reasons=reasons,
     )

@@ -16,7 +16,8 @@ import torch
 from fullrank.channels import Mean, Sum, Upload, form_of, is_whole, part_name, upload_names
 from fullrank.errors import InputError
 from fullrank.federated.checks import misplaced_number, no_tree, not_finite
-from fullrank.plugins import Registry, called
+from fullrank.federated.registry import AGGREGATORS
+from fullrank.plugins import called
 from fullrank.trees import Tree, clone, matching, misfit, pointwise, versions
 
 Reduced: TypeAlias = dict[str, dict[str, Tree]]
@@ -140,10 +141,6 @@ class RunningMean(Aggregator):
             }
             for space, parts in self._totals.items()
         }
-
-
-AGGREGATORS: Registry[type[Aggregator]] = Registry("aggregators", "train.aggregator", {"mean": RunningMean}, "Class")
-"""The aggregators that an experiment can name."""
 
 
 def find_aggregator(name: str) -> type[Aggregator]:

@@ -53,8 +53,9 @@ class ClientView:
 
     @property
     def n(self) -> int:
-        """The number of training samples."""
-        return self._client.n
+        """The number of samples that weights the client in a mean: its training samples and, with
+        `train.weight_by = "all"`, its hold-out."""
+        return self._client.weight
 
     @property
     def counts(self) -> Tensor:

@@ -6,32 +6,59 @@ import dataclasses
 import importlib
 import inspect
 import pkgutil
-from collections.abc import Mapping
-from typing import Any, get_type_hints
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from fullrank.errors import InputError, checked, nearest, not_a_table
-from fullrank.methods._batch import Batch
-from fullrank.methods._compose import Composed, Composition, defines
-from fullrank.methods._method import Method
+from fullrank.lazy import exports
 from fullrank.plugins import Registry
 
+if TYPE_CHECKING:
+    from fullrank.methods._batch import Batch
+    from fullrank.methods._compose import Composed, Composition, defines
+    from fullrank.methods._method import Method
+
 __all__ = ["METHODS", "Batch", "Composed", "Composition", "Method", "available", "build", "defines", "find"]
+__getattr__ = exports(
+    __name__,
+    {
+        "fullrank.methods._batch": ("Batch",),
+        "fullrank.methods._compose": ("Composed", "Composition", "defines"),
+        "fullrank.methods._method": ("Method",),
+    },
+)
 
 
-def _library() -> dict[str, type[Method]]:
-    """Return the methods in the files of this folder, in the order of their names."""
-    found: dict[str, type[Method]] = {}
-    for module in pkgutil.iter_modules(__path__):
-        if module.name.startswith("_"):
-            continue
-        namespace = vars(importlib.import_module(f"{__name__}.{module.name}"))
-        for value in namespace.values():
-            if isinstance(value, type) and issubclass(value, Method) and value.__module__ == namespace["__name__"]:
-                found[value.name] = value
-    return dict(sorted(found.items()))
+class _Folder(Mapping[str, "type[Method]"]):
+    """The methods in the files of this folder, each in the file with its name; a file is imported when it is needed."""
+
+    def __init__(self) -> None:
+        names = (module.name for module in pkgutil.iter_modules(__path__))
+        self._names = sorted(name for name in names if not name.startswith("_"))
+
+    def __getitem__(self, name: str) -> type[Method]:
+        if name not in self._names:
+            raise KeyError(name)
+        namespace = vars(importlib.import_module(f"{__name__}.{name}"))
+        found: type[Method] = next(
+            value
+            for value in namespace.values()
+            if isinstance(value, type) and value.__module__ == namespace["__name__"] and vars(value).get("name") == name
+        )
+        return found
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
-METHODS = Registry("methods", "method.name", _library(), "Class")
+METHODS: Registry[type[Method]] = Registry("methods", "method.name", _Folder(), "Class")
 """The methods that `method.name` can name; those of the library are the classes in the files of this folder."""
 
 
@@ -62,6 +89,8 @@ def find(name: str) -> type[Method]:
     >>> find("fedprox").__name__
     'FedProx'
     """
+    from fullrank.methods._method import Method
+
     found = METHODS.find(name)
     if name in METHODS.own:
         return found
@@ -77,6 +106,8 @@ def reject_no_method(method: Any) -> None:
     Raises:
         InputError: If the value is rejected.
     """
+    from fullrank.methods._method import Method
+
     if isinstance(method, type):
         raise InputError(f"method is the class {method.__name__}; give an instance, {method.__name__}()")
     if not isinstance(method, (str, Method)):
@@ -104,6 +135,8 @@ def _reject_undeclared_fields(cls: type[Method], name: str) -> None:
 
 def _undeclared_fields(cls: type[Method]) -> list[str]:
     """Return class attributes that look like hyper-parameters but that `dataclass` does not see."""
+    from fullrank.methods._method import Method
+
     fields = {field.name for field in dataclasses.fields(cls)}
     declared: dict[str, bool] = {}  # the most derived class decides about a name
     for owner in cls.__mro__:
@@ -139,11 +172,17 @@ def check_fields(cls: type[Method], table: Mapping[str, Any]) -> dict[str, Any]:
             raise InputError(
                 f"method.{cls.name}.{key} = None: TOML has no such value; leave the key out for its default"
             )
-    kinds = get_type_hints(cls, include_extras=True)
+    hashable: Any = cls  # mypy takes the hash of instances for that of the class
+    kinds = _kinds(hashable)
     return {
         name: checked(kinds[name], table[name], f"method.{cls.name}.{name}") if name in table else _default(cls, field)
         for name, field in fields.items()
     }
+
+
+@cache
+def _kinds(cls: type[Any]) -> dict[str, Any]:
+    return get_type_hints(cls, include_extras=True)
 
 
 def _default(cls: type[Method], field: dataclasses.Field[Any]) -> Any:
@@ -171,6 +210,8 @@ def build(name: str, **tables: Mapping[str, Any]) -> Method:
     >>> build("fedprox+feddecorr", feddecorr={"beta": 0.2}).parts[1].beta
     0.2
     """
+    from fullrank.methods._compose import Composed
+
     parts: list[Method] = []
     pieces = [piece.strip() for piece in name.split("+")]
     if len(pieces) > 1 and "" in pieces:

@@ -10,7 +10,8 @@ from typing import Any
 from fullrank.errors import Conflict, InputError
 from fullrank.methods._method import Method
 from fullrank.methods._weighted import Weighted
-from fullrank.objectives.criteria import CRITERIA, WEIGHTED, find_criterion
+from fullrank.objectives.criteria import find_criterion
+from fullrank.objectives.registry import CRITERIA, WEIGHTED
 
 RESERVED = ("criterion", "drift", "fit", "grad_norm", "model", "optimizer")
 """Names that no method can have, because clients' states or metrics use them for other things."""

@@ -19,11 +19,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fullrank.metrics.measures import BINS, Metric, among_highest, bin_of
+from fullrank.metrics.measures import BINS, among_highest, bin_of
+from fullrank.metrics.registry import LEVEL, RESAMPLES, Metric
 from fullrank.randomness import generator
 
-RESAMPLES = 1000
-LEVEL = 0.95
 AT_ONCE = 1 << 21
 """The largest number of positions, or of counts, that are drawn at a time."""
 
@@ -63,7 +62,7 @@ def bootstrap(
         For each key the lower and the upper end of the interval; for a metric with one value for each class a list of
         them; None where the metric is not defined on any draw.
 
-    >>> from fullrank.metrics.measures import find_metrics
+    >>> from fullrank.metrics.registry import find_metrics
     >>> scores = torch.eye(2)[torch.tensor([0] * 80 + [1] * 20)]
     >>> low, high = bootstrap(find_metrics(["accuracy"]), scores, torch.zeros(100, dtype=torch.int64))["accuracy"]
     >>> 0.70 < low < 0.75 < 0.85 < high < 0.90

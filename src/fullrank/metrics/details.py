@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fullrank.metrics.bootstrap import Interval, bootstrap
-from fullrank.metrics.measures import BINS, METRICS, Metric, bin_of, confusion, recalls
+from fullrank.metrics.measures import BINS, bin_of, confusion, recalls
+from fullrank.metrics.registry import METRICS, Metric
 
 MOST_RANKED = 20_000
 """Number of samples times classes up to which the area under the ROC curve has an interval."""

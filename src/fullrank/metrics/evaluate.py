@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fullrank.data.augment.pipeline import Pipeline
-from fullrank.metrics.measures import ALWAYS, DOMAIN_ACCURACY, METRICS, SUFFIX, Metric
+from fullrank.metrics.registry import ALWAYS, BY_DOMAIN, DOMAIN_ACCURACY, METRICS, Metric
 
 ON_A_GPU, ELSEWHERE = 512, 128
 """Batch sizes of evaluation: large for a GPU, and what fits the caches of a CPU."""
@@ -83,8 +83,8 @@ def _by_domain(metrics: Sequence[Metric], scores: Tensor, y: Tensor, domain: Ten
     found: dict[str, Any] = {}
     for metric in metrics:
         assert metric.function is not None
-        found[f"{metric.key}{SUFFIX}"] = {k: metric.function(scores[here], y[here]) for k, here in places}
-    found[DOMAIN_ACCURACY.key] = float(np.mean(list(found[f"accuracy{SUFFIX}"].values())))
+        found[f"{metric.key}{BY_DOMAIN}"] = {k: metric.function(scores[here], y[here]) for k, here in places}
+    found[DOMAIN_ACCURACY.key] = float(np.mean(list(found[f"accuracy{BY_DOMAIN}"].values())))
     return found
 
 

@@ -5,47 +5,43 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable
-from typing import Any, get_type_hints
-
-from torch import nn
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from fullrank.errors import InputError, checked, nearest
-from fullrank.models.alexnet import alexnet_bn
-from fullrank.models.cnn import cnn
-from fullrank.models.efficientnet import efficientnet_b0
-from fullrank.models.lenet import lenet
-from fullrank.models.mlp import mlp
-from fullrank.models.mobilenetv2 import mobilenetv2
-from fullrank.models.net import Net, Output
-from fullrank.models.network import Network
-from fullrank.models.reparam.repghost import repghost_half
-from fullrank.models.reparam.repvgg import repvgg_a0, repvgg_b0, repvgg_b1
-from fullrank.models.resnet import resnet18, resnet20, resnet20_conv, resnet32
-from fullrank.models.wrn import wrn_28_10
+from fullrank.lazy import OnFirstUse, exports
 from fullrank.plugins import Registry, called
 
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fullrank.models.net import Net, Output
+    from fullrank.models.network import Network
+
 __all__ = ["MODELS", "Net", "Network", "Output", "available", "build", "builder"]
+__getattr__ = exports(__name__, {"fullrank.models.net": ("Net", "Output"), "fullrank.models.network": ("Network",)})
 
 MODELS: Registry[Callable[..., nn.Module]] = Registry(
     "models",
     "model.name",
-    {
-        "alexnet-bn": alexnet_bn,
-        "cnn": cnn,
-        "efficientnet-b0": efficientnet_b0,
-        "lenet": lenet,
-        "mlp": mlp,
-        "mobilenetv2": mobilenetv2,
-        "repghost-0.5": repghost_half,
-        "repvgg-a0": repvgg_a0,
-        "repvgg-b0": repvgg_b0,
-        "repvgg-b1": repvgg_b1,
-        "resnet18": resnet18,
-        "resnet20": resnet20,
-        "resnet20-conv": resnet20_conv,
-        "resnet32": resnet32,
-        "wrn-28-10": wrn_28_10,
-    },
+    OnFirstUse(
+        {
+            "alexnet-bn": "fullrank.models.alexnet:alexnet_bn",
+            "cnn": "fullrank.models.cnn:cnn",
+            "efficientnet-b0": "fullrank.models.efficientnet:efficientnet_b0",
+            "lenet": "fullrank.models.lenet:lenet",
+            "mlp": "fullrank.models.mlp:mlp",
+            "mobilenetv2": "fullrank.models.mobilenetv2:mobilenetv2",
+            "repghost-0.5": "fullrank.models.reparam.repghost:repghost_half",
+            "repvgg-a0": "fullrank.models.reparam.repvgg:repvgg_a0",
+            "repvgg-b0": "fullrank.models.reparam.repvgg:repvgg_b0",
+            "repvgg-b1": "fullrank.models.reparam.repvgg:repvgg_b1",
+            "resnet18": "fullrank.models.resnet:resnet18",
+            "resnet20": "fullrank.models.resnet:resnet20",
+            "resnet20-conv": "fullrank.models.resnet:resnet20_conv",
+            "resnet32": "fullrank.models.resnet:resnet32",
+            "wrn-28-10": "fullrank.models.wrn:wrn_28_10",
+        }
+    ),
 )
 """The networks that `model.name` can name: functions of `num_classes`, `in_channels` and the network's own options."""
 
@@ -99,6 +95,8 @@ def build(name: str, num_classes: int, in_channels: int = 3, **options: Any) -> 
     >>> build("cnn", num_classes=10, in_channels=1).feature_dim
     128
     """
+    from torch import nn
+
     function = builder(name)
     options = {key: os.fspath(value) if isinstance(value, os.PathLike) else value for key, value in options.items()}
     check_options(name, function, options)

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fullrank.errors import InputError
-from fullrank.plugins import Registry, called
+from fullrank.objectives.registry import CRITERIA, CROSS_ENTROPY
+from fullrank.plugins import called
 
 Criterion: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 """A function of logits (N, C) and labels (N,) that returns a scalar tensor. It is a pure function of tensors: no
@@ -124,16 +125,6 @@ class UserCriterion:
                 "torch.no_grad() or after .detach(), so there is no gradient"
             )
         return found
-
-
-WEIGHTED = "weighted"
-"""The criterion whose third argument, the weights of the classes, the server and the clients exchange."""
-CRITERIA: Registry[Callable[..., Tensor]] = Registry(
-    "criteria", "train.criterion", {"cross-entropy": cross_entropy, "focal": focal, WEIGHTED: weighted}
-)
-"""All criteria that need no import path."""
-CROSS_ENTROPY = ("", "cross-entropy")
-"""The values of `train.criterion` with which local training minimises the cross-entropy."""
 
 
 def find_criterion(name: str) -> Criterion | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fullrank.errors import InputError, nearest
-from fullrank.objectives.decorrelation import EPS
+from fullrank.objectives.correlation import EPS
 
 Scale = Literal["code", "paper"]
 

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from fullrank.comparison.compare import at_once, is_complete, sharing_cores
+from fullrank.comparison.measured import check_measure, with_terms
 from fullrank.comparison.parallel import Task
 from fullrank.config.experiment import Experiment, dotted, nested, same
 from fullrank.data.sources.load import load_dataset
 from fullrank.data.sources.registry import stored
 from fullrank.errors import InputError, Interrupted
-from fullrank.papers.tables import Cell, Table
+from fullrank.papers.tables import TIME, Cell, Table
 from fullrank.runs.callbacks import Callback
 from fullrank.runs.directory import RunDirectory, read_rows
 from fullrank.runs.display import counted
@@ -23,8 +24,6 @@ from fullrank.runs.run import run
 
 MEASURED = 2
 """The number of rounds that are run to measure the time of a round; the first one includes the preparations."""
-TIME = "time_ratio"
-"""The measure that compares times as ratios, because they depend on the machine."""
 WITHOUT_EFFECT = ("engine.", "run.", "data.root", "train.rounds")
 """Keys that a reproduction may change and that leave the experiment the same; rounds are reported separately."""
 
@@ -183,6 +182,8 @@ def _planned(
     try:
         original = cell.experiments(seed=0)
         experiments = {seed: cell.experiments(seed, changes) for seed in seeds}
+        for one in experiments[seeds[0]]:
+            check_measure(cell.measure, one, with_terms([one.method.name]))
     except InputError as problem:
         return PlannedCell(cell, {}, (0, 0), {}, str(problem))
     first = experiments[seeds[0]]
@@ -307,12 +308,25 @@ def measure(plan: Plan, jobs: int = 0) -> None:
     Raises:
         Interrupted: If the measurement is interrupted; the rounds so far are saved.
     """
+    for task in unmeasured(plan, jobs):
+        _run_first_rounds(task)
+
+
+def unmeasured(plan: Plan, jobs: int = 0) -> list[Task]:
+    """Return the runs whose first rounds `measure` runs, one of each workload whose time is not known.
+
+    Args:
+        plan: The plan.
+        jobs: The number of parallel runs with which the plan will be run.
+    """
     pending = plan.pending() if not plan.timed else []
+    found = []
     for tasks in _workloads(sharing_cores(pending, at_once(pending, jobs))).values():
         same_time = _of_the_same_workload(plan, tasks[0])
         left = sum(task.rounds - task.done for task in tasks)
         if left > MEASURED and seconds_per_round(task.path for task in same_time) is None:
-            _run_first_rounds(tasks[0])
+            found.append(tasks[0])
+    return found
 
 
 class _Enough(Interrupted):

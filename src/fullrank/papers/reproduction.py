@@ -16,14 +16,14 @@ from fullrank._version import __version__
 from fullrank.comparison.board import boards
 from fullrank.comparison.compare import complete_runs, is_complete
 from fullrank.comparison.intervals import std
+from fullrank.comparison.measured import measured
 from fullrank.comparison.parallel import ComparisonCallback, ComparisonCallbacks, Failure, Task
 from fullrank.comparison.planned import PlanRecord
-from fullrank.comparison.table import measured
 from fullrank.errors import InputError, writing
 from fullrank.files import write_atomically, write_json
-from fullrank.papers.plan import TIME, Plan, PlannedCell, make_plan
-from fullrank.papers.tables import UNITS, Cell, Printed, Table, load_table
-from fullrank.papers.verdict import RULE, Verdict, verdict
+from fullrank.papers.plan import Plan, PlannedCell, make_plan
+from fullrank.papers.tables import TIME, UNITS, Cell, Printed, Table, load_table
+from fullrank.papers.verdict import RULE, Footnotes, Verdict, verdict
 from fullrank.runs.callbacks import check_callbacks
 from fullrank.runs.directory import RunDirectory, read_json
 from fullrank.runs.result import load_run
@@ -102,6 +102,12 @@ class Reproduction:
     def cells(self) -> tuple[CellResult, ...]:
         """All cells of the table."""
         return tuple(self._result(planned) for planned in self.plan.cells)
+
+    @property
+    def reported(self) -> tuple[CellResult, ...]:
+        """The cells that were asked for, and those of which the folder has values from earlier commands."""
+        chosen = {id(planned) for planned in self.plan.selected}
+        return tuple(result for result in self.cells if id(result.planned) in chosen or result.values)
 
     @property
     def selected(self) -> tuple[CellResult, ...]:
@@ -212,37 +218,41 @@ class Reproduction:
         """Return the reproduction as JSON."""
         return json.dumps(self.facts(), indent=1)
 
-    def rows(self, selected: bool = False) -> tuple[list[str], list[list[str]]]:
+    def rows(self, results: Sequence[CellResult]) -> tuple[list[str], list[list[str]]]:
         """Return the table for display.
 
         Args:
-            selected: Whether only the cells that were asked for are included.
+            results: The cells that it has.
 
         Returns:
             The titles of the columns, and the texts of each row.
         """
-        results = self.selected if selected else self.cells
         measures = {result.cell.measure for result in self.cells}
         coordinates = list(self.plan.table.coordinates)
         titles = [*coordinates, *(["measure"] if len(measures) > 1 else []), "paper", "ours", "difference", "verdict"]
         rows = []
+        below = Footnotes()
         for result in results:
             measure = [result.cell.measure] if len(measures) > 1 else []
             at = [result.cell.at.get(name, "") for name in coordinates]
             printed, mean = result.printed, result.mean
             ours = "" if mean is None else str(Printed(mean, result.std))
             difference = "" if result.difference is None else f"{result.difference:+.2f}"
-            rows.append([*at, *measure, str(printed or ""), ours, difference, str(result.verdict)])
+            found = below.short(result.verdict.kind, result.verdict.detail)
+            rows.append([*at, *measure, str(printed or ""), ours, difference, found])
         return titles, rows
 
-    def remarks(self, selected: bool = False) -> list[str]:
-        """Return sentences about seeds without values, times, and the notes on the cells.
+    def remarks(self, results: Sequence[CellResult]) -> list[str]:
+        """Return what `rows` refers to by numbers, sentences about seeds without values, and the notes on the cells.
 
         Args:
-            selected: Whether only the cells that were asked for are considered.
+            results: The cells of the table.
         """
-        results = self.selected if selected else self.cells
-        found = [remark for result in results for remark in result.remarks()]
+        below = Footnotes()
+        for result in results:
+            below.short(result.verdict.kind, result.verdict.detail)
+        found = below.sentences()
+        found += [remark for result in results for remark in result.remarks()]
         if any(result.reference for result in results):
             to = ", ".join(f"{name}={value}" for name, value in self.plan.table.to.items())
             found.append(f"Times are ratios to that of {to}, on one machine.")
@@ -253,7 +263,12 @@ class Reproduction:
 
     def markdown(self) -> str:
         """Return the report as Markdown."""
-        table, (titles, rows) = self.plan.table, self.rows()
+        table, results = self.plan.table, self.reported
+        titles, rows = self.rows(results)
+        remarks = self.remarks(results)
+        if others := len(self.cells) - len(results):
+            which = "The other cell" if others == 1 else f"The other {others} cells"
+            remarks.append(f"{which} of the table {'was' if others == 1 else 'were'} not run.")
         lines = [
             f"# {table.name}: {table.title}",
             "",
@@ -264,7 +279,8 @@ class Reproduction:
             "",
             f"Means ± standard deviations over the seeds {', '.join(map(str, self.plan.seeds))}. {RULE}",
             "",
-            *([*(f"- {remark}" for remark in self.remarks()), ""] if self.remarks() else []),
+            *(f"- {remark}" for remark in remarks),
+            *([""] if remarks else []),
             *self._software(),
         ]
         return "\n".join(lines).rstrip() + "\n"
@@ -324,6 +340,7 @@ def reproduce(
     out: str | Path | None = None,
     *,
     jobs: int = 0,
+    ray: str = "",
     callbacks: Sequence[ComparisonCallback] = (),
     progress: bool | None = None,
 ) -> Reproduction:
@@ -341,6 +358,7 @@ def reproduce(
         changes: Changes to the keys of all experiments, for example {"data.root": "data"}.
         out: The folder of the runs and of the report. By default it is named after the table.
         jobs: The number of parallel runs, as for `fullrank.compare`.
+        ray: The address of a Ray cluster on whose nodes the runs are made, as for `fullrank.compare`.
         callbacks: Objects that are notified of the progress of the runs.
         progress: Whether the progress of the runs is shown. None shows it in a notebook only.
 
@@ -353,16 +371,17 @@ def reproduce(
     """
     found = table if isinstance(table, Table) else load_table(table)
     plan = make_plan(found, cells, seeds, rounds, changes, out)
-    return complete(plan, jobs, [*boards(progress), *callbacks])
+    return complete(plan, jobs, [*boards(progress), *callbacks], ray)
 
 
-def complete(plan: Plan, jobs: int = 0, callbacks: Sequence[ComparisonCallback] = ()) -> Reproduction:
+def complete(plan: Plan, jobs: int = 0, callbacks: Sequence[ComparisonCallback] = (), ray: str = "") -> Reproduction:
     """Run what is missing in a plan, and write the report.
 
     Args:
         plan: The plan.
         jobs: The number of parallel runs.
         callbacks: Objects that are notified of the progress of the runs.
+        ray: The address of the Ray cluster on which the runs are made; if empty, they are made here.
 
     Raises:
         InputError: If a directory holds the run of another experiment, or none of the cells can be run.
@@ -374,7 +393,7 @@ def complete(plan: Plan, jobs: int = 0, callbacks: Sequence[ComparisonCallback] 
     watching = [PlanRecord(plan.folder), *callbacks]
     # As if a run had started: each failure is reported at its cell, and none stops the others.
     failures: dict[Path, Failure] = complete_runs(
-        plan.tasks, plan.pending(), plan.jobs(jobs), ComparisonCallbacks(watching), plan.folder, begun=True
+        plan.tasks, plan.pending(), plan.jobs(jobs), ComparisonCallbacks(watching), plan.folder, begun=True, ray=ray
     )
     found = Reproduction(plan, {path: failure.reason for path, failure in failures.items()})
     found.write()

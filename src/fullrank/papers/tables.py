@@ -14,8 +14,9 @@ methods of the paper, and `notes`. A file of a table has `rows` and `columns`. B
 - a coordinate that is a list stands for all its values: such a cell is the mean over several experiments.
 
 The `axes`, `values` and `notes` of `paper.toml` hold for all files of the paper. Times are compared as ratios to the
-cell that `reference` leads to. A file of a figure has `draw`, the kind of `fullrank figure` and its options, and
-`panels`, the coordinates of which each combination is drawn separately; its rows have nothing printed.
+cell that `reference` leads to. A file of a figure has `draw`, the kind of `fullrank figure` and its options, or a list
+of several such pairs, and `panels`, the coordinates of which each combination is drawn separately; its rows have
+nothing printed.
 """
 
 from __future__ import annotations
@@ -28,11 +29,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
 from fullrank import methods
+from fullrank.comparison.measured import check_name, check_value, with_terms
 from fullrank.config.experiment import Experiment, merged, nested, read_toml
-from fullrank.errors import InputError, nearest
+from fullrank.errors import InputError, nearest, sentence
+from fullrank.metrics.registry import find_metrics
 
 FOLDER = Path(__file__).parent
+TIME = "time_ratio"
+"""The measure that compares times as ratios, because they depend on the machine."""
 Kind = Literal["slip", "choice", "note", "impossible"]
 """A slip is an error of the paper, a choice something that the paper does not say and that fullrank had to choose; an
 impossible cell cannot be run."""
@@ -135,6 +142,8 @@ class Drawing:
     kind: str
     options: Mapping[str, Any]
     panels: tuple[str, ...] = ()
+    name: str = ""
+    """What tells it from other drawings of the figure, for the names of files; empty if it is the only one."""
 
 
 @dataclass(frozen=True)
@@ -149,8 +158,8 @@ class Table:
     columns: tuple[Mapping[str, str], ...]
     unavailable: str = ""
     """Why the values of the table are not available, if they are not."""
-    drawing: Drawing | None = None
-    """How a figure is drawn; None for a table."""
+    drawings: tuple[Drawing, ...] = ()
+    """The ways in which a figure is drawn; none for a table."""
     to: Mapping[str, str] = field(default_factory=dict)
     """The coordinates in which the cells differ from those to which their times are ratios."""
 
@@ -253,12 +262,69 @@ def _named(pattern: str) -> list[str]:
     return [f"{file.parent.name}/{file.stem}" for file in files]
 
 
+class _Row(BaseModel):
+    """A row in the file of a table."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    at: dict[str, Any]
+    printed: list[str] = []
+
+
+class _Note(BaseModel):
+    """A note in the file of a table."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    kind: Kind
+    text: str
+    at: dict[str, Any] = {}
+
+
+class _File(BaseModel):
+    """The file of a table or figure."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    title: str
+    settings: str = ""
+    measure: str = ""
+    value: str = ""
+    unit: str = ""
+    set: dict[str, Any] = {}
+    axes: dict[str, str] = {}
+    values: dict[str, dict[str, dict[str, Any]]] = {}
+    columns: list[dict[str, Any]] = []
+    rows: list[_Row] = []
+    notes: list[_Note] = []
+    reference: dict[str, Any] = {}
+    draw: list[Any] = []
+    panels: list[str] = []
+    unavailable: str = ""
+
+
+def _check_form(file: Path, content: Mapping[str, Any]) -> None:
+    """Reject the file of a table with unknown keys, or with values of other types."""
+    try:
+        _File.model_validate(content)
+    except ValidationError as error:
+        detail = error.errors()[0]
+        *above, key = map(str, detail["loc"])
+        where = ".".join([*above, key])
+        if detail["type"] == "extra_forbidden":
+            form: type[BaseModel] = _Row if "rows" in above else _Note if "notes" in above else _File
+            known = form.model_fields
+            raise InputError(f'"{file}": {where}: there is no such key; {nearest(key, known)}') from None
+        raise InputError(f'"{file}": {sentence(where, detail)}') from None
+
+
 class _Reader:
     """Reads one file of a table and the files of settings that it names."""
 
     def __init__(self, file: Path):
         self.file = file
         self.content = read_toml(file)
+        _check_form(file, self.content)
         self.paper = read_toml(file.parent / "paper.toml")
         self.folder = file.parent.parent / self.paper.get("settings", file.parent.name)
         self.shared = read_toml(self.folder / "paper.toml")
@@ -283,7 +349,7 @@ class _Reader:
             tuple(_texts(row["at"]) for row in rows),
             tuple(_texts(column) for column in columns),
             content.get("unavailable", ""),
-            _drawing(content),
+            _drawings(content),
             _texts(content.get("reference", {})),
         )
 
@@ -295,12 +361,25 @@ class _Reader:
             keys = self._keys(one, shown)
             shown |= {name: keys.pop(name) for name in _SHOWN if name in keys}
             parts.append(self._experiment(one, keys))
+        filled = _filled(shown, texts)
+        self._check_shown(filled, parts)
+        notes = [note for source in (self.content, self.shared, self._settings(at)) for note in _notes(source)]
+        used = {piece for name in _methods(parts) for piece in name.split("+")}
+        about = tuple(note for note in notes if note.holds_for(texts, used))
+        return Cell(texts, Printed.read(text), **filled, notes=about, parts=tuple(parts))
+
+    def _check_shown(self, shown: Mapping[str, str], parts: Sequence[Mapping[str, Any]]) -> None:
+        """Reject a unit, a measure or a value of a cell that there is not."""
         if shown["unit"] not in UNITS:
             raise InputError(f'"{self.file}": there is no unit "{shown["unit"]}"; {nearest(shown["unit"], UNITS)}')
-        notes = [note for source in (self.content, self.shared, self._settings(at)) for note in _notes(source)]
-        used = {piece for part in parts for piece in part["method"].get("name", "fedavg").split("+")}
-        about = tuple(note for note in notes if note.holds_for(texts, used))
-        return Cell(texts, Printed.read(text), **_filled(shown, texts), notes=about, parts=tuple(parts))
+        names = parts[0].get("evaluate", {}).get("metrics", ())
+        try:
+            check_name(shown["measure"], find_metrics(names), with_terms(_methods(parts)))
+            check_value(shown["value"])
+        except InputError as problem:
+            raise InputError(f'"{self.file}": {problem}') from None
+        if shown["measure"] == TIME and not self.content.get("reference"):
+            raise InputError(f'"{self.file}": {TIME} needs reference, the coordinates of the cells to compare with')
 
     def _keys(self, at: Mapping[str, Any], shown: Mapping[str, str]) -> dict[str, Any]:
         """Return the keys that coordinates set, with what is shown of a run where they choose it."""
@@ -324,9 +403,16 @@ class _Reader:
 
     def _settings(self, at: Mapping[str, Any]) -> dict[str, Any]:
         name = at.get("data", self.content.get("settings"))
+        if name is None:
+            raise InputError(f'"{self.file}" does not name the file of settings of a cell; add settings = "NAME"')
         if name not in self.settings:
             self.settings[name] = read_toml(self.folder / f"{name}.toml")
         return self.settings[name]
+
+
+def _methods(parts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the methods of experiments, of which each may join several."""
+    return [part["method"].get("name", "fedavg") for part in parts]
 
 
 _SHOWN = {"measure": "accuracy", "value": "last", "unit": "%"}
@@ -347,11 +433,21 @@ def _filled(values: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, An
     }
 
 
-def _drawing(content: Mapping[str, Any]) -> Drawing | None:
-    if "draw" not in content:
-        return None
-    kind, options = content["draw"]
-    return Drawing(kind, options, tuple(content.get("panels", ())))
+def _drawings(content: Mapping[str, Any]) -> tuple[Drawing, ...]:
+    """Return the drawings of a figure; several are named after the options in which they differ."""
+    found = content.get("draw", [])
+    pairs = [found] if found and isinstance(found[0], str) else found
+    keys = dict.fromkeys(key for _, options in pairs for key in options)
+    telling = [key for key in keys if any(options.get(key) != pairs[0][1].get(key) for _, options in pairs)]
+    return tuple(
+        Drawing(
+            kind,
+            options,
+            tuple(content.get("panels", ())),
+            "-".join(f"{key}-{_text(options[key])}" for key in telling if key in options),
+        )
+        for kind, options in pairs
+    )
 
 
 def _notes(source: Mapping[str, Any]) -> Iterator[Note]:

@@ -26,6 +26,8 @@ Kind = Literal[
 ]
 COMPARED = ("within spread", "above", "below")
 """The verdicts that follow the rule."""
+LONGEST_DETAIL = 32
+"""The length up to which a detail is part of a cell."""
 REACH = 2.0
 """The number of standard deviations of a difference of two single runs within which a cell is "within spread"."""
 RULE = (
@@ -51,6 +53,32 @@ class Verdict:
     def __str__(self) -> str:
         """Return the verdict with its detail."""
         return f"{self.kind}: {self.detail}" if self.detail else self.kind
+
+
+class Footnotes:
+    """Long texts that cells share: each is replaced in the cells by its number, and printed once below the table.
+
+    >>> below = Footnotes()
+    >>> [below.short("not run", text) for text in ("the files of the data set are missing", "1 of 3 rounds")]
+    ['not run (1)', 'not run: 1 of 3 rounds']
+    >>> below.sentences()
+    ['(1) the files of the data set are missing']
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}
+
+    def short(self, start: str, text: str) -> str:
+        """Return a cell that starts with some words, followed by a text or its number."""
+        if not text:
+            return start
+        if len(text) <= LONGEST_DETAIL:
+            return f"{start}: {text}"
+        return f"{start} ({self._numbers.setdefault(text, len(self._numbers) + 1)})"
+
+    def sentences(self) -> list[str]:
+        """Return the texts with their numbers."""
+        return [f"({number}) {text}" for text, number in self._numbers.items()]
 
 
 def verdict(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fullrank.errors import InputError, nearest
 from fullrank.report.labels import NO_MATTER, SeedGroup, grouped
 from fullrank.report.legend import draw_legend
-from fullrank.report.quantities import in_summary, quantity
+from fullrank.report.quantities import results_of
 from fullrank.report.seeds import BAND, band_entry, draw_spread, limit_shares, spread_of
 from fullrank.report.style import COLUMN, LOCAL, drawing, line
 from fullrank.runs.result import Run
@@ -60,9 +60,7 @@ def draw_ablation(
     tables = [_settings(run) for run in runs]
     key = _key(tables, over, runs)
     groups = grouped(runs, labels, axis=key)
-    quality = quantity(measure, runs[0].asked)
-    results = {id(run): in_summary(run, measure, value) for run in runs}
-    factor, ylabel = quality.scaled(list(results.values()))
+    results, ylabel = results_of(runs, measure, value)
     settings = {id(run): float(table[key]) for run, table in zip(runs, tables, strict=True) if key in table}
     values = sorted({*settings.values()})
     logarithmic = _is_logarithmic(values)
@@ -72,12 +70,12 @@ def draw_ablation(
         entries: dict[str, Any] = {}
         for group in groups:
             if not any(id(run) in settings for run in group.runs):
-                _draw_level(axes, group, [results[id(run)] / factor for run in group.runs], band)
+                _draw_level(axes, group, [results[id(run)] for run in group.runs], band)
                 entries[group.name] = line(group.colour, linestyle=LOCAL)
                 continue
             found: dict[float, list[float]] = {}
             for run in sorted(group.runs, key=lambda run: settings[id(run)]):
-                found.setdefault(places[settings[id(run)]], []).append(results[id(run)] / factor)
+                found.setdefault(places[settings[id(run)]], []).append(results[id(run)])
             draw_spread(axes, spread_of(found, band), group.colour, band=_has_seeds(found, band), marker="o", ms=3)
             entries[group.name] = line(group.colour, marker="o", markersize=3)
         axes.set(xlabel=_words(key), ylabel=ylabel)

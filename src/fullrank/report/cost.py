@@ -1,4 +1,4 @@
-"""The figure of a measure against what it costs: bytes, elements or seconds."""
+"""The figure of a measure against what it costs: bytes, elements, seconds, memory or parameters."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fullrank.comparison.derived import derived
 from fullrank.errors import InputError, nearest
 from fullrank.report.labels import SeedGroup, grouped
 from fullrank.report.legend import draw_legend, is_covered
-from fullrank.report.quantities import in_summary, quantity
+from fullrank.report.quantities import results_of
 from fullrank.report.seeds import BANDS, spread_of
 from fullrank.report.style import CLASS_MARKERS, GREY, drawing, line
 from fullrank.runs.result import Run
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.text import Annotation
 
-COSTS = ("bytes", "bytes_up", "bytes_down", "elements_up", "elements_down", "seconds")
+COSTS = ("bytes", "bytes_up", "bytes_down", "elements_up", "elements_down", "seconds", "peak_memory", "parameters")
 DECADE = 10
 """The ratio of greatest to least cost from which the axis is logarithmic."""
 SIDES = ((6, 0, "left", "center"), (-6, 0, "right", "center"), (0, 5, "center", "bottom"), (0, -5, "center", "top"))
@@ -42,8 +43,8 @@ def draw_cost(
     Args:
         runs: The runs.
         path: The file.
-        over: The cost: "bytes" (up and down), "bytes_up", "bytes_down", "elements_up", "elements_down" or "seconds",
-            each of the whole run.
+        over: The cost: "bytes" (up and down), "bytes_up", "bytes_down", "elements_up", "elements_down", "seconds",
+            "peak_memory" or "parameters" (those that are trained), each of the whole run.
         measure: The measure, as `fullrank compare` names it.
         value: The value of a run, as `fullrank compare` names it.
         labels: Names of the points.
@@ -55,17 +56,17 @@ def draw_cost(
     if over not in COSTS:
         raise InputError(f'there is no cost "{over}"; {nearest(over, COSTS)}')
     groups = grouped(runs, labels)
-    costs = {id(run): in_summary(run, over, "last5") for run in runs}
-    results = {id(run): in_summary(run, measure, value) for run in runs}
-    unit, xlabel = quantity(over, runs[0].asked).scaled(list(costs.values()))
-    factor, ylabel = quantity(measure, runs[0].asked).scaled(list(results.values()))
+    costs, xlabel = results_of(runs, over, "last5")
+    results, ylabel = results_of(runs, measure, value)
+    if kinds := _kinds(runs, over):
+        xlabel = f"{xlabel}\n{kinds}"
     with drawing(path, 2.1) as figure:
         axes = figure.subplots()
         axes.set(xlabel=xlabel, ylabel=ylabel)
         points = []
         for group in groups:
-            across = spread_of({0: [costs[id(run)] / unit for run in group.runs]}, band)
-            up = spread_of({0: [results[id(run)] / factor for run in group.runs]}, band)
+            across = spread_of({0: [costs[id(run)] for run in group.runs]}, band)
+            up = spread_of({0: [results[id(run)] for run in group.runs]}, band)
             points.append((float(across.mean[0]), float(up.mean[0])))
             if len(group.runs) > 1 and band != "none":
                 axes.hlines(up.mean, across.low, across.high, color=group.colour, linewidth=0.8)
@@ -81,6 +82,12 @@ def draw_cost(
             draw_legend(figure, {}, bars)
         else:
             draw_legend(figure, {group.name: style for group, style in zip(groups, styles, strict=True)}, bars)
+
+
+def _kinds(runs: Sequence[Run], cost: str) -> str:
+    """Return what the cost of the runs is, where runs can differ in it, as in their memory."""
+    found = derived(cost)
+    return " or ".join(dict.fromkeys(filter(None, map(found.kind, runs)))) if found is not None else ""
 
 
 def _style(group: SeedGroup, number: int) -> dict[str, Any]:

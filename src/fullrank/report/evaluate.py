@@ -16,8 +16,8 @@ from fullrank.data.sources.table import TABLES
 from fullrank.data.sources.unlabelled import as_trained
 from fullrank.errors import InputError
 from fullrank.federated.site import Stage
-from fullrank.metrics.bootstrap import LEVEL, RESAMPLES, Intervals, bootstrap
-from fullrank.metrics.measures import ALWAYS, Metric, Value, find_metrics
+from fullrank.metrics.bootstrap import Intervals, bootstrap
+from fullrank.metrics.registry import ALWAYS, LEVEL, RESAMPLES, Metric, Value, find_metrics
 from fullrank.runs.prediction import Predictor
 from fullrank.runs.result import Run, check_model
 

@@ -5,34 +5,30 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fullrank.errors import InputError, nearest
-from fullrank.report.ablation import draw_ablation
-from fullrank.report.cost import draw_cost
-from fullrank.report.courses import draw_accuracy, draw_collapse, draw_consistency, draw_course
-from fullrank.report.directions import draw_tsne
-from fullrank.report.heatmaps import draw_cka, draw_classifier
-from fullrank.report.losses import draw_losses
-from fullrank.report.seeds import check_band
-from fullrank.report.spectra import draw_gap, draw_spectrum
-from fullrank.report.style import figure_file
-from fullrank.runs.result import Run, load_run
+from fullrank.lazy import OnFirstUse
 
-KINDS: dict[str, Callable[..., None]] = {
-    "spectrum": draw_spectrum,
-    "gap": draw_gap,
-    "collapse": draw_collapse,
-    "classifier": draw_classifier,
-    "tsne": draw_tsne,
-    "cka": draw_cka,
-    "losses": draw_losses,
-    "accuracy": draw_accuracy,
-    "course": draw_course,
-    "ablation": draw_ablation,
-    "consistency": draw_consistency,
-    "cost": draw_cost,
-}
+if TYPE_CHECKING:
+    from fullrank.runs.result import Run
+
+KINDS: OnFirstUse[Callable[..., None]] = OnFirstUse(
+    {
+        "spectrum": "fullrank.report.spectra:draw_spectrum",
+        "gap": "fullrank.report.spectra:draw_gap",
+        "collapse": "fullrank.report.courses:draw_collapse",
+        "classifier": "fullrank.report.heatmaps:draw_classifier",
+        "tsne": "fullrank.report.directions:draw_tsne",
+        "cka": "fullrank.report.heatmaps:draw_cka",
+        "losses": "fullrank.report.losses:draw_losses",
+        "accuracy": "fullrank.report.courses:draw_accuracy",
+        "course": "fullrank.report.courses:draw_course",
+        "ablation": "fullrank.report.ablation:draw_ablation",
+        "consistency": "fullrank.report.courses:draw_consistency",
+        "cost": "fullrank.report.cost:draw_cost",
+    }
+)
 
 
 def draw_figure(kind: str, runs: Sequence[Run | str | Path], path: str | Path, **options: Any) -> None:
@@ -52,6 +48,10 @@ def draw_figure(kind: str, runs: Sequence[Run | str | Path], path: str | Path, *
     >>> few = {"train.rounds": 1, "data.clients": 2, "model.name": "mlp", "probe.every": 1}
     >>> draw_figure("spectrum", [fullrank.run(few, out=tempfile.mkdtemp())], tempfile.mkdtemp() + "/spectrum.pdf")
     """
+    from fullrank.report.seeds import check_band
+    from fullrank.report.style import figure_file
+    from fullrank.runs.result import Run, load_run
+
     if kind not in KINDS:
         raise InputError(f'there is no figure "{kind}"; {nearest(kind, KINDS)}')
     if not runs:

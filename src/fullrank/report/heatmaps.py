@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fullrank.errors import InputError
 from fullrank.probe.layers import REPRESENTATION, evenly
 from fullrank.report.labels import titles_of
 from fullrank.report.legend import draw_legend
-from fullrank.report.probed import Probe, between_clients, few, one, probe_at
+from fullrank.report.probed import MOST_RUNS, Probe, between_clients, one, probe_at
+from fullrank.report.similarity import draw_cka_means, draw_classifier_means
 from fullrank.report.style import (
     BLACK,
     COLUMN,
@@ -27,6 +29,7 @@ from fullrank.runs.result import Run
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+CLIENTS, LAYERS = "clients", "layers"
 MOST_COLUMNS = 4
 MOST_WRITTEN = 4
 """The largest number of clients for which every cell has room for its number."""
@@ -42,11 +45,17 @@ BESIDE_MAPS, ABOVE_A_MAP, BELOW_A_MAP = 0.85, 0.38, 0.35
 
 
 def draw_classifier(
-    runs: Sequence[Run], path: str | Path, *, rounds: Sequence[int] = (), labels: Sequence[str] = ()
+    runs: Sequence[Run],
+    path: str | Path,
+    *,
+    rounds: Sequence[int] = (),
+    labels: Sequence[str] = (),
+    band: str = "",
 ) -> None:
     """Draw norms of the classifier's rows by class, and the cosine between clients' rows, mean over classes.
 
-    Several runs have a row each and share the scale of colours.
+    Up to five runs have a row each and share the scale of colours. More runs, or any if `band` is given, are drawn as
+    means over the clients and over the runs that differ only in the seed.
 
     Args:
         runs: The runs.
@@ -54,7 +63,10 @@ def draw_classifier(
         rounds: The round whose probes are drawn; by default the last.
         labels: Titles of the rows.
     """
-    titles, round = titles_of(few(runs), labels), one(rounds)
+    if band or len(runs) > MOST_RUNS:
+        draw_classifier_means(runs, path, one(rounds), labels, band or "range")
+        return
+    titles, round = titles_of(runs, labels), one(rounds)
     tables = [between_clients(run, round, "classifier_cosines") for run in runs]
     probes = [probe_at(run, round) for run in runs]
     entries = _entries(probes)
@@ -114,16 +126,32 @@ def _colours(probe: Probe) -> list[Any]:
     return line_colours(len(probe["clients"]))
 
 
-def draw_cka(runs: Sequence[Run], path: str | Path, *, rounds: Sequence[int] = (), labels: Sequence[str] = ()) -> None:
-    """Draw linear CKA between clients, a heat map for each layer; several runs have a row each.
+def draw_cka(
+    runs: Sequence[Run],
+    path: str | Path,
+    *,
+    over: str = CLIENTS,
+    rounds: Sequence[int] = (),
+    labels: Sequence[str] = (),
+    band: str = "",
+) -> None:
+    """Draw linear CKA between clients, layer by layer.
 
     Args:
-        runs: The runs.
+        runs: The runs. Up to five have a row of heat maps each; more are drawn over the layers.
         path: The file.
-        rounds: The round whose probes are drawn; by default the last.
-        labels: Titles of the rows.
+        over: "clients", a heat map for each layer; or "layers", the mean over pairs of clients by layer, a line for all
+            runs that differ only in the seed.
+        rounds: The round that is shown, by default the last.
+        labels: Names of the rows, or of the lines.
+        band: What the band around a line shows, "range", "std", "ci" or "none"; it implies `over="layers"`.
     """
-    titles, round = titles_of(few(runs), labels), one(rounds)
+    if over not in (CLIENTS, LAYERS):
+        raise InputError(f'--over {over}: CKA is drawn over "clients" or "layers"')
+    if over == LAYERS or band or len(runs) > MOST_RUNS:
+        draw_cka_means(runs, path, one(rounds), labels, band or "range")
+        return
+    titles, round = titles_of(runs, labels), one(rounds)
     tables = [between_clients(run, round, "cka") for run in runs]
     rows = [[*table.items()] for table in tables]
     if len(runs) == 1:

@@ -130,6 +130,7 @@ def names_of(runs: Sequence[Run], *, by_seed: bool = True, axis: str = "") -> li
     ]
     shared = [key for key in tables[0] if all(key in table for table in tables) and not key.startswith(NO_MATTER)]
     varied = [key for key in shared if any(not same(table[key], tables[0][key]) for table in tables)]
+    varied += (own := _of_some_methods(tables, shared))
     ignored = (*LAST, axis)
     telling = [key for key in varied if key not in ignored]
     telling.sort(key=lambda key: (FIRST.index(key) if key in FIRST else len(FIRST), key))
@@ -137,8 +138,15 @@ def names_of(runs: Sequence[Run], *, by_seed: bool = True, axis: str = "") -> li
         return [_words("method.name", tables[0]["method.name"])] if len(runs) == 1 else _places(runs)
     names = _joined(tables, telling or (varied if by_seed else FIRST[:1]))
     if max(map(len, names)) > LONGEST:
-        names = _joined(tables, [key for key in telling if key in FIRST])
+        names = _joined(tables, [key for key in telling if key in (*FIRST, *own)])
     return names if all(names) and _differ_only_in(ignored, names, tables) else _places(runs)
+
+
+def _of_some_methods(tables: Sequence[Mapping[str, Any]], shared: Sequence[str]) -> list[str]:
+    """Return the hyper-parameters of some of the methods in which runs of these methods differ."""
+    found = dict.fromkeys(key for table in tables for key in table if key.startswith("method.") and key not in shared)
+    values = {key: [table[key] for table in tables if key in table] for key in found}
+    return [key for key, own in values.items() if any(not same(value, own[0]) for value in own)]
 
 
 def _differ_only_in(ignored: Sequence[str], names: Sequence[str], tables: Sequence[Mapping[str, Any]]) -> bool:
@@ -161,7 +169,7 @@ def _alike(one: Mapping[str, Any], other: Mapping[str, Any], ignored: Sequence[s
 
 
 def _joined(tables: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[str]:
-    return [", ".join(_words(key, table[key]) for key in keys) for table in tables]
+    return [", ".join(_words(key, table[key]) for key in keys if key in table) for table in tables]
 
 
 def _places(runs: Sequence[Run]) -> list[str]:

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fullrank.comparison.table import OF_CLIENTS, check_value, is_share, measured, measures
+from fullrank.comparison.measured import OF_CLIENTS, check_value, is_share, measured, measures
 from fullrank.errors import InputError, nearest
-from fullrank.metrics.measures import Metric
+from fullrank.metrics.registry import Metric
 from fullrank.report.probed import name_of, number
 from fullrank.report.seeds import Course
 from fullrank.runs.directory import RunDirectory
@@ -26,12 +26,15 @@ NAMES = {
     "elements_down": "elements sent to clients",
     "seconds": "time",
     "training_seconds": "training time",
+    "parameters": "trained parameters",
     "bytes": "sent by and to clients",
 }
 """The words on an axis for a measure; others are called by their names."""
 UNITS: dict[str, dict[str, float]] = {
     "bytes": {"bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12},
     "elements": {"": 1, "thousands": 1e3, "millions": 1e6, "billions": 1e9},
+    "parameters": {"": 1, "thousands": 1e3, "millions": 1e6, "billions": 1e9},
+    "memory": {"bytes": 1, "kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12},
     "seconds": {"ms": 1e-3, "s": 1, "min": 60, "h": 3600},
 }
 """The units of measures by a word in their names: each with its size."""
@@ -86,6 +89,13 @@ def quantity(measure: str, asked: Sequence[Metric], *, per_round: bool = False) 
     elif per_round and units != {"": 1.0}:
         rest = ["per round"]
     return Quantity(name, ", ".join(rest).replace("_", " "), units)
+
+
+def results_of(runs: Sequence[Run], measure: str, value: str) -> tuple[dict[int, float], str]:
+    """Return a measure of complete runs in the unit of its axis, by the identity of the run, and the axis's label."""
+    found = {id(run): in_summary(run, measure, value) for run in runs}
+    size, label = quantity(measure, runs[0].asked).scaled(list(found.values()))
+    return {run: result / size for run, result in found.items()}, label
 
 
 def over_rounds(run: Run, measure: str) -> dict[int, float]:

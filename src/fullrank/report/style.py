@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from fullrank.errors import InputError, writing
 
 if TYPE_CHECKING:
@@ -133,8 +131,8 @@ def line_colours(number: int) -> list[Any]:
     """Return `number` colours of lines: the palette's, or steps from dark to light if the palette has too few."""
     if number <= len(LINE_COLOURS):
         return list(LINE_COLOURS[:number])
-    dark, light = np.array(DARK), np.array(LIGHT)
-    return [tuple(dark + (light - dark) * place / (number - 1)) for place in range(number)]
+    steps = (place / (number - 1) for place in range(number))
+    return [tuple(dark + (light - dark) * step for dark, light in zip(DARK, LIGHT, strict=True)) for step in steps]
 
 
 def method_colours(number: int) -> list[Any]:

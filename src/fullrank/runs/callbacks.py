@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from fullrank.config.experiment import Experiment
 from fullrank.errors import CallbackFailed, FullrankError, InputError, message_of
 from fullrank.federated.site import Result
+from fullrank.lazy import OnFirstUse
 from fullrank.local import interrupt
-from fullrank.plugins import Registry, WhenNamed, called
+from fullrank.plugins import Registry, called
 
 if TYPE_CHECKING:
     from fullrank.runs.result import Run
@@ -127,7 +128,7 @@ class Callback:
 CALLBACKS: Registry[type[Callback]] = Registry(
     "callbacks",
     "run.track",
-    WhenNamed(
+    OnFirstUse(
         {
             "tensorboard": "fullrank.runs.trackers.tensorboard:TensorBoard",
             "mlflow": "fullrank.runs.trackers.mlflow:MLflow",

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from fullrank.data.dataset import DataSet
 from fullrank.data.federation import CLASSES_NAMED, site_names
-from fullrank.data.named_partitions import SITE_PARTITIONS
-from fullrank.data.partition_files import is_file
+from fullrank.data.registry import SITE_PARTITIONS, is_file
 from fullrank.local.plan import last_batch_too_small, smallest_batch
 
 if TYPE_CHECKING:

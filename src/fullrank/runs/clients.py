@@ -11,7 +11,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from fullrank.errors import InputError, nearest
 from fullrank.files import read_lines, writable, write_lines
-from fullrank.metrics.measures import BY_SITE, METRICS, SITES_LISTED, Metric, single_numbers
+from fullrank.metrics.registry import BY_SITE, METRICS, SITES_LISTED, Metric, single_numbers
 from fullrank.runs.directory import CLIENTS
 from fullrank.runs.summary import over
 

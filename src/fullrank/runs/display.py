@@ -19,10 +19,10 @@ from rich.text import Text
 
 from fullrank.config.experiment import Experiment
 from fullrank.config.schema import Data
-from fullrank.data.partition_files import is_file
+from fullrank.data.registry import is_file
 from fullrank.errors import Interrupted, in_words, naming_file
 from fullrank.federated.site import Result
-from fullrank.metrics.measures import METRICS, Metric, label_of, single_numbers
+from fullrank.metrics.registry import METRICS, Metric, label_of, single_numbers
 from fullrank.runs.callbacks import Callback
 from fullrank.runs.summary import measures
 from fullrank.runs.terminal import print_above
@@ -404,6 +404,8 @@ def problems_of(row: Mapping[str, Any]) -> list[str]:
             f"round {row['round']}: the weights of client {far['client']} moved by {far['drift']:.3g}, those of the "
             f"next client by {far['next']:.3g}; if the accuracy falls, it may be because of this client"
         )
+    again = row.get("ray", {}).get("again", {})
+    lines += [f"round {row['round']}: client {k} was run again on another worker: {why}" for k, why in again.items()]
     if row["round"] == 1:
         lines += [f"steps run eagerly, not as CUDA graphs: {reason}" for reason in row.get("not_recorded", [])]
         lines += [f"clients train one after the other, not in groups: {reason}" for reason in row.get("one_by_one", [])]

@@ -28,7 +28,8 @@ def far_client(clients: Iterable[Mapping[str, Any]]) -> dict[str, Any] | None:
     >>> far_client({"client": k, "epochs": [{"drift": drift}]} for k, drift in drifts.items())
     {'client': 1, 'drift': 36.0, 'next': 5.5}
     """
-    drifts = {each["client"]: each["epochs"][-1]["drift"] for each in clients if each.get("epochs")}
+    last = {each["client"]: each["epochs"][-1] for each in clients if each.get("epochs")}
+    drifts = {client: epoch["drift"] for client, epoch in last.items() if epoch.get("drift") is not None}
     known = sorted((drift, client) for client, drift in drifts.items() if math.isfinite(drift))
     if len(known) < FEWEST:
         return None

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ def environment(threads: int, device: torch.device) -> dict[str, Any]:
     }
 
 
+@cache
 def _git_commit() -> str | None:
     """Return the commit of the package's source tree, marked if it has changes; None if the package is installed."""
     here = Path(__file__).parent

@@ -17,7 +17,7 @@ from fullrank.federated.server import Server
 from fullrank.federated.site import Site
 from fullrank.metrics.details import calibration, details, with_balanced
 from fullrank.metrics.evaluate import FeatureRange, evaluate
-from fullrank.metrics.measures import (
+from fullrank.metrics.registry import (
     ALWAYS,
     BY_SITE,
     MEAN,

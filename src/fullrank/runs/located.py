@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fullrank.config.experiment import Experiment
-from fullrank.data.partition_files import is_file
+from fullrank.data.registry import is_file
 from fullrank.plugins import FILES, HUB, is_foreign
 from fullrank.runs.starting import KEPT, weights_file
 

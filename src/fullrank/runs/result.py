@@ -18,7 +18,7 @@ from fullrank.engine.machine import threads
 from fullrank.errors import InputError, nearest
 from fullrank.federated.site import Stage, stages
 from fullrank.files import Damaged, load_tensors
-from fullrank.metrics.measures import METRICS, Metric, find_metrics, recorded_metrics
+from fullrank.metrics.registry import METRICS, Metric, find_metrics, recorded_metrics
 from fullrank.probe.files import read_probes
 from fullrank.runs.assemble import Assembly, assemble, federate, without_data
 from fullrank.runs.clients import ClientRow, Rows, flat_table, read_clients
@@ -193,6 +193,21 @@ class Run:
         if assembly.no_global_model:
             raise InputError(f"there is no complete global model: {assembly.no_global_model}; use client_model(k)")
         return self._module(assembly, self._final_entries(assembly))
+
+    @_with_gradients()
+    def trained_parameters(self) -> int:
+        """Return the number of parameters that are trained: those of the global model and those that clients keep.
+
+        A run directory suffices for it: no data are read.
+
+        >>> import fullrank, tempfile
+        >>> settings = {"train.rounds": 1, "data.clients": 3, "model.name": "mlp", "model.width": 8}
+        >>> fullrank.run(settings, tempfile.mkdtemp()).trained_parameters()
+        682
+        """
+        assembly = self._without_data()
+        trained = {*assembly.entries.shared, *assembly.entries.personal}
+        return sum(tensor.numel() for name, tensor in assembly.network.parameters().items() if name in trained)
 
     @_with_gradients()
     def client_model(self, client: int, stage: Stage | None = None) -> nn.Module:

@@ -11,7 +11,7 @@ from fullrank.config.experiment import Experiment, Recorded, same
 from fullrank.engine.resolve import as_recorded
 from fullrank.errors import InputError
 from fullrank.files import save_tensors, sealed_text, write_atomically, write_json
-from fullrank.metrics.measures import facts_of
+from fullrank.metrics.registry import facts_of
 from fullrank.plugins import is_foreign
 from fullrank.runs.assemble import Assembly
 from fullrank.runs.directory import RunDirectory, read_json
@@ -21,7 +21,7 @@ from fullrank.runs.recorded import check_data, check_files, federation_facts, fi
 from fullrank.runs.starting import KEPT, weights_file
 from fullrank.runs.status import Status
 
-FREE_ON_RESUME = ("train.rounds", "data.root", "engine.workers", "run.")
+FREE_ON_RESUME = ("train.rounds", "data.root", "engine.workers", "engine.address", "run.")
 
 
 @dataclasses.dataclass

@@ -24,8 +24,8 @@ def fingerprints(names: Iterable[str], objects: Iterable[object]) -> dict[str, s
         The fingerprints. A source that cannot be read, as in an interactive session, is left out.
     """
     found: dict[str, str] = {}
-    for name in names:
-        if ":" in name and (module := sys.modules.get(name.partition(":")[0])) is not None:
+    for name in sorted({name.partition(":")[0] for name in names if ":" in name}):
+        if (module := sys.modules.get(name)) is not None:
             found |= _of_neighbours(module.__name__, getattr(module, "__file__", None))
     for kind in sorted({type(each) for each in objects}, key=_full_name):
         if kind.__module__.partition(".")[0] not in (*OURS, "builtins") and kind.__module__ not in found:
@@ -47,7 +47,7 @@ def _of_neighbours(name: str, file: str | None) -> dict[str, str]:
         path = getattr(module, "__file__", None)
         if not path or not path.endswith(".py") or other.partition(".")[0] in (*OURS, "__main__"):
             continue
-        if folder in Path(path).resolve().parents and "site-packages" not in path:
+        if "site-packages" not in path and folder in Path(path).resolve().parents:
             found[other] = _sha256(Path(path).read_bytes())
     return found
 

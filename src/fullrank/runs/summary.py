@@ -8,7 +8,7 @@ from typing import Any
 
 from fullrank.local.loop import NO_TERMS
 from fullrank.metrics.evaluate import over_clients
-from fullrank.metrics.measures import METRICS, PREFIXES, Metric, single_numbers
+from fullrank.metrics.registry import BY_DOMAIN, BY_SITE, METRICS, PREFIXES, Metric, single_numbers
 
 
 def summarise(
@@ -23,22 +23,21 @@ def summarise(
 
     Returns:
         For each metric the last value, the best over rounds, the mean of the last five and the value in the round with
-        the best validation accuracy; the totals of the traffic, and its elements per client and round; the terms of the
-        loss in training; and the results of clients' own models by stage.
+        the best validation accuracy, also by site and by domain where the rows have it; the totals of the traffic, and
+        its elements per client and round; the terms of the loss in training; and the results of clients' own models by
+        stage.
     """
     result: dict[str, Any] = {"rounds": rows[-1]["round"] if rows else 0}
     evaluated = [*rows, ending.get("last", {})]
     chosen = max((row for row in evaluated if "validation_accuracy" in row), key=_validated, default=None)
     for measure, metric in measures(metrics).items():
-        values = [row[measure] for row in evaluated if _is_number(row.get(measure))]
-        if values:
-            best = min(values) if metric.lower_is_better else max(values)
-            last = values[-5:]
-            result[measure] = {"last": values[-1], "best": best, "last5": sum(last) / len(last)}
-            if chosen is not None and chosen.get(measure) is not None:
-                result[measure]["validated"] = chosen[measure]
-            if ending.get(measure) is not None:
-                result[measure]["final"] = ending[measure]
+        if found := _in_few_numbers(evaluated, chosen, ending, metric, measure):
+            result[measure] = found
+        for key in (f"{measure}{BY_DOMAIN}", f"{measure}{BY_SITE}"):
+            places = {place: None for row in evaluated for place in row.get(key, {})}
+            by_place = {place: _in_few_numbers(evaluated, chosen, ending, metric, key, place) for place in places}
+            if any(by_place.values()):
+                result[key] = by_place
     for total in ("bytes_up", "bytes_down", "elements_up", "elements_down", "seconds"):
         result[total] = sum(row[total] for row in rows) + ending.get(total, 0)
     if "seconds" in ending:
@@ -56,6 +55,42 @@ def summarise(
         result["validated_round"] = chosen["round"]
     result["absent"] = dict(ending.get("absent", {}))
     return result
+
+
+def _in_few_numbers(
+    rows: Sequence[Mapping[str, Any]],
+    chosen: Mapping[str, Any] | None,
+    ending: Mapping[str, Any],
+    metric: Metric,
+    *path: str,
+) -> dict[str, float]:
+    """Return the last value, the best, the mean of the last five, and those of the chosen round and of the end.
+
+    Args:
+        rows: The rows of all rounds that were evaluated.
+        chosen: The row with the best validation accuracy, if there is one.
+        ending: What was computed after the last round.
+        metric: The metric.
+        path: The keys under which a row has the value.
+    """
+    values = [value for row in rows if _is_number(value := _at(row, path))]
+    if not values:
+        return {}
+    best = min(values) if metric.lower_is_better else max(values)
+    last = values[-5:]
+    found: dict[str, float] = {"last": values[-1], "best": best, "last5": sum(last) / len(last)}
+    if chosen is not None and (value := _at(chosen, path)) is not None:
+        found["validated"] = value
+    if (value := _at(ending, path)) is not None:
+        found["final"] = value
+    return found
+
+
+def _at(row: Mapping[str, Any], path: Sequence[str]) -> Any:
+    found: Any = row
+    for key in path:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
 
 
 def measures(metrics: Sequence[Metric] = ()) -> dict[str, Metric]:

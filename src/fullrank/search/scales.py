@@ -20,7 +20,7 @@ from fullrank.config.experiment import Experiment, merged
 from fullrank.data import DataSet, Split, load_dataset
 from fullrank.data.augment.resize import resized
 from fullrank.data.federation import Federation
-from fullrank.data.partition_files import is_file
+from fullrank.data.registry import is_file
 from fullrank.errors import InputError
 from fullrank.files import write_json
 from fullrank.models.reparam.scales import write_scales

@@ -1,5 +1,6 @@
 """An app of `fullrank flower new` gives the weights of a simulation in Flower's simulation and in a deployment."""
 
+import json
 import os
 import signal
 import subprocess
@@ -33,9 +34,14 @@ METHODS = {
 def overrides_of(method):
     """The overrides of a run with a method, on the network that the method needs."""
     wanted = dict(getattr(fullrank.methods.available().get(method), "tried_on", {}))
-    options = [f"model.{key}={value}" for key, value in wanted.items()]
+    options = [f"model.{key}={as_toml(value)}" for key, value in wanted.items()]
     shared = [pair for pair in QUICK if not (wanted and pair.startswith("model."))]
     return [*shared, f"method.name={method}", *(options or METHODS.get(method, []))]
+
+
+def as_toml(value):
+    """A value without spaces, as a run configuration takes it."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
 
 
 def simulated(app, out, overrides):

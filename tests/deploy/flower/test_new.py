@@ -1,5 +1,6 @@
 """`fullrank flower new` writes an app that is complete, and needs no Flower for it."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import fullrank
+import fullrank.deploy.flower
 from commands import fullrank as command
 from fullrank import methods
 from fullrank.config.experiment import Experiment, read_toml
@@ -86,6 +88,14 @@ def test_writing_an_app_imports_neither_flower_nor_torch_at_import_of_fullrank(t
         cwd=Path(fullrank.__file__).parents[1],
     )
     assert json.loads(done.stdout) == [True, False]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("flwr") is not None, reason="Flower is installed")
+def test_without_flower_an_app_names_the_extra(tmp_path, monkeypatch):
+    with pytest.raises(InputError, match=r"a deployment needs Flower: pip install 'fullrank\[flower\]'"):
+        fullrank.deploy.flower.client_app()
+    with pytest.raises(InputError, match=r"fullrank\[flower\]"):
+        fullrank.deploy.flower.server_app(tmp_path)
 
 
 def test_every_method_can_be_asked_for(tmp_path):

@@ -247,6 +247,12 @@ def test_a_site_of_its_own_data(tmp_path):
         fullrank.run(run.experiment, tmp_path / "again")
 
 
+def test_a_site_has_the_name_of_its_settings_in_trials_too(tmp_path):
+    (tmp_path / "site.toml").write_text('[site]\nname = "ward"\nclient = 1\n')
+    (told,) = Host(SiteSettings.from_toml(tmp_path / "site.toml")).answer(asked({})).values["clients"]
+    assert (told["client"], told["name"]) == (1, "ward")
+
+
 def test_a_site_reads_no_files_for_a_server(tmp_path):
     np.savez(tmp_path / "secret.npz", x=np.zeros((9, 4)), y=np.arange(9) % 3)
     (tmp_path / "site.toml").write_text("[site]\nclient = 0\n")

@@ -12,6 +12,7 @@ from fullrank.config.experiment import Experiment
 from fullrank.deploy.sites import Message
 from fullrank.deploy.sites.channel import InMemory
 from fullrank.errors import ClientFailed, InputError, RunFailed, TooFewClients
+from fullrank.federated.codec import unpack
 from fullrank.files import read_json, read_lines
 from fullrank.runs.callbacks import Callback
 from small import on_its_network
@@ -114,6 +115,32 @@ def test_a_lost_state_is_said(tmp_path):
 
     with pytest.raises(ClientFailed, match=r"client 1: .*state of round 1 is not in its folder any more"):
         deploy(tmp_path, what, channel, callbacks=[Loses()])
+
+
+def test_frozen_entries_are_sent_once_and_again_if_a_site_has_lost_them(tmp_path):
+    what = experiment(method__name="fedetf", train__rounds=4, evaluate__personal="never")
+    fullrank.run(what, tmp_path / "simulated")
+    channel, sent = network(tmp_path), []
+    whole = channel.connected[101]
+
+    def recorded(content):
+        request = Message.from_bytes(content)
+        if request.kind == "job":
+            job = unpack(request.values["job"], request.tensors)
+            sent.append((job.round, bool(job.frozen)))
+        return whole(content)
+
+    channel.connected[101] = recorded
+
+    class Loses(Callback):
+        def round_done(self, row):
+            if row["round"] == 2:
+                for file in (tmp_path / "site1").rglob("frozen.*"):
+                    file.unlink()
+
+    deploy(tmp_path, what, channel, callbacks=[Loses()])
+    assert sent == [(0, True), (1, False), (2, False), (2, True), (3, False)]
+    assert same_weights(tmp_path / "simulated", tmp_path / "deployed")
 
 
 # Faults

@@ -1,4 +1,4 @@
-"""The preparation of batches: the registry of augmentations, and the pipeline that applies them and normalises.
+"""The preparation of batches: crops and flips, and the pipeline that applies augmentations and normalises.
 
 Everything here is a function of tensors on any device, without loops over samples or branches on their values, and
 with its random numbers as an argument. So the result is the same eagerly, under `vmap` and when traced.
@@ -17,15 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullrank.data.augment.autoaugment import AutoAugment, RandAugment
 from fullrank.data.augment.constants import constant
-from fullrank.data.augment.geometry import Rotate
 from fullrank.data.augment.operation import Operation, describe, pick, reject_arguments
-from fullrank.data.augment.raug import Raug
-from fullrank.data.augment.resize import ResizedCrop
+from fullrank.data.augment.registry import AUGMENTATIONS, is_import_path
 from fullrank.data.dataset import DataSet, is_integer
 from fullrank.errors import InputError, nearest
-from fullrank.plugins import Registry, called
+from fullrank.plugins import called
 
 Statistics = tuple[tuple[float, ...], tuple[float, ...]]
 
@@ -128,28 +125,8 @@ class Flip(Operation):
         return cls()
 
 
-AUGMENTATIONS: Registry[Callable[[str, DataSet], Operation] | type[Operation]] = Registry(
-    "augmentations",
-    "data.augment",
-    {
-        "crop": Crop,
-        "crop-reflect": partial(Crop.parse, reflect=True),
-        "random-crop": RandomCrop,
-        "flip": Flip,
-        "rotate": Rotate,
-        "resized-crop": ResizedCrop,
-        "autoaugment": AutoAugment,
-        "randaugment": RandAugment,
-        "raug": Raug,
-    },
-    "Class",
-    or_else='"none" in place of the list',
-)
-"""The augmentations that `data.augment` can name.
-
-An entry is a subclass of :class:`Operation`, or a function of the arguments, the text after the colon, and the data set
-that returns an operation.
-"""
+reflected_crop = partial(Crop.parse, reflect=True)
+"""A crop from the image padded by reflection."""
 
 
 @dataclass(frozen=True)
@@ -374,17 +351,6 @@ def _operation(text: str, dataset: DataSet) -> Operation:
         return tried
     except InputError as error:
         raise InputError(f'data.augment = "{text}": {error}') from None
-
-
-def is_import_path(text: str) -> bool:
-    """Return whether an augmentation is named by an import path, not by a name of the registry with arguments.
-
-    >>> is_import_path("crop:4"), is_import_path("mine:Cutout"), is_import_path("mine:Cutout:8")
-    (False, True, True)
-    """
-    first, _, rest = text.partition(":")
-    named = first in AUGMENTATIONS.own or not rest.partition(":")[0].isidentifier()
-    return not named and first not in AUGMENTATIONS.names()
 
 
 def _made(entry: Callable[[str, DataSet], Operation] | type[Operation], arguments: str, dataset: DataSet) -> Operation:

@@ -3,6 +3,7 @@
 `new` writes the folder of an app and needs no Flower. The rest needs the extra: `pip install 'fullrank[flower]'`.
 """
 
+from fullrank.deploy.flower.apps import client_app, server_app
 from fullrank.deploy.flower.new import write_app
 
-__all__ = ["write_app"]
+__all__ = ["client_app", "server_app", "write_app"]

@@ -13,7 +13,7 @@ from fullrank.federated.codec import BadMessage
 
 @dataclass(frozen=True)
 class Trouble:
-    """The reason why there is no answer, which a server receives in its place."""
+    """The reason that a server receives in place of an answer."""
 
     reason: str
     """The reason, as a clause."""
@@ -45,8 +45,8 @@ class Channel(Protocol):
 
 
 Answer = Callable[[bytes], "bytes | None"]
-"""A node of an in-memory channel: a function that takes the bytes of a request and returns those of its answer. If it
-returns None, the node never answers; if it raises an exception, the node is gone."""
+"""A node of an in-memory channel: it takes the bytes of a request and returns those of its answer. With None
+it never answers; an exception means that the node is gone."""
 
 
 class InMemory:
@@ -66,7 +66,7 @@ class InMemory:
 
     def __init__(self, nodes: Mapping[int, Answer] | None = None):
         self.connected: dict[int, Answer] = dict(nodes or {})
-        """The nodes by their numbers; nodes may be added and removed at any time."""
+        """The nodes by their numbers; they may be added and removed at any time."""
         self.bytes_down = 0
         """The number of bytes of all requests."""
         self.bytes_up = 0

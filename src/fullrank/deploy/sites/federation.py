@@ -22,7 +22,7 @@ from fullrank.runs.recorded import data_facts
 
 @dataclass(frozen=True)
 class ClientFacts:
-    """The facts about a client that its site has told the server."""
+    """Facts about a client that its site has told the server."""
 
     client: int
     name: str = ""
@@ -38,7 +38,7 @@ class RemoteFederation(Federation):
     """A federation whose samples are at its sites. Clients whose sites have not joined have no samples yet."""
 
     known: dict[int, ClientFacts] = field(default_factory=dict)
-    """The facts about each client that are known; a site that joins late adds to them."""
+    """The known facts about each client; a site that joins late adds to them."""
     total: int = 0
     """The number of clients."""
 
@@ -103,6 +103,10 @@ class RemoteFederation(Federation):
     def size(self, client: int) -> int:
         """Return the number of training samples of a client."""
         return self.known[client].samples if client in self.known else 0
+
+    def held_out(self, client: int) -> int:
+        """Return the number of held-out samples of a client."""
+        return self.known[client].holdout if client in self.known else 0
 
     @property
     def has_holdouts(self) -> bool:

@@ -1,4 +1,4 @@
-"""Messages between a server and its sites, which consist of plain values and tensors."""
+"""The messages between a server and a site: plain values and tensors."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Message:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     """Tensors by their numbers as text, as `codec.pack` returns them."""
     paths: Mapping[str, str] = field(default_factory=dict)
-    """The meaning of each tensor, as in "broadcast/w/head.bias", for a channel that shows it; empty when received."""
+    """The path of each tensor, as in "broadcast/w/head.bias", for a channel that shows it; empty when received."""
 
     @property
     def kind(self) -> str:
-        """The kind of the request or the answer, for example "join"."""
+        """The kind of the request or of the answer."""
         return str(self.values.get("kind", ""))
 
     @property

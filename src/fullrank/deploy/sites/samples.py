@@ -144,7 +144,9 @@ def load_site(experiment: Experiment, settings: SiteSettings, clients: Sequence[
                 f'data.path in its site.toml is empty, and it does not read "{name[:80]}" for the server; with an '
                 "empty path, a site takes part in trials with the data sets of the library only"
             )
-        return SiteData.part(experiment, clients)
+        found = SiteData.part(experiment, clients)
+        named = settings.site.name and len(clients) == 1
+        return replace(found, names={clients[0]: settings.site.name}) if named else found
     if len(clients) > 1:
         raise InputError("a site whose data.path is set is one client; give it one number")
     source = "npz" if path.is_file() else "folder"

@@ -31,7 +31,7 @@ class Rejected(InputError):
 
 
 class SiteTable(Table):
-    """The name of the site, its number among the clients, and the device on which it trains."""
+    """The name and the number of the site, and where it computes."""
 
     name: str = ""
     """Name of the site, in tables, messages and logs of the server. Needed if `data.path` is set."""
@@ -58,7 +58,7 @@ class DataTable(Table):
 
 
 class Allowed(Table):
-    """The permissions of a server. A request that they do not cover is not executed, and the server is told why."""
+    """The limits of what a server may ask for. What is not allowed is not computed, and the server is told why."""
 
     methods: list[str] | None = None
     """Names of the methods that may run; all of a combination must be named. Without this key, all methods of the

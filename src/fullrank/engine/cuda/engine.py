@@ -26,6 +26,7 @@ from fullrank.engine.cuda.mixed_precision import HalfWeights, order_of
 from fullrank.engine.cuda.odd_batches import PaddedBatches, can_be_padded, count_samples_
 from fullrank.engine.cuda.replay import StepRecorder
 from fullrank.engine.cuda.slots import Slots
+from fullrank.engine.transfer import handed_over, sent_to
 from fullrank.errors import InputError
 from fullrank.federated.site import Job, Result, Site
 from fullrank.local.step import Bound, State, Step
@@ -33,7 +34,7 @@ from fullrank.metrics.evaluate import at_once
 from fullrank.models.net import Net, Output
 from fullrank.models.network import Network
 from fullrank.randomness import disable_seeding, seeded
-from fullrank.trees import Tree, clone, copy_, moved, pointwise, vectors
+from fullrank.trees import Tree, clone, copy_, vectors
 
 WARM_UP = 3
 """The number of eager steps before a capture, in which libraries choose their kernels and allocate their memory."""
@@ -109,7 +110,7 @@ class Cuda(Engine):
         """
         before = _generators()
         for result in self.slots.run(jobs):
-            yield _handed_over(result, self.site.device)
+            yield handed_over(result, self.site.device)
         if len(self.workers) > 1 and not all(map(torch.equal, before, _generators())):
             raise InputError(
                 "the model or the method draws random numbers in its local steps, which differ from run to run if "
@@ -277,7 +278,7 @@ class StreamWorker:
             with torch.cuda.device(self.device_context.device), torch.cuda.stream(self.stream):
                 self.stream.wait_stream(torch.cuda.default_stream(self.device_context.device))
                 result = self._with_uploads_copied(
-                    self.site.do(_sent_to(self.device_context.device, job) if self.device_context.away else job)
+                    self.site.do(sent_to(self.device_context.device, job) if self.device_context.away else job)
                 )
                 with self.released():
                     self.wait()
@@ -371,30 +372,6 @@ def _storage(tensor: Tensor) -> int:
 
 def _stream(device: torch.device) -> Any:
     return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-
-def _sent_to(device: torch.device, job: Job) -> Job:
-    """Return a job with its tensors on the device on which it will run."""
-    sent, frozen, personal = (moved(tree, device) for tree in (job.broadcast, job.frozen, job.personal))
-    return dataclasses.replace(job, broadcast=sent, frozen=frozen, personal=personal)
-
-
-def _handed_over(result: Result, device: torch.device) -> Result:
-    """Return a result for use on the server's stream. Its memory is not reused as long as that stream reads it."""
-
-    def mine(tensor: Tensor) -> Tensor:
-        if tensor.is_cuda:
-            tensor.record_stream(torch.cuda.current_stream(device))
-        return tensor
-
-    for parts in result.upload.values():
-        for name, part in parts.items():
-            parts[name] = dataclasses.replace(part, tree=moved(part.tree, device))
-            pointwise(parts[name].tree, mine)
-    result.state, result.model = moved(result.state, device), moved(result.model, device)
-    for tree in (result.state, result.model):
-        pointwise(tree, mine)
-    return result
 
 
 @torch.no_grad()

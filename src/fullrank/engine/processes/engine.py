@@ -9,26 +9,21 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from fullrank.data.hosted import HostedData
 from fullrank.engine.base import Engine, EngineOptions
 from fullrank.engine.dispatch import run_in_order
 from fullrank.engine.machine import cores
-from fullrank.engine.processes.wire import Wire, pack
+from fullrank.engine.processes.wire import Wire
+from fullrank.engine.recipe import SAMPLES_FILE, cannot_load, packed_recipe, samples_of
 from fullrank.errors import InputError, RemoteError
 from fullrank.federated.site import Job, Result, Site
 from fullrank.local import interrupt
-from fullrank.local.settings import Schedule, Settings
-from fullrank.methods import Composition
-from fullrank.metrics.measures import Metric
-from fullrank.models import Network
-from fullrank.models.entries import Entries
 
 START = (
     "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from fullrank.engine.processes.worker import main; main()"
@@ -55,7 +50,7 @@ class Processes(Engine):
         self.threads = threads = options.threads
         workers = min(options.workers or cores(), options.clients)
         self._data = _SharedFile(site.data)
-        self._hello = self._packed_site()
+        self._hello = packed_recipe(site, threads)
         self._selector = selectors.DefaultSelector()
         self._workers = [_Worker(self._data, self._hello, threads) for _ in range(workers)]
         try:
@@ -116,32 +111,6 @@ class Processes(Engine):
         self._selector.close()
         self._data.close()
 
-    def _packed_site(self) -> list[Any]:
-        site = self.site
-        recipe = _Recipe(
-            site.network,
-            site.composition,
-            site.entries,
-            replace(site.data, x=torch.empty(0), y=torch.empty(0), file=None, test_x=None, test_y=None),
-            (site.settings, site.schedule, site.keep_optimiser),
-            site.seed,
-            str(site.device),
-            tuple(site.metrics),
-        )
-        common = {
-            "dtype": torch.get_default_dtype(),
-            "deterministic": torch.are_deterministic_algorithms_enabled(),
-            "mkldnn": torch.backends.mkldnn.enabled,
-            "matmul_precision": torch.get_float32_matmul_precision(),
-        }
-        try:
-            return pack({"threads": self.threads, "site": recipe, **common})
-        except Exception as error:
-            raise InputError(
-                f"the model or method cannot be sent to worker processes ({error}); "
-                'move it into a separate module, or take engine.name = "serial"'
-            ) from None
-
 
 class _Worker:
     """A worker process, and the job that it is running."""
@@ -157,7 +126,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             bufsize=0,
             pass_fds=data.descriptors,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads), _SharedFile.VARIABLE: data.name},
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), SAMPLES_FILE: data.name},
         )
         assert self.process.stdin is not None
         assert self.process.stdout is not None
@@ -173,10 +142,7 @@ class _Worker:
         except (EOFError, BrokenPipeError):
             raise InputError(f"a worker process did not start: {self.exit_error()}") from None
         if isinstance(answer, RemoteError):
-            raise InputError(
-                f"a worker process cannot load the model or method ({answer.kind}: {answer}); "
-                'move it into a module that can be imported, or take engine.name = "serial"'
-            )
+            raise cannot_load(answer)
 
     def start(self, number: int, job: Job) -> None:
         """Send a job to the worker process; the broadcast of a round is sent once per worker."""
@@ -212,35 +178,8 @@ def _wait(pipe: IO[bytes], to_write: bool) -> None:
             interrupt.check()
 
 
-@dataclass(frozen=True)
-class _Recipe:
-    """Everything from which a worker process builds its site."""
-
-    network: Network
-    composition: Composition
-    entries: Entries
-    data: HostedData
-    """The clients' data without samples, which are in the shared file."""
-    training: tuple[Settings, Schedule, bool]
-    seed: int
-    device: str
-    metrics: tuple[Metric, ...]
-
-    def build(self) -> Site:
-        """Return the site, with the samples mapped into this process."""
-        tensors = load_file(os.environ[_SharedFile.VARIABLE])
-        data = replace(self.data, x=tensors["train.x"], y=tensors["train.y"])
-        if data.tests:
-            data = replace(data, test_x=tensors["test.x"], test_y=tensors["test.y"])
-        device = torch.device(self.device)
-        shared = (self.network, self.composition, self.entries, data)
-        return Site(*shared, *self.training, self.seed, device, self.metrics)
-
-
 class _SharedFile:
     """A file with the samples, which workers map into memory: the file of the data set, or a temporary one."""
-
-    VARIABLE = "FULLRANK_WORKER_DATA"
 
     def __init__(self, data: HostedData):
         self.descriptors: tuple[int, ...] = ()
@@ -249,9 +188,7 @@ class _SharedFile:
             return
         with tempfile.NamedTemporaryFile(prefix="fullrank-", suffix=".safetensors", delete=False) as file:
             self._path: Path | None = Path(file.name)
-        tensors = {"train.x": data.x, "train.y": data.y, "test.x": data.test_x, "test.y": data.test_y}
-        there = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
-        save_file(there, self._path)
+        save_file(samples_of(data), self._path)
         self.name = str(self._path)
         if Path("/dev/fd").is_dir():
             # Without a name the file vanishes with its last reader, also when everything is killed.

@@ -8,16 +8,14 @@ from __future__ import annotations
 import os
 import queue
 import threading
-import traceback
 from dataclasses import replace
 from typing import Any
 
-import torch
+from safetensors.torch import load_file
 
 from fullrank.engine.allocator import keep_freed_memory
 from fullrank.engine.processes.wire import Wire, unpack
-from fullrank.errors import RemoteError, kind_of, message_of
-from fullrank.federated.site import Result, Site
+from fullrank.engine.recipe import SAMPLES_FILE, remote, sendable
 from fullrank.local import interrupt
 
 
@@ -29,9 +27,9 @@ def main() -> None:
     messages: queue.Queue[list[bytearray]] = queue.Queue()
     threading.Thread(target=_listen, args=(wire, messages), daemon=True).start()
     try:
-        site = _site(unpack(messages.get()))
+        site = unpack(messages.get()).build(load_file(os.environ[SAMPLES_FILE]))
     except BaseException as error:
-        wire.send(_remote(error))
+        wire.send(remote(error))
         return
     wire.send("ready")
     broadcast: Any = None
@@ -40,7 +38,7 @@ def main() -> None:
         if kind == "broadcast":
             broadcast = content
         else:
-            wire.send(_sendable(site.do(replace(content, broadcast=broadcast))))
+            wire.send(sendable(site.do(replace(content, broadcast=broadcast))))
 
 
 def _pipes() -> Wire:
@@ -59,24 +57,3 @@ def _listen(wire: Wire, messages: queue.Queue[list[bytearray]]) -> None:
             messages.put(wire.receive_packed())
         except (EOFError, OSError):
             os._exit(1)
-
-
-def _site(message: Any) -> Site:
-    torch.set_num_threads(message["threads"])
-    torch.set_default_dtype(message["dtype"])
-    torch.backends.mkldnn.enabled = message["mkldnn"]
-    torch.set_float32_matmul_precision(message["matmul_precision"])
-    if message["deterministic"]:  # even to switch it off would import torch's compiler, for seconds
-        torch.use_deterministic_algorithms(True)
-    site: Site = message["site"].build()
-    return site
-
-
-def _sendable(result: Result) -> Result:
-    if result.error is not None:
-        result.error = _remote(result.error)
-    return result
-
-
-def _remote(error: BaseException) -> RemoteError:
-    return RemoteError(kind_of(error), message_of(error), "".join(traceback.format_exception(error)))

@@ -22,9 +22,11 @@ Series: TypeAlias = dict[str, Any]
 Axis: TypeAlias = dict[str, Any]
 
 INNER = ("series", "values")
-"""The entries of a chart that belong to a frame."""
+"""The parts of a chart that differ between its frames."""
 SLIDERS = ("round", "layer")
 """Parts of a frame's place that have an order."""
+RESCALED = ("quantity",)
+"""Parts of a frame's place of which each value has axes that are scaled to it; other frames share their axes."""
 LEVELS = ("good", "note", "warn")
 """The levels of a sentence of the reading."""
 DIGITS = 6
@@ -82,7 +84,7 @@ def text(words: str) -> Block:
 
 def code(words: str) -> Block:
     """Return a text that is shown as it is, for example an experiment."""
-    return {"type": "code", "text": words}
+    return {"type": "code", "lines": words.splitlines()}
 
 
 def details(summary: str, blocks: Iterable[Block]) -> Block:
@@ -264,13 +266,17 @@ def framed(charts: Sequence[tuple[Sequence[str], Mapping[str, Any]]], names: Seq
     """
     values = [list(dict.fromkeys(place[k] for place, _ in charts)) for k in range(len(names))]
     first = charts[0][1]
+    if "round" in names:  # in order also where methods have different rounds
+        at = list(names).index("round")
+        values[at].sort(key=lambda name: int("".join(filter(str.isdigit, name)) or 0))
     frames = []
     for place, chart in charts:
         own = {key: chart[key] for key in chart if key in INNER or chart[key] != first.get(key)}
         frames.append({"at": [values[k].index(part) for k, part in enumerate(place)], **own})
     outer = {key: value for key, value in first.items() if key not in INNER}
     dimensions = [
-        {"name": name, "values": found, "slides": name in SLIDERS} for name, found in zip(names, values, strict=True)
+        {"name": name, "values": found, "slides": name in SLIDERS, "rescales": name in RESCALED}
+        for name, found in zip(names, values, strict=True)
     ]
     return {**outer, "frames": frames, "dimensions": dimensions}
 

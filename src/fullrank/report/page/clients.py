@@ -13,6 +13,8 @@ from fullrank.runs.clients import ClientRow
 
 MOST = 60
 """The largest number of clients of which each has a row in a chart; of more, quantiles are shown."""
+MOST_ROWS = 500
+"""The largest number of rows of the table of clients."""
 SHAPES = {"global": 0, "received": 1, "local": 2, "personalised": 3}
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 INTERVAL = {"kind": "interval", "text": "95 % bootstrap interval over samples"}
@@ -116,7 +118,12 @@ def _table(id: str, title: str, by_method: Mapping[str, Sequence[ClientRow]]) ->
             values = [row["metrics"].get(metric) for metric in metrics]
             numbers = [None if value is None else blocks.cell(value, f"{value:.3f}") for value in (*values, low, high)]
             found.append([label, name_of(row), STAGES[row["stage"]], row["samples"], *numbers])
-    return blocks.details(f"{title} as a table, with all metrics", [blocks.table(id, title, columns, found)])
+    shown = found[:MOST_ROWS]
+    caption = ""
+    if len(shown) < len(found):
+        caption = f"The first {len(shown)} of {len(found):,} rows; run.clients() in Python and clients.jsonl have all."
+    table = blocks.table(id, title, columns, shown, caption=caption)
+    return blocks.details(f"{title} as a table, with all metrics", [table])
 
 
 def member_rows(member: Member, stage: str, on: str = "holdout") -> list[ClientRow]:

@@ -177,7 +177,7 @@ def _paragraph(block: Mapping[str, Any]) -> str:
 
 
 def _code(block: Mapping[str, Any]) -> str:
-    lines = "\n".join(map(_text, block["text"].splitlines()))
+    lines = "\n".join(map(_text, block["lines"]))
     return f'<pre tabindex="0">{lines}</pre>'
 
 

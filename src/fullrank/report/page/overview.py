@@ -113,7 +113,8 @@ def result_of(subject: Subject) -> str:
     cohort = subject.cohorts[0]
     known = [(mean, group) for group in cohort.groups if (mean := mean_of(group, cohort.value_of)) is not None]
     if not known:
-        return "There is no result: no round with an evaluation is complete."
+        reason = next((text for m in cohort.members if (text := m.summary["absent"].get("accuracy"))), "")
+        return f"There is no result: {reason or 'no round with an evaluation is complete'}."
     if len(known) == 1:
         return f"{cohort.words} {_with_spread(cohort, known[0][1])}{_which(cohort)}."
     _, best = max(known, key=lambda pair: pair[0])

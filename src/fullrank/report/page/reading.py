@@ -518,7 +518,8 @@ def ignored_classes(group: Group) -> Iterator[str]:
     sizes = _label_counts(row)
     lost = [k for k, value in enumerate(row["recall"]) if value == 0 and sizes[k] >= FEWEST]
     if lost:
-        names = ", ".join(group.first.classes[k] for k in lost[:6]) + (" …" if len(lost) > 6 else "")
+        names = ", ".join(group.first.classes[k] for k in lost[:6])
+        names += f" and {len(lost) - 6} more" if len(lost) > 6 else ""
         number = "one class" if len(lost) == 1 else f"{len(lost)} classes"
         yield f"the global model recognises no sample of {number}: {names}."
 

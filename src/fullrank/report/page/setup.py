@@ -32,7 +32,8 @@ def provenance(subject: Subject) -> Block:
     found: list[Block] = [_hashes(subject), _environment(subject)]
     found += [
         blocks.details(
-            f"The whole experiment of {member.name}, seed {member.seed}", [blocks.code(_toml(member.run.experiment))]
+            f"The whole experiment of {member.name}, seed {member.seed}",
+            [blocks.code(member.run.experiment.resolved().as_toml())],
         )
         for member in _one_each(subject)
     ]
@@ -94,46 +95,46 @@ def _text(value: Any) -> str:
     return printable(value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False))
 
 
-def _toml(experiment: Experiment) -> str:
-    tables: dict[str, list[str]] = {}
-    for key, value in experiment.resolved().flat().items():
-        if value is not None:
-            table, _, name = key.rpartition(".")
-            tables.setdefault(table, []).append(f"{name} = {json.dumps(value, ensure_ascii=False)}")
-    parts = [("" if not table else f"[{table}]\n") + "\n".join(lines) for table, lines in tables.items()]
-    return "\n\n".join(parts)
-
-
 def _partition(cohort: Cohort) -> Iterator[Block]:
     member = cohort.members[0]
     counts = counts_of(member)
     facts = member.partition
     if not facts.get("sizes"):
         return
-    sizes, seeds = facts["sizes"], {each.seed for each in cohort.members}
+    sizes = facts["sizes"]
     shown = min(len(sizes), MOST_CLIENTS)
-    few = f" The first {shown} of {len(sizes):,} clients." if shown < len(sizes) else ""
-    one = f" Of seed {member.seed}; every seed has another partition." if len(seeds) > 1 else ""
-    heterogeneity = (
+    parts = [
         f"{len(sizes):,} clients with {facts['samples']:,} training samples, {facts['size']['min']:,} to "
-        f"{facts['size']['max']:,} each; {facts['classes_per_client']:.1f} classes per client on average; distance to "
-        f"the distribution of all clients {facts['emd']['mean']:.2f} on average (0 equal, 2 disjoint).{one}{few}"
-    )
+        f"{facts['size']['max']:,} each"
+    ]
+    if "classes_per_client" in facts:
+        parts.append(f"{facts['classes_per_client']:.1f} classes per client on average")
+    if "emd" in facts:
+        distance = f"{facts['emd']['mean']:.2f}"
+        parts.append(f"distance to the distribution of all clients {distance} on average (0 equal, 2 disjoint)")
+    sentences = [f"{'; '.join(parts)}."]
+    if len({each.partition.get("hash") for each in cohort.members}) > 1:
+        sentences.append(f"Of seed {member.seed}; other seeds have other partitions.")
+    if shown < len(sizes):
+        sentences.append(f"The first {shown} of {len(sizes):,} clients.")
     names = [member.sites[k] if member.sites else str(k) for k in range(shown)]
     clients = blocks.axis("Client" if not member.sites else "Site", categories=names)
     title = cohort.entitled("Training samples by client and class")
     if counts is None:
         bars = blocks.series("training samples", range(shown), sizes[:shown], legend=False)
-        x = {**clients, "label": clients["label"]}
-        chart = blocks.bars(x, blocks.axis("Training samples", integer=True), [bars])
-        missing = " The run does not record counts by class, because an earlier version of fullrank made it."
+        chart = blocks.bars(clients, blocks.axis("Training samples", integer=True), [bars])
+        sentences.append(
+            "The server does not know the sites' counts by class."
+            if facts.get("at_sites")
+            else "The run does not record counts by class: there are too many, or it is of an earlier version."
+        )
         title = cohort.entitled("Training samples by client")
-        yield blocks.figure(f"partition{cohort.suffix}", title, chart, caption=heterogeneity + missing, wide=True)
+        yield blocks.figure(f"partition{cohort.suffix}", title, chart, caption=" ".join(sentences), wide=True)
         return
     classes = member.classes if len(member.classes) == counts.shape[1] else [str(c) for c in range(counts.shape[1])]
     scale = blocks.axis("Samples (empty: none)", digits=0, blank_zero=True, root=True, min=0)
     chart = blocks.heatmap(blocks.axis("Class", categories=classes), clients, counts[:shown].tolist(), scale)
-    yield blocks.figure(f"partition{cohort.suffix}", title, chart, caption=heterogeneity, wide=True)
+    yield blocks.figure(f"partition{cohort.suffix}", title, chart, caption=" ".join(sentences), wide=True)
 
 
 def _hashes(subject: Subject) -> Block:
@@ -171,6 +172,8 @@ def _environment(subject: Subject) -> Block:
         for each in machines(member):
             facts = tuple("" if each.get(key) is None else str(each[key]) for key in SOFTWARE)
             found.setdefault(facts, []).append(f"{member.name}, seed {member.seed}")
+    if not found:
+        return blocks.absent("The software and the machine are recorded in the directory of a run, and there is none.")
     rows = []
     several = len(found) > 1
     for place, name in enumerate(SOFTWARE):
@@ -181,4 +184,4 @@ def _environment(subject: Subject) -> Block:
         for runs in found.values()
     ]
     columns = [blocks.column("software and machine", "text"), *(blocks.column(title, "text") for title in titles)]
-    return blocks.table("environment", "Software and machine", columns, rows if found else [])
+    return blocks.table("environment", "Software and machine", columns, rows)

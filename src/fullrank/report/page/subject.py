@@ -1,4 +1,4 @@
-"""The subject of a page: runs, each with its state, grouped by method and settings as in a comparison, and by data."""
+"""The runs that a page is about, each with its state, grouped by data, method and settings as in a comparison."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from fullrank.comparison.directories import check_comparable, runs_in
 from fullrank.comparison.intervals import std
-from fullrank.comparison.table import Comparison, Row, check_comparable, runs_in
+from fullrank.comparison.table import Comparison, Row
 from fullrank.comparison.variants import data_of, row_labels
 from fullrank.data.heterogeneity import CountArray
 from fullrank.errors import InputError
@@ -21,6 +22,7 @@ from fullrank.runs.clients import ClientRow
 from fullrank.runs.directory import RunDirectory, read_json
 from fullrank.runs.drifts import far_client
 from fullrank.runs.pruning import MARK
+from fullrank.runs.recorded import federation_facts
 from fullrank.runs.result import Run, load_run
 
 STOPPED = "stopped: "
@@ -197,7 +199,7 @@ class Cohort:
 
     number: int
     title: str
-    """The keys in which its data differ from those of the other cohorts; empty if there is only one."""
+    """The difference between its data and those of the other cohorts; empty if there is only one."""
     groups: tuple[Group, ...]
 
     @property
@@ -207,7 +209,7 @@ class Cohort:
 
     @property
     def suffix(self) -> str:
-        """The end of the ids of charts, by which they differ between cohorts."""
+        """The end of the ids of its charts, which differ between cohorts."""
         return f"-{self.number + 1}" if self.title else ""
 
     def entitled(self, title: str) -> str:
@@ -285,7 +287,7 @@ class Subject:
     failed: Mapping[str, str] = field(default_factory=dict)
     """Runs that failed before they had a directory, by name, with their reasons."""
     paths: tuple[str, ...] = ()
-    """The paths that the user named, for the commands on the page."""
+    """The runs and folders as the user named them, for the commands on the page."""
 
     @property
     def groups(self) -> list[Group]:
@@ -303,13 +305,15 @@ class Subject:
         return self.members[0] if len(self.members) == 1 else None
 
     def command(self, kind: str, options: str = "", most: int = 0) -> str:
-        """Return the command that draws a figure of these runs for a paper.
+        """Return the command that draws a figure of these runs for a paper; empty for runs without a directory.
 
         Args:
             kind: The kind of figure.
             options: Further options.
             most: The largest number of runs that the figure takes; 0 is any.
         """
+        if any(member.run.path is None for member in self.members):
+            return ""
         named = list(self.paths)
         if most:
             named = [str(group.first.run.path) for group in self.groups if group.first.run.path is not None][:most]
@@ -342,7 +346,7 @@ def subject_of(inputs: Iterable[str | Path | Run]) -> Subject:
     for each in given:
         for run in [each] if isinstance(each, Run) else _runs_of(Path(each)):
             runs.setdefault(run.path.resolve() if run.path is not None else id(run), run)
-    paths = tuple(str(each.path) if isinstance(each, Run) and each.path else str(each) for each in given)
+    paths = tuple(str(each.path or "a run in memory") if isinstance(each, Run) else str(each) for each in given)
     first = given[0].path if isinstance(given[0], Run) else Path(given[0])
     study = _study(first) if len(given) == 1 and first is not None else None
     by = VALIDATION if study is not None and study.kind == "sweep" else ""
@@ -392,7 +396,8 @@ def _failures(study: Study | None, members: Sequence[Member]) -> dict[str, str]:
 def _member(run: Run) -> Member:
     path = run.path
     if path is None:
-        return Member(run, run.experiment.method_label, partition={"data": run._data_facts()} if run._assembly else {})
+        facts = federation_facts(run._assembly.federation) if run._assembly is not None else {}
+        return Member(run, run.experiment.method_label, partition=facts)
     state, reason = _state(run, path)
     facts = {name: read_json(path / f"{name}.json") for name in ("partition", "environment")}
     return Member(run, run.experiment.method_label, state, reason, facts["partition"], facts["environment"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fullrank.report.page import blocks
@@ -13,6 +13,9 @@ from fullrank.report.page.subject import Cohort, Group, Member, Subject, of_firs
 
 MOST_CLIENTS = 12
 """The largest number of clients of which each has a line."""
+MOST_ROUNDS = 10
+"""The largest number of rounds whose local epochs are shown."""
+WITHIN = {"criterion": "criterion", "grad_norm": "norm of the gradient", "drift": "drift"}
 TITLES = {"criterion": "The criterion in training", "feddecorr": "FedDecorr's decorrelation term"}
 
 
@@ -51,6 +54,11 @@ def _figures(subject: Subject, cohort: Cohort) -> Iterator[Block]:
     if lines := _mean_drifts(cohort):
         chart = blocks.lines(ROUND, blocks.axis("Drift ‖w_k − w‖, mean of clients"), lines, notes=bands(lines))
         yield blocks.figure(f"drift{cohort.suffix}", cohort.entitled("How far clients drift in a round"), chart)
+    if within := _within_rounds(cohort):
+        title = cohort.entitled("Within a round")
+        caption = f"Means of the clients over their local epochs{of_first_seed(cohort.groups)}."
+        chart = blocks.framed(within, ["quantity", "round"])
+        yield blocks.figure(f"epochs{cohort.suffix}", title, chart, caption=caption, command=subject.command("losses"))
     charts = [((group.label,), drawn) for group in cohort.groups if (drawn := _by_client(group)) is not None]
     if charts:
         title = cohort.entitled("Drift by client")
@@ -58,6 +66,39 @@ def _figures(subject: Subject, cohort: Cohort) -> Iterator[Block]:
             f"Each client's drift{of_first_seed(cohort.groups)}."
         )
         yield blocks.figure(f"drift-clients{cohort.suffix}", title, blocks.framed(charts, ["method"]), caption=caption)
+
+
+def _within_rounds(cohort: Cohort) -> list[tuple[tuple[str, str], dict[str, Any]]]:
+    """Return charts over local epochs: of each term, the norm of the gradient and the drift, in some rounds."""
+    rounds = sorted({row["round"] for group in cohort.groups for row in group.first.rows if _epochs(row)})
+    if len(rounds) > MOST_ROUNDS:
+        last = len(rounds) - 1
+        rounds = [rounds[round(place * last / (MOST_ROUNDS - 1))] for place in range(MOST_ROUNDS)]
+    found: dict[tuple[str, str], list[blocks.Series]] = {}
+    for group in cohort.groups:
+        rows = {row["round"]: row for row in group.first.rows}
+        for number in rounds:
+            for name, means in _epochs(rows.get(number, {})).items():
+                line = blocks.series(group.label, range(1, len(means) + 1), means, group.colour, markers=True)
+                found.setdefault((WITHIN.get(name, f"term {name}"), f"round {number}"), []).append(line)
+    if not any(len(line["x"]) > 1 for lines in found.values() for line in lines):
+        return []
+    x = blocks.axis("Local epoch", integer=True)
+    return [(place, blocks.lines(x, blocks.axis("Mean of clients"), lines)) for place, lines in found.items()]
+
+
+def _epochs(row: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Return the means over the clients of a round by local epoch, for everything that is recorded of each."""
+    clients = [each["epochs"] for each in row.get("clients", []) if each.get("epochs")]
+    names = dict.fromkeys(name for epochs in clients for epoch in epochs for name in epoch)
+    found: dict[str, list[float]] = {}
+    for name in names:
+        for place in range(max(map(len, clients))):
+            values = [epochs[place].get(name) for epochs in clients if place < len(epochs)]
+            known = [value for value in values if value is not None and math.isfinite(value)]
+            if known:
+                found.setdefault(name, []).append(sum(known) / len(known))
+    return found
 
 
 def _slug(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The state of a run, or of a folder of runs, at the moment: one object that the terminal and the page show."""
+"""The state of a run, or of a folder of runs, as one object that the terminal and the page show."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RunState:
     rounds: int = 0
     done: int = 0
     phase: str = ""
-    """The work after the last round, with the number of clients so far."""
+    """The step after the last round, with the number of clients so far."""
     pace: float | None = None
     """Seconds per round."""
     left: float | None = None
@@ -67,7 +67,7 @@ class RunState:
 
 @dataclass
 class Snapshot:
-    """The state of everything that is followed, at the moment."""
+    """A run, or all runs in a folder, at the moment."""
 
     name: str
     several: bool

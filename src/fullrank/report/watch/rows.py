@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fullrank.metrics.measures import label_of
+from fullrank.metrics.registry import label_of
 from fullrank.runs.display import problems_of
 from fullrank.runs.summary import measures
 
@@ -19,7 +19,7 @@ RECENT = 5
 
 @dataclass
 class Row:
-    """The values of a row that are kept, however many clients the row has."""
+    """The part of a row that is kept, however many clients it has."""
 
     round: int
     seconds: float

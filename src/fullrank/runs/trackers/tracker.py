@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from fullrank.config.experiment import Experiment
-from fullrank.errors import InputError, RunFailed, in_words, message_of
+from fullrank.errors import (
+    CallFailed,
+    ClientFailed,
+    FullrankError,
+    InputError,
+    RunFailed,
+    in_words,
+    kind_of,
+    message_of,
+)
 from fullrank.files import Damaged, read_json, write_json
 from fullrank.runs.callbacks import CALLBACKS, Callback
 from fullrank.runs.directory import RunDirectory
@@ -147,7 +156,7 @@ class Tracker(Callback):
                     if row["round"] > self._round:  # another callback has failed before this one received the round
                         self._add(row)
             self._flush()
-            self._attempt(lambda: self.give_up(error, in_words(error)[0]))
+            self._attempt(lambda: self.give_up(error, _reason(error)))
             self._active = False
 
     # Sending
@@ -184,6 +193,15 @@ class Tracker(Callback):
             return False
         self._failing = False
         return True
+
+
+def _reason(error: BaseException) -> str:
+    """Return why a run failed, without the messages of the user's code, which can quote data."""
+    if isinstance(error, ClientFailed):
+        return f"client {error.client} failed; log.txt has the reason"
+    if isinstance(error, CallFailed) or not isinstance(error, (FullrankError, KeyboardInterrupt)):
+        return f"{kind_of(error.__cause__ or error)}; log.txt has the message"
+    return in_words(error)[0]
 
 
 def _cause(error: Exception) -> str:

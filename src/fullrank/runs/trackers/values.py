@@ -1,5 +1,4 @@
-"""The values of a run that trackers receive: numbers, distributions of clients' numbers, and sentences; never a
-sample."""
+"""The parts of a run that a tracker receives: numbers, distributions over clients, and sentences; never a sample."""
 
 from __future__ import annotations
 
@@ -70,8 +69,13 @@ def labels(experiment: Experiment) -> dict[str, str]:
 
 
 def problems(row: Mapping[str, Any]) -> list[str]:
-    """Return the warnings of a round."""
-    return [*row.get("cautions", []), *problems_of(row)]
+    """Return the warnings of a round, without the messages of clients' exceptions, which can quote data.
+
+    >>> problems({"round": 2, "skipped": {"3": "ValueError: the patient of sample 17"}})
+    ['round 2: client 3 was left out: log.txt has the reason']
+    """
+    reasons = dict.fromkeys(row.get("skipped", {}), "log.txt has the reason")
+    return [*row.get("cautions", []), *problems_of({**row, "skipped": reasons})]
 
 
 def _numbers(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

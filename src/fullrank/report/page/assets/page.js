@@ -160,6 +160,11 @@ const fullrank = (() => {
       });
       return found.length ? [node("div", { class: "frame" }, ...found)] : [];
     }
+    alike() {
+      // The frames that share their axes with the present one.
+      const now = this.spec.frames[this.frame].at;
+      return this.spec.frames.filter((frame) => this.spec.dimensions.every(({ rescales }, k) => !rescales || frame.at[k] === now[k]));
+    }
     move(place, to) {
       // The frame with this value that agrees with the present one in as many other respects as possible.
       const now = this.spec.frames[this.frame].at;
@@ -177,7 +182,7 @@ const fullrank = (() => {
       const several = named.size > 1;
       for (const [name, series] of named) {
         const key = shape("svg", { width: 22, height: 10, "aria-hidden": "true", class: colourClass(series) });
-        if (chart.kind === "lines") key.append(shape("path", { class: `line ${series.dash ? "dash" : ""} ${series.thin ? "thin" : ""}`, d: "M1 5H21" }));
+        if (chart.kind === "lines") key.append(shape("path", { class: `line ${series.dash ? "dash" : ""}`, d: "M1 5H21" }));
         else key.append(chart.kind === "bars" ? shape("rect", { class: "bar-mark", x: 5, y: 0, width: 12, height: 10 }) : mark(SHAPES[(series.shape ?? 0) % 4], 11, 5, 3.6, { class: series.open ? "open" : "mark" }));
         if (!several) { entries.push(node("li", {}, node("span", { class: "plain" }, key, name))); continue; }
         const button = node("button", { type: "button", "aria-pressed": String(!this.hidden.has(name)), title: "Show or hide" }, key, name);
@@ -206,7 +211,7 @@ const fullrank = (() => {
       this.body.replaceChildren(drawn);
     }
     plane(chart) {
-      const width = this.width, all = this.spec.frames ? this.spec.frames.flatMap((f) => f.series) : chart.series;
+      const width = this.width, all = this.spec.frames ? this.alike().flatMap((f) => f.series) : chart.series;
       const series = chart.series.filter((s) => !this.hidden.has(s.name));
       const rows = chart.y.categories, height = rows ? 58 + Math.max(2, rows.length) * (rows.length > 40 ? 12 : rows.length > 15 ? 17 : rows.length > 6 ? 23 : 34) : chart.height || (width < 420 ? 235 : 275);
       const shownY = all.filter((s) => !this.hidden.has(s.name)), top = 24, bottom = height - 38;
@@ -261,7 +266,7 @@ const fullrank = (() => {
       const under = upright ? 14 + CHAR * Math.min(14, Math.max(...columns.map((c) => c.length))) : 18;
       const cell = Math.min(chart.square ? 46 : 90, room / columns.length), tall = Math.max(rows.length > 60 ? 5 : 11, Math.min(chart.square ? cell : 26, 460 / rows.length, 40));
       const top = 22, bottom = top + tall * rows.length, height = bottom + under + 58, right = left + cell * columns.length;
-      const flat = (this.spec.frames || [chart]).flatMap((f) => f.values).flat().filter(known), low = chart.scale.min ?? Math.min(...flat, 0), high = chart.scale.max ?? Math.max(...flat, low + 1e-9);
+      const flat = (this.spec.frames ? this.alike() : [chart]).flatMap((f) => f.values).flat().filter(known), low = chart.scale.min ?? Math.min(...flat, 0), high = chart.scale.max ?? Math.max(...flat, low + 1e-9);
       const share = (v) => chart.scale.root ? Math.sqrt(Math.max(0, (v - low) / (high - low))) : (v - low) / (high - low);
       const out = shape("svg", { viewBox: `0 0 ${round(width)} ${round(height)}` });
       out.append(shape("text", { class: "title", x: 2, y: 13 }, shortened(chart.y.label, width)));
@@ -535,9 +540,9 @@ const fullrank = (() => {
       for (const entry of entries) if (entry.isIntersecting) for (const link of links) link.getAttribute("href") === `#${entry.target.id}` ? link.setAttribute("aria-current", "true") : link.removeAttribute("aria-current");
     }, { rootMargin: "-15% 0px -75% 0px" });
     for (const section of document.querySelectorAll("main > section[id]")) seen.observe(section);
-    let before = "light";
-    addEventListener("beforeprint", () => { printing = true; before = document.documentElement.dataset.theme; document.documentElement.dataset.theme = "light"; redraw((chart) => chart.host.closest(".wide") || !chart.host.closest(".grid") ? 660 : 325); });
-    addEventListener("afterprint", () => { printing = false; document.documentElement.dataset.theme = before; redraw(); });
+    let before = "light", folded = [];
+    addEventListener("beforeprint", () => { printing = true; before = document.documentElement.dataset.theme; document.documentElement.dataset.theme = "light"; folded = [...document.querySelectorAll(".reading details:not([open])")]; for (const one of folded) one.open = true; redraw((chart) => chart.host.closest(".wide") || !chart.host.closest(".grid") ? 660 : 325); });
+    addEventListener("afterprint", () => { printing = false; document.documentElement.dataset.theme = before; for (const one of folded) one.open = false; redraw(); });
     document.documentElement.dataset.ready = "true";
   }
   if (document.readyState === "loading") addEventListener("DOMContentLoaded", open); else open();

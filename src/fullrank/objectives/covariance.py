@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullrank.errors import InputError
-from fullrank.objectives.decorrelation import _centred, _gram, _shape, _zero
+from fullrank.objectives.correlation import _centred, _gram, _shape, _zero
 
 
 def decov(z: Tensor) -> Tensor:
