@@ -42,6 +42,14 @@ class SiteData:
     names: Mapping[int, str]
     """The name of the site of each client; empty where sites have no names."""
 
+    def __post_init__(self) -> None:
+        if self.data.columns:
+            raise InputError(
+                f'the samples of "{self.data.name}" are the rows of a table, whose columns a simulation encodes and '
+                "standardises by sums over all clients; sites do not exchange such sums, so encode and scale the "
+                "columns with numbers that all sites agree on, and give them as an .npz"
+            )
+
     @classmethod
     def own(cls, data: DataSet, experiment: Experiment, client: int, name: str) -> SiteData:
         """Return the data of a site that is one client.
