@@ -24,7 +24,7 @@ from fullrank.deploy.sites.states import Receipt, StateFolder
 from fullrank.engine.machine import threads
 from fullrank.errors import FullrankError, InputError, kind_of, message_of
 from fullrank.federated.codec import BadMessage, pack, unpack
-from fullrank.federated.site import Job, Result, Site
+from fullrank.federated.site import SETS, Job, Result, Site
 from fullrank.files import append_line
 from fullrank.methods._method import Method
 from fullrank.runs.assemble import assemble_site, hosted_data
@@ -141,6 +141,7 @@ class Host:
         if not isinstance(job, Job):
             raise BadMessage("the request contains no job")
         order = _Order.of(request, job)
+        _check_facts(order.facts, experiment, data)
         self.settings.check_round(job.round)
         self.settings.check_size(elements(job.broadcast["w"]) + elements(job.broadcast.get("buffers", {})))
         if job.client not in data.clients:
@@ -188,9 +189,12 @@ class Host:
         counts, entries = data.counts(result.client), set(site.network.tensors())
         self.settings.check_upload(result.upload, site.composition.parts, counts, entries)
         few = self.settings.allow.min_count
-        for row in result.metrics.get("rows", []):
-            if few > 1:
+        if few > 1:
+            for row in result.metrics.get("rows", []):
                 _without_small_classes(row, few)
+            for name in SETS:
+                if any(0 < count < few for count in data.counts(result.client, name)):
+                    _without_classes(result.metrics.get(SETS[name], {}))
         return result
 
     def _answered(self, request: Message, job: Job, result: Result, states: StateFolder) -> Message:
@@ -265,6 +269,23 @@ class _Order:
         return cls(request.text("run"), request.table("facts"), receipt, oldest, digest)
 
 
+def _check_facts(facts: Mapping[str, Any], experiment: Experiment, data: SiteData) -> None:
+    """Check that a request describes samples of the same form as the site's own.
+
+    With another number of classes, statistics by class would not be recognised as such, and the names of augmentations
+    may be import paths.
+
+    Raises:
+        BadMessage: If it describes others, or another number of clients than the experiment has.
+    """
+    described = facts.get("data")
+    for name, value in data.form.items():
+        if name not in ("mean", "std") and (not isinstance(described, dict) or described.get(name) != value):
+            raise BadMessage(f"a request describes data of another form than the site has: {name} differs")
+    if facts.get("clients") != experiment.data.clients:
+        raise BadMessage("a request names another number of clients than its experiment")
+
+
 def frozen_digest(frozen: Tree) -> str:
     """Return a digest of frozen entries, or "" if there are none."""
     if not frozen:
@@ -294,6 +315,18 @@ def _without_small_classes(row: dict[str, Any], few: int) -> None:
     if any(count < few for count in counts.values()):
         classes = len(row.get("recall", []))
         row |= {"confusion": [], "recall": [None] * classes, "recall_intervals": [None] * classes}
+
+
+def _without_classes(scores: dict[str, Any]) -> None:
+    """Replace the values of metrics by class with None, in the scores of every stage and in their courses."""
+    for name, value in scores.items():
+        if isinstance(value, dict):
+            _without_classes(value)
+        elif isinstance(value, list) and name == "course":
+            for point in value:
+                _without_classes(point)
+        elif isinstance(value, list):
+            scores[name] = [None] * len(value)
 
 
 def _table(text: str) -> dict[str, Any]:

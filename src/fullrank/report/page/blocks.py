@@ -300,6 +300,9 @@ def tidy(value: Any) -> Any:
 
 # Export
 
+FORMULA = re.compile(r"[=+\-@\t\r]")
+NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
 
 def figures_in(page: Mapping[str, Any]) -> Iterator[Block]:
     """Yield all charts and tables of a page, those in details included."""
@@ -320,11 +323,20 @@ def _figures(blocks: Iterable[Mapping[str, Any] | None]) -> Iterator[Block]:
 
 
 def csv_of(block: Mapping[str, Any]) -> str:
-    """Return the values of a chart or a table as CSV, the same as the page's own download."""
+    """Return the values of a chart or a table as CSV, the same as the page's own download.
+
+    An apostrophe comes before a text that a spreadsheet would take for a formula, such as the name "=A1" of a class.
+    """
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerows(rows_of(block["chart"]) if block["type"] == "figure" else _rows_of_table(block))
+    rows = rows_of(block["chart"]) if block["type"] == "figure" else _rows_of_table(block)
+    writer.writerows([_guarded(value) for value in row] for row in rows)
     return stream.getvalue()
+
+
+def _guarded(value: Any) -> Any:
+    formula = isinstance(value, str) and FORMULA.match(value) and not NUMBER.fullmatch(value)
+    return f"'{value}" if formula else value
 
 
 def _rows_of_table(block: Mapping[str, Any]) -> Iterator[list[Any]]:
