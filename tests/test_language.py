@@ -173,11 +173,18 @@ NOUN = re.compile(r"(The|A|An|Each|Every|All|Those|These|This|Its|Their|Some|One
 PROPERTIES = {"property", "cached_property", "setter"}
 
 
-def docstrings(tree: ast.AST) -> Iterator[str]:
+@cache
+def docstrings(tree: ast.Module) -> list[str]:
     """All docstrings: those of modules, classes, functions and attributes."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield node.value.value.strip()
+    texts, blocks = [], [tree]
+    while blocks:
+        block = blocks.pop()
+        for part in (*block.body, *getattr(block, "orelse", ())):
+            if isinstance(part, ast.Expr) and isinstance(getattr(part.value, "value", None), str):
+                texts.append(part.value.value.strip())
+            elif hasattr(part, "body"):
+                blocks.append(part)
+    return texts
 
 
 def functions(tree: ast.AST) -> Iterator[tuple[str, str]]:
@@ -246,4 +253,17 @@ def test_docstrings_of_functions_begin_with_verbs():
         for name, text in functions(parsed(path)):
             if CLAUSE.match(text) or (NOUN.match(text) and name not in networks):
                 found.append((path.name, name))
+    assert found == []
+
+
+SECTIONS = re.compile(r"^ *(?:(Attributes)|(Args)|(Returns|Yields)|(Raises)):$", re.MULTILINE)
+
+
+def test_sections_of_docstrings_are_in_order():
+    found = []
+    for path in MODULES:
+        for text in docstrings(parsed(path)):
+            places = [section.lastindex for section in SECTIONS.finditer(text)]
+            if places != sorted(set(places)):
+                found.append((path.name, text))
     assert found == []
