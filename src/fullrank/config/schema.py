@@ -294,7 +294,7 @@ class Train(Table):
 
 
 class EngineTable(Table):
-    """Where and how clients are trained: engine, processes, device and precision."""
+    """The engine that trains the clients, with its processes, device and precision."""
 
     name: Annotated[str, NameIn(ENGINES)] = AUTO
     """Engine that trains clients: one after the other (serial), in several processes (processes), in groups with one
@@ -331,7 +331,7 @@ class EngineTable(Table):
 
 
 class Evaluate(Table):
-    """When models are evaluated, and with which metrics."""
+    """The evaluation of models: its rounds and its metrics."""
 
     every: Annotated[int, Field(ge=1)] = 1
     """Number of rounds between two evaluations of the global model. The last round is always evaluated."""

@@ -144,7 +144,7 @@ class Client:
 
     @property
     def travel(self) -> float:
-        """How far a constant unit gradient would have moved a shared weight in this round's fits."""
+        """The distance that a constant unit gradient would have moved a shared weight in this round's fits."""
         return self._common(self._travels)
 
     @property

@@ -121,7 +121,7 @@ class ClientView:
 
     @property
     def travel(self) -> float:
-        """How far a constant unit gradient would have moved a shared weight in this round's fits.
+        """The distance that a constant unit gradient would have moved a shared weight in this round's fits.
 
         It takes every step's learning rate and the momentum into account, so (w0 − w) / travel is the mean gradient.
 
