@@ -1,4 +1,4 @@
-"""What the commands that run several experiments share: options, seeds, and the numbers of their tables."""
+"""The common parts of the commands that run several experiments: options, seeds, and tables."""
 
 from __future__ import annotations
 

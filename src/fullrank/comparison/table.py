@@ -247,7 +247,7 @@ class Comparison:
 
     @cached_property
     def _methods(self) -> dict[str, dict[str, str]]:
-        """What makes two rows rows of one method: the keys of its name and of all of its hyper-parameters."""
+        """The name and all hyper-parameters of the method of each row; rows of one method have equal ones."""
         resolved = {row: run.experiment.resolved().flat() for row, run in self._firsts.items()}
         return {
             row: {key: repr(value) for key, value in flat.items() if key.startswith("method.")}

@@ -143,7 +143,7 @@ class Drawing:
     options: Mapping[str, Any]
     panels: tuple[str, ...] = ()
     name: str = ""
-    """What tells it from other drawings of the figure, for the names of files; empty if it is the only one."""
+    """The name by which files tell it from other drawings of the figure; empty if it is the only one."""
 
 
 @dataclass(frozen=True)
