@@ -32,7 +32,7 @@ METHOD_AT_FAULT = ("WroteInPlace", "BadGradient")
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a server waits, and for how many sites at a time.
+    """The waiting times of a server, and the number of clients that train at the same time.
 
     Args:
         timeout: The number of seconds within which a client must answer.

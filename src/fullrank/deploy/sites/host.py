@@ -70,22 +70,31 @@ class Host:
         self._sites: dict[str, Site] = {}
 
     def answer(self, request: Message) -> Message:
-        """Answer a request. Whatever goes wrong becomes an answer that says so."""
+        """Answer a request.
+
+        Args:
+            request: The request.
+
+        Returns:
+            The answer. If the request is not allowed or fails, it contains the reason; no exception is raised.
+        """
         try:
             if request.kind not in ("join", "job"):
                 raise BadMessage(f'a request of the kind "{request.kind[:40]}" is not known')
             if request.values.get("protocol") != PROTOCOL:
-                raise BadMessage("a request is of another release of fullrank; use the same one at server and sites")
+                raise BadMessage(
+                    "the request comes from another release of fullrank; use the same at the server and at the sites"
+                )
             return self._join(request) if request.kind == "join" else self._job(request)
         except _JobFailed as failure:
             self._log(request, {"failed": failure.reason})
             return Message({"kind": "failed", "error": failure.kind, "reason": failure.reason[:MOST_WORDS]})
         except Rejected as problem:
-            return self._refused(request, str(problem))
+            return self._rejection(request, str(problem))
         except FullrankError as problem:
-            return self._refused(request, f"cannot take part: {problem}")
+            return self._rejection(request, f"cannot take part: {problem}")
         except Exception as error:
-            return self._refused(request, f"cannot take part: {self._in_words(error)}")
+            return self._rejection(request, f"cannot take part: {self._reason_of(error)}")
 
     # Joining
 
@@ -130,7 +139,7 @@ class Host:
         experiment, data = self._prepared(request.text("experiment"))
         job = unpack(request.table("job"), request.tensors)
         if not isinstance(job, Job):
-            raise BadMessage("a request holds no job")
+            raise BadMessage("the request contains no job")
         order = _Order.of(request, job)
         _check_facts(order.facts, experiment, data)
         self.settings.check_round(job.round)
@@ -176,7 +185,7 @@ class Host:
     def _outgoing(self, site: Site, result: Result, data: SiteData) -> Result:
         """Check and reduce a result to what may leave the site."""
         if result.error is not None:
-            raise _JobFailed(kind_of(result.error), self._in_words(result.error))
+            raise _JobFailed(kind_of(result.error), self._reason_of(result.error))
         counts, entries = data.counts(result.client), set(site.network.tensors())
         self.settings.check_upload(result.upload, site.composition.parts, counts, entries)
         few = self.settings.allow.min_count
@@ -214,12 +223,12 @@ class Host:
 
     # Records
 
-    def _refused(self, request: Message, reason: str) -> Message:
+    def _rejection(self, request: Message, reason: str) -> Message:
         self._log(request, {"rejected": reason})
         return Message({"kind": "rejected", "reason": reason[:MOST_WORDS]})
 
-    def _in_words(self, error: BaseException) -> str:
-        """Return what the server is told of an exception; the rest goes into the log of the site."""
+    def _reason_of(self, error: BaseException) -> str:
+        """Return the reason that the server is told for an exception; the rest goes into the log of the site."""
         text = "".join(traceback.format_exception(error))
         self._log(None, {"exception": text})
         if isinstance(error, FullrankError):

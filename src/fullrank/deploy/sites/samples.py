@@ -42,12 +42,26 @@ class SiteData:
     names: Mapping[int, str]
     """The name of the site of each client; empty where sites have no names."""
 
+    def __post_init__(self) -> None:
+        if self.data.columns:
+            raise InputError(
+                f'the samples of "{self.data.name}" are the rows of a table, whose columns a simulation encodes and '
+                "standardises by sums over all clients; sites do not exchange such sums, so encode and scale the "
+                "columns with numbers that all sites agree on, and give them as an .npz"
+            )
+
     @classmethod
     def own(cls, data: DataSet, experiment: Experiment, client: int, name: str) -> SiteData:
         """Return the data of a site that is one client.
 
-        The training part is divided into training samples and hold-out as `data.holdout` says, and the test part of
-        the data set is that of the site.
+        The training part is divided into training samples and hold-out as `data.holdout` says, and the test part of the
+        data set is that of the site.
+
+        Args:
+            data: The data set.
+            experiment: The experiment.
+            client: The number of the client.
+            name: The name of the site.
         """
         everything = np.arange(len(data.train))
         parts, held = [everything], [everything[:0]]
@@ -59,7 +73,15 @@ class SiteData:
 
     @classmethod
     def part(cls, experiment: Experiment, clients: Sequence[int]) -> SiteData:
-        """Return the parts of some clients of the data that an experiment names."""
+        """Return the parts of some clients of the data that an experiment names.
+
+        Args:
+            experiment: The experiment.
+            clients: The numbers of the clients.
+
+        Raises:
+            InputError: If there is no such client.
+        """
         federation = _federated(experiment)
         for client in clients:
             if not 0 <= client < federation.clients:
@@ -148,6 +170,13 @@ def load_site(experiment: Experiment, settings: SiteSettings, clients: Sequence[
 
 def in_order(data: DataSet, classes: Sequence[str]) -> DataSet:
     """Return a data set with the classes of the federation, among which its classes must be.
+
+    Args:
+        data: The data set.
+        classes: The names of all classes of the federation, in their order.
+
+    Raises:
+        InputError: If a class is named twice, or the data set has another class.
 
     >>> split = Split(torch.zeros(2, 1), torch.tensor([0, 1]))
     >>> in_order(DataSet("d", split, None, ("b", "c")), ["a", "b", "c"]).train.y

@@ -91,6 +91,12 @@ class Allowed(Table):
 class SiteSettings(Table):
     """The content of `site.toml`.
 
+    Args:
+        **values: The tables `site`, `data` and `allow`, as dicts or objects; an absent table has its defaults.
+
+    Raises:
+        InputError: If there is an unknown key or an invalid value.
+
     >>> SiteSettings(site={"name": "north", "client": 0}, allow={"methods": ["fedavg"]}).allow.methods
     ['fedavg']
     """
@@ -186,6 +192,11 @@ class SiteSettings(Table):
 
     def check_model(self, experiment: Experiment, classes: int, channels: int) -> None:
         """Check the size of the model that an experiment names, without memory for its values.
+
+        Args:
+            experiment: The experiment.
+            classes: The number of classes.
+            channels: The number of channels of the inputs.
 
         Raises:
             Rejected: If the model is larger than the site allows.
