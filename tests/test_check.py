@@ -30,7 +30,7 @@ class NotNeutral(Method):
 
 
 @dataclass(frozen=True)
-class Looks(Method):
+class Branches(Method):
     """Branches on a value."""
 
     def loss(self, b):
@@ -70,7 +70,7 @@ class Grows(Method):
     ("method", "only", "says"),
     [
         (NotNeutral(), "degenerate", r"notneutral.*mu = 0\.0 is not FedAvg"),
-        (Looks(), "trace", "looks.*cannot be traced"),
+        (Branches(), "trace", "branches.*cannot be traced"),
         (Remembers(), "resume", "remembers.*stopped"),
         (Leaks(), "exchange", "uploads head.weight in leaks/model, which is personal"),
         (Grows(), "exchange", "uploads grows/more in another form than in an earlier round"),

@@ -16,6 +16,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 FOLDERS = [ROOT / name for name in ("benchmarks", "examples", "experiments", "results")]
 SCRIPTS = [path for folder in FOLDERS for path in sorted(folder.rglob("*.py"))]
 TABLES = [path for folder in (PACKAGE, *FOLDERS) for path in sorted(folder.rglob("*.toml"))]
+TESTS = [path for path in sorted((ROOT / "tests").rglob("*.py")) if path != Path(__file__)]
 PAGES = [path for folder in (ROOT, ROOT / "docs", *FOLDERS) for path in sorted(folder.glob("*.md"))]
 
 DIALECT = re.compile(
@@ -136,6 +137,31 @@ def test_tables_and_settings():
     assert {file: hits for file, hits in found.items() if hits} == {}
 
 
+OF_TESTS = re.compile(
+    r"(?<![a-z])(judg\w*|play(s|ed|ing)?|look(s|ed|ing)?(?! up| like)|refus\w*"
+    r"|(go|goes|going|went) on|anew|aside|beside|alone)(?![a-z])"
+)
+"""Words of the dialect in the source of a test, in names as well; a name is a sentence with underscores."""
+QUOTED = ("Connection refused", '"refused"', "scales_beside_identity")
+"""Messages of other software, and names of the library."""
+
+
+def words_of_tests(source: str) -> list[str]:
+    for quoted in QUOTED:
+        source = source.replace(quoted, "")
+    return [found.group() for found in OF_TESTS.finditer(source.lower().replace("_", " "))]
+
+
+def test_names_and_texts_of_tests():
+    assert words_of_tests("def test_that_it_goes_on_alone(): # Looks up what plays, standalone.") == [
+        "goes on",
+        "alone",
+        "plays",
+    ]
+    found = {path.name: words_of_tests(path.read_text(encoding="utf-8")) for path in TESTS}
+    assert {file: hits for file, hits in found.items() if hits} == {}
+
+
 # Sentences in docstrings
 
 FRAGMENT = re.compile(r"(Of|What|Who|Whose|Likewise|Both|Beside|All alike|As before|For JSON)\b")
@@ -147,11 +173,18 @@ NOUN = re.compile(r"(The|A|An|Each|Every|All|Those|These|This|Its|Their|Some|One
 PROPERTIES = {"property", "cached_property", "setter"}
 
 
-def docstrings(tree: ast.AST) -> Iterator[str]:
+@cache
+def docstrings(tree: ast.Module) -> list[str]:
     """All docstrings: those of modules, classes, functions and attributes."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            yield node.value.value.strip()
+    texts, blocks = [], [tree]
+    while blocks:
+        block = blocks.pop()
+        for part in (*block.body, *getattr(block, "orelse", ())):
+            if isinstance(part, ast.Expr) and isinstance(getattr(part.value, "value", None), str):
+                texts.append(part.value.value.strip())
+            elif hasattr(part, "body"):
+                blocks.append(part)
+    return texts
 
 
 def functions(tree: ast.AST) -> Iterator[tuple[str, str]]:
@@ -220,4 +253,17 @@ def test_docstrings_of_functions_begin_with_verbs():
         for name, text in functions(parsed(path)):
             if CLAUSE.match(text) or (NOUN.match(text) and name not in networks):
                 found.append((path.name, name))
+    assert found == []
+
+
+SECTIONS = re.compile(r"^ *(?:(Attributes)|(Args)|(Returns|Yields)|(Raises)):$", re.MULTILINE)
+
+
+def test_sections_of_docstrings_are_in_order():
+    found = []
+    for path in MODULES:
+        for text in docstrings(parsed(path)):
+            places = [section.lastindex for section in SECTIONS.finditer(text)]
+            if places != sorted(set(places)):
+                found.append((path.name, text))
     assert found == []

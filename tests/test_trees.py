@@ -132,9 +132,9 @@ def test_a_flat_tree_is_a_dict_like_any_other_and_makes_its_views_when_asked():
     def made():
         return Flat(torch.cat([entries["a"].flatten(), entries["b"]]), FlatLayout.of(entries))
 
-    looks = [dict, lambda f: {**f}, lambda f: f | {}, lambda f: {} | f, lambda f: f.copy()]
-    for look in [*looks, lambda f: dict(f.items()), lambda f: {n: f[n] for n in f}]:
-        assert {name: tensor.tolist() for name, tensor in look(made()).items()} == {
+    reads = [dict, lambda f: {**f}, lambda f: f | {}, lambda f: {} | f, lambda f: f.copy()]
+    for read in [*reads, lambda f: dict(f.items()), lambda f: {n: f[n] for n in f}]:
+        assert {name: tensor.tolist() for name, tensor in read(made()).items()} == {
             name: tensor.tolist() for name, tensor in entries.items()
         }
     assert list(made()) == list(made().keys()) == ["a", "b"]

@@ -21,6 +21,9 @@ def exports(
         names: The public names by the modules that define them.
         name_there: The names that objects have in their modules, where the public names differ.
 
+    Returns:
+        The function. It raises `AttributeError` for any other name.
+
     >>> exports("fullrank", {"fullrank.errors": ["Conflict"]})("Conflict").__module__
     'fullrank.errors'
     """
@@ -45,7 +48,7 @@ def exports(
 
 
 class OnFirstUse(UserDict[str, T]):
-    """Objects by name, given by their import paths. The module of an object is imported when it is first looked up.
+    """Objects by name, given by their import paths. The module of an object is imported when the object is first used.
 
     Args:
         paths: The import path, `package.module:attribute`, of each name.

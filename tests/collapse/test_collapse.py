@@ -417,7 +417,7 @@ def test_forms_of_streams():
         collapse.neural_collapse([z[:5], z[5:]])
 
 
-def test_nc4_needs_a_second_look():
+def test_nc4_needs_the_features_twice():
     z, y = features(20, 3), np.arange(20) % 4
     W = np.random.default_rng(0).normal(size=(4, 3))
     once = collapse.neural_collapse(iter(np.split(z, 4)), y, W)
@@ -440,9 +440,9 @@ def test_prototypes_worked_by_hand():
     given[2, 1] = 9
     held = [[True, True], [True, True], [True, False]]
     assert collapse.prototype_consistency(torch.tensor(given), held)["mean"] == pytest.approx(0.735702260)
-    alone = collapse.prototype_consistency(given[:1])
-    assert math.isnan(alone["mean"])
-    assert alone["classes"] == 0
+    single = collapse.prototype_consistency(given[:1])
+    assert math.isnan(single["mean"])
+    assert single["classes"] == 0
 
 
 def test_prototypes_against_all_pairs():

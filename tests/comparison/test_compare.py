@@ -217,7 +217,7 @@ def test_runs_with_the_same_keys_but_other_data_are_rejected_and_named(other, wo
     assert err.count("\n") == 1
 
 
-def test_where_a_run_went_on_and_who_computed_it_makes_no_difference(tmp_path):
+def test_where_a_run_was_resumed_and_which_engine_computed_it_makes_no_difference(tmp_path):
     pretend(tmp_path / "a", "fedavg", engine__name="serial", run__keep=3, data__root="here")
     pretend(tmp_path / "b", "fedprox", engine__name="processes", engine__workers=2, engine__threads=2)
     assert compare_runs([tmp_path / "a", tmp_path / "b"]).methods == ("fedavg", "fedprox")
@@ -373,15 +373,15 @@ class Stopping(Seen):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def test_every_method_has_the_split_of_the_seed_and_what_is_complete_is_left_alone(tmp_path):
+def test_every_method_has_the_split_of_the_seed_and_complete_runs_are_kept(tmp_path):
     methods, seen = ["fedavg", "fedavg+feddecorr"], Seen()
     found = fullrank.compare(QUICK, methods, [0, 1], "out", jobs=1, callbacks=[seen])
     assert seen.ended_with == [f"{method} seed {seed}" for seed in (0, 1) for method in methods]
     facts = found.facts()
     assert len({split["partition"] for split in facts["splits"].values()}) == 2
-    alone = fullrank.run({**QUICK, "seed": 1, "method.name": "fedavg"}, tmp_path / "alone")
-    assert found.rows()[0].values[1] == alone.summary()["accuracy"]["last5"]
-    assert_equal_outcomes(tmp_path / "out" / "fedavg-seed1", tmp_path / "alone")
+    single = fullrank.run({**QUICK, "seed": 1, "method.name": "fedavg"}, tmp_path / "single")
+    assert found.rows()[0].values[1] == single.summary()["accuracy"]["last5"]
+    assert_equal_outcomes(tmp_path / "out" / "fedavg-seed1", tmp_path / "single")
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("*/*")}
     with nothing_changes(tmp_path / "out"):
         again = fullrank.compare(QUICK, methods, [0, 1], "out", callbacks=[idle := Seen()])
@@ -414,14 +414,14 @@ def test_the_same_comparison_finds_its_own_directory():
 def test_in_processes_of_their_own_the_runs_are_the_same_also_stopped_and_continued(tmp_path):
     experiment = {**QUICK, "train.rounds": 60, "train.steps": 2}
     fullrank.compare(experiment, ["fedavg", "fedprox"], [3], "one-by-one", jobs=1)
-    with pytest.raises(Interrupted, match=r'of 2 runs are complete .* saved in "beside"; the same command continues'):
-        fullrank.compare(experiment, ["fedavg", "fedprox"], [3], "beside", jobs=2, callbacks=[Stopping(after=2)])
+    with pytest.raises(Interrupted, match=r'of 2 runs are complete .* saved in "together"; the same command continues'):
+        fullrank.compare(experiment, ["fedavg", "fedprox"], [3], "together", jobs=2, callbacks=[Stopping(after=2)])
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     seen = Seen()
-    found = fullrank.compare(experiment, ["fedavg", "fedprox"], [3], "beside", jobs=2, callbacks=[seen])
+    found = fullrank.compare(experiment, ["fedavg", "fedprox"], [3], "together", jobs=2, callbacks=[seen])
     assert max(done for _, done in seen.began_with) > 0
     for method in ("fedavg", "fedprox"):
-        directory = tmp_path / "beside" / f"{method}-seed3"
+        directory = tmp_path / "together" / f"{method}-seed3"
         assert_equal_outcomes(directory, tmp_path / "one-by-one" / f"{method}-seed3")
         assert fullrank.load_run(directory).experiment.engine.name == "serial"
     assert found.table() == compare_runs(["one-by-one"]).table()
@@ -551,7 +551,7 @@ def test_signals_to_the_command_leave_no_process_behind(number, tmp_path):
 # What a person reads
 
 
-def test_the_command_prints_the_table_and_goes_on(tmp_path, capsys):
+def test_the_command_prints_the_table_and_continues(tmp_path, capsys):
     arguments = [*SETS, "-m", "fedavg,fedprox", "-s", "0-2", "-j", "1", "--out", "out"]
     status, out, err = command(*arguments, capsys=capsys)
     assert status == 0
@@ -583,7 +583,7 @@ def test_the_command_prints_the_table_and_goes_on(tmp_path, capsys):
 def test_a_warning_below_three_seeds(tmp_path, capsys):
     pretend(tmp_path / "a")
     _, out, err = command("--runs", "a", capsys=capsys)
-    assert "difference" not in out  # there is nothing beside the first method
+    assert "difference" not in out  # there is only the first method
     assert err == "fullrank: warning: one seed says nothing about the spread; compare over three or more\n"
     _, text, _ = command("--runs", "a", "--json", capsys=capsys)
     assert len(json.loads(text)["warnings"]) == 1

@@ -157,7 +157,7 @@ def test_parameters_of_a_given_model_are_absent_with_the_reason(tmp_path):
 
 def test_a_run_records_its_peak_memory(runs, folder):
     number, _ = measured(runs["fedavg"], "peak_memory", "last5")
-    assert 5e7 < number < 1e11  # torch alone takes more than 50 MB
+    assert 5e7 < number < 1e11  # torch takes more than 50 MB
     kept = json.loads((folder / "fedavg" / "environment.json").read_text())["peak_memory"]
     assert kept == {"bytes": number, "of": kept["of"]}
     assert "peak_memory" not in json.dumps(runs["fedavg"].summary())  # results do not depend on it

@@ -89,8 +89,8 @@ def test_the_same_method_with_other_settings_and_a_grid(tmp_path):
     )
     own = fullrank.load_run("out/feddecorr-feddecorr.beta=0.5,train.lr=0.05,data.alpha=0.5-seed1").experiment
     assert (own.method.tables["feddecorr"]["beta"], own.train.lr, own.data.alpha, own.seed) == (0.5, 0.05, 0.5, 1)
-    alone = fullrank.run({**FEW, "data.alpha": 0.5, "seed": 1}, tmp_path / "alone").summary()["accuracy"]["last5"]
-    assert found.rows()[3].values[1] == alone
+    single = fullrank.run({**FEW, "data.alpha": 0.5, "seed": 1}, tmp_path / "single").summary()["accuracy"]["last5"]
+    assert found.rows()[3].values[1] == single
     assert compare_runs(["out"]).table() == found.table()
     assert len(found.facts()["splits"]) == 1
     again = fullrank.compare(FEW, methods[:1], [1], "out", jobs=1, vary={"data.alpha": [0.05]})
@@ -168,7 +168,7 @@ def test_runs_on_other_data_have_no_difference_and_say_so(tmp_path):
     assert "the rows differ in data.alpha; only rows on the same data and splits are compared" in found.remarks()
 
 
-def test_keys_of_the_data_that_leave_the_samples_alone_are_compared(tmp_path):
+def test_runs_whose_data_keys_differ_but_not_their_samples_are_compared(tmp_path):
     pretend(tmp_path / "a", "fedavg", data__augment="none")
     pretend(tmp_path / "b", "fedavg", data__augment=["flip"], accuracy=[0.75])
     row = compare_runs(["a", "b"]).rows()[1]

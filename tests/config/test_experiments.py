@@ -40,7 +40,7 @@ def test_it_is_valid_and_written_as_it_is_read(file):
     assert experiment.resolved().hash() == experiment.hash()
 
 
-def test_fedrepopts_two_settings_differ_in_clients_and_rounds_alone():
+def test_fedrepopts_two_settings_differ_in_clients_and_rounds_only():
     silo, device = settings("fedrepopt-cross-silo").flat(), settings("fedrepopt-cross-device").flat()
     different = {key: (silo[key], device[key]) for key in silo if silo[key] != device[key]}
     assert different == {

@@ -392,7 +392,7 @@ def test_tracing_with_stand_ins_leaves_no_constant_behind():
 
 
 def test_everything_is_made_where_the_batch_is():
-    # the device without memory stands for any other: torch refuses to mix it with the CPU
+    # the device without memory stands for any other: torch does not mix it with the CPU
     data = images(mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
     prepare = Pipeline.build(data, augment=["crop", "flip", "crop-reflect"])
     x, u = data.train.x.to("meta"), torch.empty(6, prepare.draws, device="meta")

@@ -320,7 +320,7 @@ def prepared(data, augment, seed=0):
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_an_image_alone_or_in_a_batch(data, name):
+def test_an_image_by_itself_or_in_a_batch(data, name):
     prepare, u = prepared(data, [name])
     x = data.train.x
     before = x.clone()

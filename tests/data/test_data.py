@@ -93,7 +93,7 @@ def test_split_by_class_never_takes_the_last_sample():
     assert np.bincount(y[split_by_class(y, 0.2, 0)[1]], minlength=2).tolist() == [2, 0]
 
 
-def test_split_by_class_depends_on_the_seed_alone():
+def test_split_by_class_depends_on_the_seed_only():
     y = torch.arange(200) % 4
     again = [split_by_class(y, 0.25, seed) for seed in (0, 0, 1)]
     assert np.array_equal(again[0][1], again[1][1])

@@ -435,7 +435,7 @@ def test_the_unpickler_survives_misuse_of_what_it_knows(program, tmp_path):
 # places
 
 
-def test_a_missing_data_set_says_where_it_looked_and_where_one_gets_it(tmp_path, monkeypatch):
+def test_a_missing_data_set_says_where_it_was_searched_and_where_one_gets_it(tmp_path, monkeypatch):
     monkeypatch.setenv("FULLRANK_DATA", str(tmp_path / "mine"))
     usual = [tmp_path / "mine", tmp_path / "data", tmp_path / "xdg" / "fullrank" / "data"]
     rejected(
@@ -540,7 +540,7 @@ def test_cached_data_are_mapped_and_have_the_same_fingerprint(tmp_path, monkeypa
     for data in (first, second):
         assert_is_cifar(data, batches)
         assert vars(data)["_fingerprint"] == in_memory.fingerprint()
-        assert replace(data, name="cifar10").fingerprint() == in_memory.fingerprint()  # hashed anew
+        assert replace(data, name="cifar10").fingerprint() == in_memory.fingerprint()  # hashed again
         assert (data.classes, data.mean, data.std, data.augment) == (
             tuple("abcdefghij"),
             in_memory.mean,
@@ -768,7 +768,7 @@ def test_a_broken_connection_is_taken_up_where_it_stopped(server, tmp_path):
     assert server.asked == [("f.gz", None), ("f.gz", "bytes=300000-"), ("f.gz", "bytes=500000-")]
 
 
-def test_a_later_command_goes_on(server, tmp_path):
+def test_a_later_command_continues(server, tmp_path):
     server.cuts = [300_000, 0]
     wanted = offered(server, "f.gz", CONTENT)
     rejected(

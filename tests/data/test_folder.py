@@ -45,7 +45,7 @@ def paths(files, root):
 # Layouts
 
 
-def test_classes_alone_are_split_by_the_seed(tmp_path):
+def test_folders_of_classes_are_split_by_the_seed(tmp_path):
     tree(tmp_path, [f"{name}/{k:02d}.png" for name in ("cat", "ant") for k in range(10)])
     listing = list_folder(tmp_path, seed=3)
     assert listing.classes == ("ant", "cat")
@@ -108,7 +108,7 @@ def test_a_validation_part_is_the_test_part_where_there_is_none(name, tmp_path):
     assert not listing.remarks
 
 
-def test_a_validation_part_beside_a_test_part_is_left_out_and_that_is_said(tmp_path):
+def test_a_validation_part_next_to_a_test_part_is_left_out_with_a_warning(tmp_path):
     sites = ["north/train/a/1.png", "north/test/a/1.png", "north/val/a/1.png", "north/val/b/2.png"]
     tree(tmp_path, [*sites, "south/train/a/1.png", "south/val/a/1.png"])
     data = load_dataset("folder", tmp_path)
@@ -119,7 +119,7 @@ def test_a_validation_part_beside_a_test_part_is_left_out_and_that_is_said(tmp_p
     assert remark.startswith(f"the 2 images of the validation part in {tmp_path} are not used")
 
 
-def test_a_training_part_alone_is_split_by_the_seed(tmp_path):
+def test_a_training_part_without_a_test_part_is_split_by_the_seed(tmp_path):
     tree(tmp_path, [f"train/a/{k}.png" for k in range(10)])
     listing = list_folder(tmp_path)
     assert (len(listing.train), len(listing.test)) == (7, 3)

@@ -94,14 +94,14 @@ def test_the_last_group_of_a_class_is_never_split_off():
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.7])
 def test_groups_of_one_sample_give_the_split_without_groups(share):
     rng = np.random.default_rng(5)
-    y, alone = rng.integers(0, 7, 300), rng.permutation(300)
+    y, single = rng.integers(0, 7, 300), rng.permutation(300)
     for plain, grouped in (
-        (split_by_class(y, share, 4), split_by_class(y, share, 4, alone)),
-        ((keep_share(y, share, 4),), (keep_share(y, share, 4, alone),)),
+        (split_by_class(y, share, 4), split_by_class(y, share, 4, single)),
+        ((keep_share(y, share, 4),), (keep_share(y, share, 4, single),)),
     ):
         assert all(map(np.array_equal, plain, grouped))
     parts = partition.iid(y, 5, 0)
-    pairs = partition.hold_out(parts, share, 1), partition.hold_out(parts, share, 1, alone)
+    pairs = partition.hold_out(parts, share, 1), partition.hold_out(parts, share, 1, single)
     for plain, grouped in zip(*pairs, strict=True):
         assert all(map(np.array_equal, plain, grouped))
 
@@ -193,8 +193,8 @@ def test_no_group_is_on_two_sides_of_a_split(way, groups, seed, holdout, validat
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())))
 @pytest.mark.parametrize("seed", [0, 1])
 def test_groups_of_one_sample_divide_data_as_no_groups_do(way, seed):
-    alone = np.random.default_rng(seed).permutation(200)
-    data = data_of(alone, seed)
+    single = np.random.default_rng(seed).permutation(200)
+    data = data_of(single, seed)
     bare = dataclasses.replace(data, train=dataclasses.replace(data.train, group=None))
     table = {**way, "holdout": 0.2, "validation": 0.1, "share": 0.8}
     assert divided(data, seed, **table).hash == divided(bare, seed, **table).hash
@@ -221,7 +221,7 @@ def test_the_share_is_exceeded_by_less_than_one_group(groups, seed, share, mixed
     assert len(taken) < math.ceil(share * len(groups)) + np.bincount(groups).max()
 
 
-def test_groups_of_several_classes_are_divided_by_iid_alone():
+def test_groups_of_several_classes_are_divided_by_iid_only():
     data = data_of(np.arange(120) // 3, 0, mixed=True)
     for name in ("dirichlet", "pathological", "class-disjoint"):
         with pytest.raises(InputError, match=rf'"{name}": .* of 40 groups .* several classes; take "iid"'):

@@ -352,8 +352,8 @@ def test_processes_give_what_this_process_gives(tmp_path):
     paths = [str(tmp_path / name) for name in [*(f"{k}.png" for k in range(30)), *reasons]]
     chunks = [paths[start : start + 7] for start in range(0, len(paths), 7)]
     for size in (0, 6, [4, 5]):
-        alone, together = ([*decoders.decoded(chunks, size, processes)] for processes in (1, 3))
-        for one, other in zip(alone, together, strict=True):
+        single, together = ([*decoders.decoded(chunks, size, processes)] for processes in (1, 3))
+        for one, other in zip(single, together, strict=True):
             for image, same in zip(one, other, strict=True):
                 np.testing.assert_array_equal(image, same)
 

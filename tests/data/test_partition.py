@@ -95,7 +95,7 @@ class TestEveryScheme:
         assert len(parts) == 5
         assert all(isinstance(part, np.ndarray) and part.dtype == np.int64 for part in parts)
 
-    def test_leaves_the_global_generators_alone(self, scheme: str) -> None:
+    def test_does_not_change_the_global_generators(self, scheme: str) -> None:
         np.random.seed(1)
         before = np.random.get_state()[1].copy()
         EVERY_SCHEME[scheme](self.labels, 0)

@@ -1,4 +1,4 @@
-"""Exported models: the plain form, what stands beside it, the check of every file, and what is rejected."""
+"""Exported models: the plain form, the files next to it, the check of every file, and what is rejected."""
 
 import dataclasses
 import hashlib
@@ -39,7 +39,7 @@ def ghost(num_classes, in_channels, mode="tr"):
     return repghost(num_classes, in_channels, bottlenecks=bottlenecks, stem=8, tail=8, features=8, mode=mode)
 
 
-def played(out, model=MLP, method="fedavg", rounds=1, **settings):
+def trained_run(out, model=MLP, method="fedavg", rounds=1, **settings):
     values = {"data.clients": 2, "data.alpha": 10.0, "train.rounds": rounds, "engine.name": "serial", **settings}
     return run({**values, "model": model, "method.name": method}, out=out)
 
@@ -67,8 +67,8 @@ def assert_alike(module, other, x, tolerance=1e-5):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A run that tests look at and copy, but do not change."""
-    return played(tmp_path_factory.mktemp("finished") / "run")
+    """A run that tests read and copy, but do not change."""
+    return trained_run(tmp_path_factory.mktemp("finished") / "run")
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def copied(finished, tmp_path):
 @pytest.mark.parametrize("model", [VGG, GHOST], ids=["vgg", "ghost"])
 def test_a_network_with_branches_becomes_plain_convolutions(model, mode, tmp_path):
     method = "fedrepopt" if mode == "repopt" else "fedavg"
-    trained = played(tmp_path, {**model, "mode": mode}, method)
+    trained = trained_run(tmp_path, {**model, "mode": mode}, method)
     done = export_run(trained)
     module = load_export(done.path, trust=True)
     assert done.facts["model"]["form"] == "plain"
@@ -104,7 +104,7 @@ def test_searched_scales_are_in_the_weights_and_their_file_is_not_needed(tmp_pat
                 parameter.uniform_(0.5, 1.5)
     write_scales(tmp_path / "scales.safetensors", twin, "repvgg")
     model = {**VGG, "mode": "repopt", "scales": str(tmp_path / "scales.safetensors")}
-    trained = played(tmp_path / "run", model, "fedrepopt")
+    trained = trained_run(tmp_path / "run", model, "fedrepopt")
     expected = trained.model()
     done = export_run(trained)
     (tmp_path / "scales.safetensors").unlink()
@@ -118,12 +118,12 @@ def test_searched_scales_are_in_the_weights_and_their_file_is_not_needed(tmp_pat
 @pytest.mark.parametrize("method", ["fedetf", "moon", "fedrod", "fednh", "feddecorr+fedprox"])
 def test_what_a_method_made_of_the_network_is_rebuilt_from_the_description(method, tmp_path):
     settings = {"method.moon.head": "moon"} if method == "moon" else {}
-    trained = played(tmp_path, method=method, **settings)
+    trained = trained_run(tmp_path, method=method, **settings)
     assert_exported(load_export(export_run(trained).path), trained)
 
 
 def test_a_clients_own_model(tmp_path, capsys):
-    played(tmp_path, method="fedrep")
+    trained_run(tmp_path, method="fedrep")
     status, _, err = fullrank("export", tmp_path, capsys=capsys)
     assert status == 2
     assert "no complete global model" in err
@@ -139,8 +139,8 @@ def test_a_clients_own_model(tmp_path, capsys):
 
 
 def test_a_client_that_predicts_by_more_than_logits_is_noted(tmp_path):
-    assert "fedproto" in export_run(played(tmp_path / "a", method="fedproto"), client=0).facts["note"]
-    assert not export_run(played(tmp_path / "b", method="fedrod"), client=0).facts["note"]
+    assert "fedproto" in export_run(trained_run(tmp_path / "a", method="fedproto"), client=0).facts["note"]
+    assert not export_run(trained_run(tmp_path / "b", method="fedrod"), client=0).facts["note"]
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
@@ -154,7 +154,7 @@ def test_a_run_of_a_gpu_is_exported_where_there_is_none(copied, finished):
 
 
 def test_a_float64_model_is_exported_in_float32(tmp_path):
-    trained = played(tmp_path, **{"engine.precision": "float64"})
+    trained = trained_run(tmp_path, **{"engine.precision": "float64"})
     module = load_export(export_run(trained).path)
     assert {p.dtype for p in trained.model().parameters()} == {torch.float64}
     assert {p.dtype for p in module.parameters()} == {torch.float32}
@@ -189,7 +189,7 @@ def test_the_description_is_enough_to_use_the_weights_with_prepared_inputs(finis
 def test_all_formats_predict_as_the_run_does_for_batches_of_any_size(tmp_path, capsys):
     import onnxruntime
 
-    trained = played(tmp_path / "run", {**VGG, "mode": "tr"})
+    trained = trained_run(tmp_path / "run", {**VGG, "mode": "tr"})
     to = tmp_path / "here"
     command = ("export", tmp_path / "run", "--format", "safetensors,onnx, torch", "--to", to)
     status, out, err = fullrank(*command, capsys=capsys)
@@ -353,7 +353,7 @@ def test_another_export_replaces_the_files_of_the_one_before(copied):
         load_export(done.path)
 
 
-def test_files_that_are_no_export_are_left_alone(finished):
+def test_files_that_are_no_export_are_kept(finished):
     before = (finished.path / "model.safetensors").read_bytes()
     with pytest.raises(InputError, match="is not an export of fullrank; choose another --to"):
         export_run(finished, finished.path)
@@ -364,7 +364,7 @@ def test_files_that_are_no_export_are_left_alone(finished):
 
 
 class Halves(nn.Module):
-    """Looks at the size of its batch, which no trace for all sizes can follow."""
+    """Branches on the size of its batch, which no trace for all sizes can follow."""
 
     def __init__(self):
         super().__init__()
@@ -458,7 +458,7 @@ def test_an_unfinished_run_is_rejected(copied, capsys):
         export_run(load_run(copied))
 
 
-def test_a_run_whose_model_was_not_kept_is_told_from_one_that_can_go_on(copied, capsys):
+def test_a_run_whose_model_was_not_kept_is_told_from_one_that_can_continue(copied, capsys):
     (copied / "model.safetensors").unlink()
     shutil.copytree(copied, copied.with_name("bare"))
     shutil.rmtree(copied.with_name("bare") / "checkpoints")

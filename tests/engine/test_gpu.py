@@ -97,7 +97,7 @@ def test_every_method_of_the_library_is_captured(precision):
     methods = [*fullrank.methods.available(), *(f"{own}:{name}" for name in ("Variates", "Previous", "Sharpness"))]
     for name in [*methods, f"{own}:HeadThenBody", f"{own}:SideModel"]:
         values = {**on_its_network(BASE, name), "engine.device": "cuda", "engine.precision": precision}
-        reasons, found = played(values)
+        reasons, found = outcome(values)
         assert reasons == [], name
         assert found, name
         assert None not in found
@@ -106,7 +106,7 @@ def test_every_method_of_the_library_is_captured(precision):
 @pytest.mark.parametrize("model", fullrank.models.available())
 def test_every_model_of_the_library_is_captured(model, tmp_path):
     values = {"data.clients": 2, "model.name": model, "train.steps": 5, "train.batch_size": 8, "engine.device": "cuda"}
-    reasons, found = played({**values, **images_for(model, tmp_path), "engine.slots": slots_for(model)})
+    reasons, found = outcome({**values, **images_for(model, tmp_path), "engine.slots": slots_for(model)})
     assert reasons == []
     assert found
     assert None not in found
@@ -128,7 +128,7 @@ def images_for(model, folder):
     return {"data.name": str(folder / "large.npz"), "data.partition": "iid"}
 
 
-def played(values):
+def outcome(values):
     from fullrank.config.experiment import Experiment
     from fullrank.engine import open_engine
     from fullrank.runs.assemble import assemble
@@ -151,7 +151,7 @@ def test_one_step_in_float32_agrees_with_the_cpu(method, tmp_path):
     assert distance(cpu, gpu) < 1e-3 * distance(cpu, start)
 
 
-def test_dropout_is_drawn_anew_in_every_replay(tmp_path):
+def test_every_replay_draws_its_own_dropout(tmp_path):
     values = {**BASE, "model.dropout": 0.5, "engine.device": "cuda", "engine.name": "cuda"}
     first, again = (entries(fullrank.run(values, tmp_path / name)) for name in "ab")
     other = entries(fullrank.run({**values, "seed": 1, "data.seed": 0}, tmp_path / "c"))

@@ -142,7 +142,7 @@ def test_fit_takes_it_too():
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
-def test_a_run_directory_alone_does_not_choose_the_engine(tmp_path):
+def test_a_run_directory_does_not_choose_the_engine(tmp_path):
     """`auto` means the recorded engine only if that is one of the library's."""
     table = {**TABLE, "engine.name": "ownengines:Backwards"}
     fullrank.run({**table, "train.rounds": 1}, tmp_path / "run")

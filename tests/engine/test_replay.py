@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import fullrank
-from engines import check_same, distance, play, recordings
+from engines import check_same, distance, recordings, run_rounds
 from fullrank.config.experiment import Experiment
 from fullrank.engine import EngineOptions
 from fullrank.engine.cuda.compiled import Forward
@@ -79,7 +79,7 @@ def test_weights_in_channels_last_form_train_as_in_serial(method, norm, monkeypa
     model = {"name": "cnn", "norm": norm, "width": 4}
     table = {**BASE, "engine.precision": "float32", "model": model, "method.name": method, "train.epochs": 1}
     start = assemble(Experiment.of(table)).server.model
-    one, other = (play(table, engine, rounds=1)[0].server.model for engine in (Serial, cuda()))
+    one, other = (run_rounds(table, engine, rounds=1)[0].server.model for engine in (Serial, cuda()))
     assert distance(one, other) <= 0.1 * distance(one, start)  # bfloat16 has 8 bits
 
 
@@ -103,16 +103,16 @@ def test_a_compiled_forward_changes_nothing(method, monkeypatch):
 
 
 class Opaque(Net):
-    """Its entries cannot be listed while a compiler looks: some releases of PyTorch cannot trace `state_dict`."""
+    """Its entries cannot be listed while a compiler traces: some releases of PyTorch cannot trace `state_dict`."""
 
     def state_dict(self, *args, **kwargs):
         if torch.compiler.is_compiling():
-            raise RuntimeError("a compiler looks at the structure")
+            raise RuntimeError("a compiler lists the entries")
         return super().state_dict(*args, **kwargs)
 
 
 @pytest.mark.parametrize("stats", ["move", "freeze"])
-def test_the_compiler_need_not_look_at_a_network_that_nobody_looked_at_before(stats):
+def test_the_compiler_need_not_list_the_entries_of_a_new_network(stats):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         body = fullrank.models.build("cnn", 3, 1, norm="batch", width=2, features=4).backbone
@@ -205,9 +205,9 @@ def test_evaluation_is_replayed(monkeypatch):
 def test_bfloat16_forwards_stay_near_float32():
     values = {**BASE, "engine.precision": "float32"}
     start = assemble(Experiment.of(values)).server.model
-    want, _, _ = play(values, Serial, 1)
+    want, _, _ = run_rounds(values, Serial, 1)
     for engine_of in (Serial, cuda(2)):
-        got, _, _ = play({**values, "engine.precision": "bfloat16"}, engine_of, 1)
+        got, _, _ = run_rounds({**values, "engine.precision": "bfloat16"}, engine_of, 1)
         model = got.server.model
         assert all(t.dtype == want.server.model[n].dtype for n, t in model.items())
         assert 0 < distance(want.server.model, model) < 0.2 * distance(want.server.model, start)
@@ -221,14 +221,14 @@ def test_one_kernel_for_the_optimiser_in_float32():
 @compiles
 @pytest.mark.parametrize("method", ["Shrink", "Distils"])
 def test_compiled_bfloat16_gathers_the_whole_gradient(monkeypatch, method):
-    """Slopes of shortened weights, of the others, and of terms that look at the weights themselves."""
+    """Slopes of shortened weights, of the others, and of terms that read the weights themselves."""
     monkeypatch.setattr(
         "fullrank.engine.cuda.engine.Forward", lambda network, stats: Forward(network, stats, "aot_eager")
     )
     values = {**BASE, "engine.precision": "bfloat16", "method.name": f"hook_methods:{method}+fedprox", "train.steps": 6}
     start = assemble(Experiment.of(values)).server.model
-    want, _, _ = play(values, Serial, 1)
-    got, _, engine = play(values, cuda(1, compile=True), 1)
+    want, _, _ = run_rounds(values, Serial, 1)
+    got, _, engine = run_rounds(values, cuda(1, compile=True), 1)
     assert not engine.reasons
     assert distance(want.server.model, got.server.model) < 0.05 * distance(want.server.model, start)
 
@@ -247,7 +247,7 @@ class Noisy(torch.nn.Module):
 
 
 @pytest.mark.parametrize("noise", [True, False])
-def test_a_users_model_that_draws_numbers_trains_alone(noise):
+def test_a_users_model_that_draws_numbers_trains_one_client_at_a_time(noise):
     parts = assemble(Experiment.of({**BASE, "model": {"name": "given"}}), module=Noisy(noise))
     engine = Cuda(parts.site, EngineOptions(clients=6), record=rerun, devices=(CPU,))
     parts.server.run_round(engine)

@@ -283,7 +283,7 @@ def test_a_resumed_run_means_by_auto_what_it_meant():
     assert "name" not in as_recorded(EngineTable(), EngineTable(name="mine:Engine"), foreign=True)
 
 
-def test_how_many_runs_go_on_at_once():
+def test_the_number_of_simultaneous_runs():
     assert runs_at_once(EngineTable(), 8) == 8
     assert runs_at_once(EngineTable(threads=3), 8) == 2
     assert runs_at_once(EngineTable(threads=9), 8) == 1

@@ -125,6 +125,7 @@ def test_a_worker_that_was_stopped_keeps_no_signal_waiting(tmp_path):
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
 
+@pytest.mark.slow  # also in cli/test_cli.py, where a run gets SIGTERM twice
 def test_signals_that_come_together_are_one(tmp_path):
     """`timeout` sends each signal to the process and to its group."""
     command = [sys.executable, "-m", "fullrank", "run", "--set", "train.rounds=100000", "--out", str(tmp_path / "run")]

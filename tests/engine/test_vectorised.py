@@ -55,7 +55,7 @@ def alike(one, other, tolerance=1e-9):
         torch.testing.assert_close(other[path], value, rtol=tolerance, atol=tolerance)
 
 
-def play(parts, engine_of, rounds, evaluate=False):
+def run_rounds(parts, engine_of, rounds, evaluate=False):
     engine = engine_of(parts.site)
     outcome = [parts.server.run_round(engine, evaluate=evaluate) for _ in range(rounds)]
     return outcome, engine
@@ -65,8 +65,8 @@ def check_same(make, rounds=2, tolerance=1e-9, evaluate=False):
     """Rounds of an assembly under both engines; the vectorised one."""
     want, got = make(), make()
     start = want.server.model
-    rows, _ = play(want, Serial, rounds, evaluate)
-    same, engine = play(got, lambda site: Vectorised(site, EngineOptions(clients=9)), rounds, evaluate)
+    rows, _ = run_rounds(want, Serial, rounds, evaluate)
+    same, engine = run_rounds(got, lambda site: Vectorised(site, EngineOptions(clients=9)), rounds, evaluate)
     assert distance(want.server.model, got.server.model) <= tolerance * distance(want.server.model, start)
     for a, b in zip(rows, same, strict=True):
         assert a.idle == b.idle
@@ -135,13 +135,13 @@ def test_clients_without_a_step_send_nothing():
     changes = {"train.batch_size": 8, "train.last_batch": "drop", "train.lr": 0.1}
     engine = check_same(lambda: put_together(normed(), blobs(sizes), FedAvg(), changes))
     assert not engine.reasons
-    played, _ = play(
+    outcomes, _ = run_rounds(
         put_together(normed(), blobs(sizes), FedAvg(), changes), lambda s: Vectorised(s, EngineOptions(clients=9)), 1
     )
-    assert played[0].idle == [7, 8]
+    assert outcomes[0].idle == [7, 8]
 
 
-def test_judged_clients_report_the_same_scores():
+def test_evaluated_clients_report_the_same_scores():
     values = {**DENSE, "data.clients": 9, "data.holdout": 0.2}
     check_same(made(values), evaluate=True)
 
@@ -217,7 +217,7 @@ def test_a_failure_is_one_clients_own(place):
 
 @dataclass(frozen=True)
 class Branches(Method):
-    """Looks at numbers, which no mapped step can; and fails where they say so."""
+    """Branches on numbers, which no mapped step can; and fails where they say so."""
 
     limit: float = 0.0
 

@@ -225,11 +225,11 @@ def test_the_number_of_jobs_changes_no_bit(tmp_path, capsys):
         status, _, err = command("compare", *sets, *arguments, capsys=capsys)
         assert status == 0, err
     one, two = tmp_path / "1", tmp_path / "2"
-    alone = tmp_path / "alone"
-    assert command("run", *sets, "--set", "method.name=moon", "--out", alone, "-q", capsys=capsys)[0] == 0
+    single = tmp_path / "single"
+    assert command("run", *sets, "--set", "method.name=moon", "--out", single, "-q", capsys=capsys)[0] == 0
     for left, right in [
         *((one / name, two / name) for name in ("fedavg-seed0", "moon-seed0")),
-        (one / "moon-seed0", alone),
+        (one / "moon-seed0", single),
     ]:
         assert (left / "model.safetensors").read_bytes() == (right / "model.safetensors").read_bytes()
         rows = [

@@ -66,7 +66,7 @@ def test_the_first_upload_is_rejected_as_well(what):
     assert check.sizes == {}
 
 
-def test_the_models_own_part_must_look_like_the_model_from_the_first_client_on():
+def test_the_models_own_part_must_have_the_form_of_the_model_from_the_first_client_on():
     UploadCheck({"w": {"v": torch.zeros(2), "n": torch.tensor(0)}}, {}).accept(0, upload())
     for wrong in ({"v": torch.zeros(3), "n": torch.tensor(0)}, {"v": torch.zeros(2), "m": torch.tensor(0)}):
         with pytest.raises(Unusable, match="in its w"):

@@ -1,7 +1,7 @@
 """A round's work, memory and disk depend on who takes part, not on how many clients there are or ever took part.
 
 Nothing is timed: what is counted is the same on every machine. Counted are the lines of Python that a round executes,
-the bytes that it allocates and those that it writes; and the lists of all clients tell who looked into them.
+the bytes that it allocates and those that it writes; and the lists of all clients note who read them.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ WARM_UP, COUNTED = 2, 2
 
 
 class Watched(Sequence):
-    """One array a client; notes who was looked at, and refuses to be gone through while it is watched."""
+    """One array a client; notes which clients were read, and cannot be iterated while it is watched."""
 
     def __init__(self, arrays: Any):
         self.arrays, self.touched, self.watching = arrays, set(), False
@@ -118,7 +118,7 @@ class Session:
                 save_tensors(folder / file, {"nothing": torch.empty(0)})
             else:
                 (folder / file).hardlink_to(folder / "clients-900000.safetensors")
-            # A client of which the file holds nothing starts afresh, which is as much work as going on.
+            # A client of which the file holds nothing starts afresh, which is as much work as continuing.
             store.follow({"contacts": {"0": some}, "file": file, "states": some}, folder)
         store.contacts, store.files = Closed(store.contacts), Closed(store.files)
 
@@ -163,12 +163,12 @@ def bytes_written(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         yield written
 
 
-def allocated(play: Callable[[], None]) -> int:
+def allocated(step: Callable[[], None]) -> int:
     """By how much the memory of Python and NumPy rises at most."""
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
-        play()
+        step()
         return tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()

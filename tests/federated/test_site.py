@@ -25,6 +25,7 @@ from sweeps import METHODS
 
 VALUES = {
     "data.clients": 6,
+    "data.share": 0.3,
     "data.holdout": 0.2,
     "data.unseen": 0.2,
     "data.augment": ["crop", "flip"],

@@ -53,8 +53,8 @@ def test_only_the_state_of_a_method_can_be_assigned():
 def test_hooks_get_views():
     seen = []
 
-    class Looking(Method):
-        name = "looking"
+    class Reading(Method):
+        name = "reading"
 
         def train(self, client):
             seen.append(client)
@@ -64,7 +64,7 @@ def test_hooks_get_views():
             seen.append(client)
             return {}
 
-    parts = assemble(Experiment.of(SMALL), method=Looking())
+    parts = assemble(Experiment.of(SMALL), method=Reading())
     parts.server.run_round(Serial(parts.site))
     assert {type(client) for client in seen} == {ClientView}
 

@@ -10,7 +10,7 @@ from fullrank.engine import EngineOptions
 from fullrank.engine.cuda.compiled import Forward
 from fullrank.engine.cuda.engine import Cuda
 from fullrank.runs.assemble import assemble
-from small import CLASSES, WIDTH, averaged, blobs, normed, trained_alone
+from small import CLASSES, WIDTH, averaged, blobs, normed, trained_by_torch
 
 STATISTICS = {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
 
@@ -49,7 +49,7 @@ def test_statistics_of_a_layer_that_is_not_frozen_whole_move(freeze):
     assert moved(fitted(freeze)) == STATISTICS
 
 
-def test_parameters_without_gradient_alone_leave_the_statistics_moving():
+def test_statistics_move_where_only_parameters_are_without_gradient():
     network = with_statistics()
     network[1].requires_grad_(False)
     run = fr.fit(network, blobs(dtype=torch.float32), "fedavg", rounds=1)
@@ -65,14 +65,14 @@ def test_a_frozen_layer_computes_as_in_evaluation():
     network = with_statistics().double()
     run = fr.fit(network, clients, "fedavg", rounds=1, batch_size=16, lr=0.1, momentum=0.0, set={"model.freeze": ["1"]})
     network[1].__class__ = Still
-    alone = [trained_alone(network, [data], lr=0.1, names=lambda name: name[0] != "1") for data in clients]
-    want = averaged(alone, [16, 12])
+    by_torch = [trained_by_torch(network, [data], lr=0.1, names=lambda name: name[0] != "1") for data in clients]
+    want = averaged(by_torch, [16, 12])
     for name, value in run.model().state_dict().items():
         torch.testing.assert_close(value, want[name], rtol=1e-10, atol=1e-10, msg=name)
 
 
 @pytest.mark.parametrize("compile", [False, True])
-def test_recorded_steps_leave_frozen_statistics_alone(compile, monkeypatch):
+def test_recorded_steps_do_not_change_frozen_statistics(compile, monkeypatch):
     if compile and torch.version.cuda is not None and not torch.cuda.is_available():
         pytest.skip("this PyTorch compiles in one thread only")
     torch.compiler.reset()  # other tests compile the same function, and it may be compiled eight times only

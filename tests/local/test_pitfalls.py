@@ -112,12 +112,12 @@ def test_variates_correct_the_gradient_and_are_written_back():
     clients = blobs()
     seen = []
 
-    class Looks(Method):
+    class Records(Method):
         def after(self, client):
             seen.append(client.round)
             return {}
 
-    run = fit(normed(), clients, Variates() + Looks(), rounds=1, batch_size=1000, lr=0.1, momentum=0.0)
+    run = fit(normed(), clients, Variates() + Records(), rounds=1, batch_size=1000, lr=0.1, momentum=0.0)
     states = [run._assembly.server.store.get(k)["variates"]["c"] for k in range(3)]
     start = {name: p.detach() for name, p in normed().named_parameters()}
     for (x, y), c in zip(clients, states, strict=True):  # one step from 0: c_k is the client's gradient
@@ -145,13 +145,13 @@ def test_statistics_do_not_leak_from_client_to_client():
     """pfl-research: running statistics go from user to user in processing order, −2.69 where the average is −.12."""
     seen = {}
 
-    class Looks(Method):
+    class Records(Method):
         def train(self, client):
             seen.setdefault(client.id, []).append({name: v.clone() for name, v in client.model.items()})
             client.fit()
 
     clients = shifted((-5.0, 0.0, 7.0))
-    run = fit(normed(), clients, Looks(), rounds=2, batch_size=4, lr=0.1)
+    run = fit(normed(), clients, Records(), rounds=2, batch_size=4, lr=0.1)
     for round in range(2):
         for k in (1, 2):
             assert_same_bits(seen[k][round], seen[0][round])  # everybody starts from the same
@@ -163,18 +163,18 @@ def test_statistics_do_not_leak_from_client_to_client():
 def test_a_clients_result_does_not_depend_on_who_came_before():
     ends = {}
 
-    class Looks(Method):
+    class Records(Method):
         def after(self, client):
             ends.setdefault(client.id, []).append({name: v.clone() for name, v in client.model.items()})
             return {}
 
     clients = shifted((-5.0, 0.0, 7.0))
-    fit(normed(), clients, Looks(), rounds=1, batch_size=4, lr=0.1)
+    fit(normed(), clients, Records(), rounds=1, batch_size=4, lr=0.1)
     first = copy.deepcopy(ends)
     ends.clear()
     # the same client among others of other sizes is worked on at another place
     others = [(x.repeat(3, 1), y.repeat(3)) for x, y in clients]
-    fit(normed(), [clients[0], others[1], others[2]], Looks(), rounds=1, batch_size=4, lr=0.1)
+    fit(normed(), [clients[0], others[1], others[2]], Records(), rounds=1, batch_size=4, lr=0.1)
     assert_same_bits(ends[0][0], first[0][0])
 
 
@@ -223,12 +223,12 @@ def test_buffers_outside_the_state_do_not_leak_either():
     torch.manual_seed(0)
     start, starts = Scratch(), []
 
-    class Looks(Method):
+    class Records(Method):
         def train(self, client):
             starts.append(dict(client.network.module.named_buffers())["last"].clone())
             client.fit()
 
-    fit(start, blobs(), Looks(), rounds=2, lr=0.1)
+    fit(start, blobs(), Records(), rounds=2, lr=0.1)
     assert len(starts) == 6
     assert not any(value.any() for value in starts)
 
@@ -298,7 +298,7 @@ def test_a_clients_exception_carries_its_id_and_its_own_traceback():
     assert "_deep_inside" in "".join(traceback.format_exception(caught.value))
 
 
-def test_a_failed_client_leaves_no_trace_and_the_others_go_on():
+def test_a_failed_client_leaves_no_trace_and_the_others_continue():
     clients = blobs()
     settings = {"rounds": 2, "batch_size": 1000, "lr": 0.1}
     method = Breaks(who=(1,)) + Counting() + Variates()
@@ -309,8 +309,8 @@ def test_a_failed_client_leaves_no_trace_and_the_others_go_on():
     assert run.summary()["skipped"] == 2
     # the mean is over those who answered
     once = fit(normed(), clients, Breaks(who=(1,)), set={"run.on_client_error": "skip"}, **{**settings, "rounds": 1})
-    alone = [fit(normed(), [clients[k]], "fedavg", **{**settings, "rounds": 1}).model().state_dict() for k in (0, 2)]
-    want = (12 * alone[0]["0.weight"] + 7 * alone[1]["0.weight"]) / 19
+    single = [fit(normed(), [clients[k]], "fedavg", **{**settings, "rounds": 1}).model().state_dict() for k in (0, 2)]
+    want = (12 * single[0]["0.weight"] + 7 * single[1]["0.weight"]) / 19
     torch.testing.assert_close(once.model().state_dict()["0.weight"], want)
 
 

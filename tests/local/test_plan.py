@@ -180,15 +180,15 @@ def test_a_client_of_one_sample_sits_out_and_is_named():
     x, y = blobs((9,))[0]
     run = fit(normed(), [(x, y), (x[:1], y[:1])], "fedavg", rounds=2, batch_size=4, set={"train.steps": 3})
     assert [row["idle"] for row in run.metrics] == [[1], [1]]
-    alone = fit(normed(), [(x, y)], "fedavg", rounds=2, batch_size=4, set={"train.steps": 3})
-    got, want = run.model().state_dict(), alone.model().state_dict()
+    single = fit(normed(), [(x, y)], "fedavg", rounds=2, batch_size=4, set={"train.steps": 3})
+    got, want = run.model().state_dict(), single.model().state_dict()
     assert all(torch.equal(got[name], want[name]) for name in want)
 
 
 # --- Only a function of the seed --------------------------------------------------------------------
 
 
-def test_the_plan_is_a_function_of_the_generators_key_alone():
+def test_the_plan_is_a_function_of_the_generators_key_only():
     one, two = plan(20, batch_size=6, epochs=2, draws=3), plan(20, batch_size=6, epochs=2, draws=3)
     assert np.array_equal(one.index, two.index)
     assert np.array_equal(one.draws, two.draws)

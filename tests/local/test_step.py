@@ -41,7 +41,7 @@ from small import (
     plain,
     put_together,
     the_weight,
-    trained_alone,
+    trained_by_torch,
 )
 
 # --- One client is plain SGD ------------------------------------------------------------------------
@@ -53,8 +53,8 @@ def test_one_client_on_full_batches_is_plain_sgd(momentum, weight_decay):
     client, start = blobs((30,))[0], normed()
     settings = {"lr": 0.1, "momentum": momentum, "weight_decay": weight_decay}
     run = fit(start, [client], "fedavg", rounds=1, epochs=20, batch_size=1000, **settings)
-    alone = trained_alone(start, [client] * 20, **settings)
-    assert_close(run.model().state_dict(), alone.state_dict(), 1e-12)
+    by_torch = trained_by_torch(start, [client] * 20, **settings)
+    assert_close(run.model().state_dict(), by_torch.state_dict(), 1e-12)
     assert int(run.model()[1].num_batches_tracked) == 20
 
 
@@ -65,17 +65,17 @@ def test_one_client_on_small_batches_is_plain_sgd():
     plan = make_plan(30, Settings(epochs=3, batch_size=4), generator(5, "batches", 0, 0, "fit-0"))
     assert plan.steps == 24
     chosen = np.split(plan.index, np.cumsum(plan.sizes)[:-1])
-    alone = trained_alone(start, [(x[i], y[i]) for i in chosen], **settings)
-    assert_close(run.model().state_dict(), alone.state_dict(), 1e-12)
+    by_torch = trained_by_torch(start, [(x[i], y[i]) for i in chosen], **settings)
+    assert_close(run.model().state_dict(), by_torch.state_dict(), 1e-12)
 
 
 def test_several_rounds_start_with_fresh_momentum():
     client, start = blobs((30,))[0], normed()
     run = fit(start, [client], "fedavg", rounds=4, epochs=5, batch_size=1000, lr=0.1, momentum=0.9)
-    alone = start
+    by_torch = start
     for _ in range(4):
-        alone = trained_alone(alone, [client] * 5, lr=0.1, momentum=0.9)
-    assert_close(run.model().state_dict(), alone.state_dict(), 1e-12)
+        by_torch = trained_by_torch(by_torch, [client] * 5, lr=0.1, momentum=0.9)
+    assert_close(run.model().state_dict(), by_torch.state_dict(), 1e-12)
 
 
 def test_several_clients_are_sgd_each_and_a_mean():
@@ -83,7 +83,7 @@ def test_several_clients_are_sgd_each_and_a_mean():
     run = fit(start, clients, "fedavg", rounds=2, epochs=3, batch_size=1000, lr=0.1, momentum=0.9, weight_decay=0.01)
     middle = copy.deepcopy(start)
     for _ in range(2):
-        ends = [trained_alone(middle, [c] * 3, lr=0.1, momentum=0.9, weight_decay=0.01) for c in clients]
+        ends = [trained_by_torch(middle, [c] * 3, lr=0.1, momentum=0.9, weight_decay=0.01) for c in clients]
         middle.load_state_dict(averaged(ends, (12, 9, 7)))
     assert_close(run.model().state_dict(), middle.state_dict(), 1e-12)
 
@@ -93,8 +93,8 @@ def test_a_convolutional_net_in_float32():
     start = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 16, 3))
     x, y = torch.randn(10, 2, 6, 6), torch.arange(10) % 3
     run = fit(start, [(x, y)], "fedavg", rounds=1, epochs=5, batch_size=1000, lr=0.1, momentum=0.9)
-    alone = trained_alone(start, [(x, y)] * 5, lr=0.1, momentum=0.9)
-    assert_close(run.model().state_dict(), alone.state_dict(), 1e-5)
+    by_torch = trained_by_torch(start, [(x, y)] * 5, lr=0.1, momentum=0.9)
+    assert_close(run.model().state_dict(), by_torch.state_dict(), 1e-5)
 
 
 # --- Weight decay -----------------------------------------------------------------------------------
@@ -116,8 +116,8 @@ def test_weight_decay_acts_where_it_is_told(decay_on, decayed):
     settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.2}
     changed = {"train.decay_on": decay_on}
     run = fit(start, [client], "fedavg", rounds=1, epochs=5, batch_size=1000, set=changed, **settings)
-    alone = trained_alone(start, [client] * 5, decayed=decayed, **settings)
-    assert_close(run.model().state_dict(), alone.state_dict(), 1e-12)
+    by_torch = trained_by_torch(start, [client] * 5, decayed=decayed, **settings)
+    assert_close(run.model().state_dict(), by_torch.state_dict(), 1e-12)
 
 
 def test_a_decay_that_names_nothing_is_rejected():
@@ -188,8 +188,8 @@ def test_the_proximal_term_comes_before_weight_decay_and_momentum():
 
     settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.05}
     run = fit(start, [client], FedProx(mu=0.4), rounds=1, epochs=10, batch_size=1000, **settings)
-    alone = trained_alone(start, [client] * 10, loss=loss, **settings)
-    assert_close(run.model().state_dict(), alone.state_dict(), 1e-12)
+    by_torch = trained_by_torch(start, [client] * 10, loss=loss, **settings)
+    assert_close(run.model().state_dict(), by_torch.state_dict(), 1e-12)
 
 
 # --- FedDecorr --------------------------------------------------------------------------------------
@@ -213,8 +213,8 @@ def test_decorrelation_in_training():
 
     settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}
     run = fit(start, [client], "feddecorr", rounds=1, epochs=10, batch_size=1000, **settings)
-    alone = trained_alone(start, [client] * 10, loss=loss, **settings)
-    assert_close(run.model().state_dict(), alone.state_dict(), 1e-9)
+    by_torch = trained_by_torch(start, [client] * 10, loss=loss, **settings)
+    assert_close(run.model().state_dict(), by_torch.state_dict(), 1e-9)
     epoch = run.metrics[0]["clients"][0]["epochs"][0]
     assert epoch["feddecorr"] == pytest.approx(0.1 * correlations(start[:3](client[0])).item(), rel=1e-9)
     assert epoch["criterion"] == pytest.approx(F.cross_entropy(start(client[0]), client[1]).item(), rel=1e-12)
@@ -328,7 +328,7 @@ def test_a_radius_of_0_is_fedavg_to_the_bit():
 def test_features_under_other_weights_are_in_eval_mode_and_without_gradient():
     seen = {}
 
-    class Looks(Method):
+    class Records(Method):
         def loss(self, b):
             tree = {"0.weight": b.w0["0.weight"] * 2, "1.running_mean": torch.full((6,), 0.5, dtype=torch.float64)}
             z = b.features(tree)
@@ -336,7 +336,7 @@ def test_features_under_other_weights_are_in_eval_mode_and_without_gradient():
             return z.sum() * 0
 
     (x, y), start = blobs((12,))[0], normed()
-    run = fit(start, [(x, y)], Looks(), rounds=1, batch_size=1000, lr=0.1, momentum=0.0)
+    run = fit(start, [(x, y)], Records(), rounds=1, batch_size=1000, lr=0.1, momentum=0.0)
     other = copy.deepcopy(start).eval()
     with torch.no_grad():
         assert not seen["needs"]
@@ -348,8 +348,8 @@ def test_features_under_other_weights_are_in_eval_mode_and_without_gradient():
     torch.testing.assert_close(seen["z"], expected[order])
     torch.testing.assert_close(seen["plain"], received[order])  # everything as received
     assert not torch.allclose(seen["current"], received[order])  # the statistics have moved
-    alone = trained_alone(start, [(x, y)], lr=0.1)
-    assert_close(run.model().state_dict(), alone.state_dict(), 1e-12)
+    by_torch = trained_by_torch(start, [(x, y)], lr=0.1)
+    assert_close(run.model().state_dict(), by_torch.state_dict(), 1e-12)
 
 
 # --- Travel -----------------------------------------------------------------------------------------
@@ -376,9 +376,9 @@ def test_travel_is_how_far_a_constant_unit_gradient_moves_a_weight(momentum):
     class Fits(Method):
         def train(self, client):
             client.fit(steps=3)
-            client.fit(steps=4)  # goes on with the same momentum
+            client.fit(steps=4)  # continues with the same momentum
             client.fit(steps=2, lr=0.07)  # an optimiser of its own
-            client.fit(model=client.model, steps=5)  # aside
+            client.fit(model=client.model, steps=5)  # a side fit
             seen.append((client.travel, float(client.w["head.weight"] - client.w0["head.weight"])))
 
     fit(Line(), parabolas((0.0,), (4,)), Downhill() + Fits(), rounds=1, lr=0.1, momentum=momentum)
@@ -405,7 +405,7 @@ def test_entries_trained_for_different_numbers_of_steps_have_no_common_travel():
 
 @dataclass(frozen=True)
 class Averages(Method):
-    """Looks at the buffers, which every engine must show alike: as moved by this batch."""
+    """Reads the buffers, which every engine must show alike: as moved by this batch."""
 
     def loss(self, b):
         return 0.1 * (b.z.mean() * b.model["1.running_mean"].detach().sum())
@@ -530,7 +530,7 @@ def test_the_step_can_be_traced_once_and_run_for_every_client(situation):
 def test_drift_corrections_act_on_shared_entries_only():
     seen = []
 
-    class Looks(Method):
+    class Records(Method):
         drift, personal = True, ("head",)
 
         def grad(self, g, b):
@@ -538,24 +538,24 @@ def test_drift_corrections_act_on_shared_entries_only():
             return combine(g, lambda g: g * 0)
 
     (x, y), start = blobs((12,))[0], normed()
-    run = fit(start, [(x, y)], Looks(), rounds=1, batch_size=1000, lr=0.1, momentum=0.0)
+    run = fit(start, [(x, y)], Records(), rounds=1, batch_size=1000, lr=0.1, momentum=0.0)
     g, w, w0, model = seen[0]
     shared = {"0.weight", "0.bias", "1.weight", "1.bias"}
     assert g == w == w0 == shared
     assert model == set(start.state_dict())
     got = run.client_model(0, "received")
     assert torch.equal(got[0].weight, start[0].weight)
-    alone = trained_alone(start, [(x, y)], lr=0.1)
-    torch.testing.assert_close(got[3].weight, alone[3].weight)  # personal entries go on training
+    by_torch = trained_by_torch(start, [(x, y)], lr=0.1)
+    torch.testing.assert_close(got[3].weight, by_torch[3].weight)  # personal entries still train
 
 
 def test_unknown_names_on_a_batch():
-    class Looks(Method):
+    class Records(Method):
         def loss(self, b):
             return b.nu
 
     with pytest.raises(Exception, match="a batch has no nu") as caught:
-        fit(plain(), blobs((9,)), Looks(), rounds=1)
+        fit(plain(), blobs((9,)), Records(), rounds=1)
     assert not isinstance(caught.value, InputError)
     with pytest.raises(Exception, match="a batch has no nu; the head gives mu"):
-        fit(plain(), blobs((9,)), Looks() + Frame(), rounds=1)
+        fit(plain(), blobs((9,)), Records() + Frame(), rounds=1)

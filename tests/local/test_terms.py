@@ -106,8 +106,8 @@ def test_the_proximal_term_is_recorded_as_in_the_loss_of_its_equation(engine):
 
 
 def test_a_term_of_the_loss_and_a_proximal_term_of_one_method_are_added():
-    both, alone = (fit(plain(), blobs(), method, **SHORT).metrics[-1]["terms"] for method in (Both(0.4), FedProx(0.4)))
-    assert both["both"] == pytest.approx(10 + alone["fedprox"], rel=1e-5)
+    both, single = (fit(plain(), blobs(), method, **SHORT).metrics[-1]["terms"] for method in (Both(0.4), FedProx(0.4)))
+    assert both["both"] == pytest.approx(10 + single["fedprox"], rel=1e-5)
 
 
 @pytest.mark.parametrize("found", [{}, 3.0, None, [torch.ones(())]])

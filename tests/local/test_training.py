@@ -41,7 +41,7 @@ def batches(round, settings):
 
 
 def with_torch(values, optimiser, scheduler=None, keep=False, clip=0.0, smoothing=0.0, groups=None):
-    """The same training written with torch alone: one client, so that the mean of the clients is the client."""
+    """The same training written in plain torch: one client, so that the mean of the clients is the client."""
     x, y = samples()
     net = network().train()
     settings = Settings(batch_size=16, steps=STEPS)
@@ -286,13 +286,13 @@ def test_the_steps_of_adam_trace():
     buffers = {n: net.tensors()[n].clone() for n in net.buffer_names}
     state = State(trained, {}, buffers, memory(trained, settings))
     context = Context({**trained, **buffers}, {}, {}, torch.ones(3, dtype=torch.float64))
-    alone, _ = step(state, context, x, y)
+    single, _ = step(state, context, x, y)
     traced = make_fx(lambda *a: step(*a)[0].trained)(state, context, x, y)(state, context, x, y)
     pair = torch.utils._pytree.tree_map(lambda t: torch.stack([t, t]), (state, x, y))
     twice = vmap(lambda s, x, y: step(s, context, x, y)[0].trained)(*pair)
     for name in trained:  # no closer: where a gradient is 0 but for rounding, Adam makes a full step of the rounding
-        torch.testing.assert_close(traced[name], alone.trained[name], rtol=1e-8, atol=1e-8)
-        torch.testing.assert_close(twice[name][1], alone.trained[name], rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(traced[name], single.trained[name], rtol=1e-8, atol=1e-8)
+        torch.testing.assert_close(twice[name][1], single.trained[name], rtol=1e-8, atol=1e-8)
 
 
 def test_a_step_of_numbers_that_lie_in_another_order_is_the_same_step():

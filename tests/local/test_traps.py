@@ -134,8 +134,8 @@ def test_complex_weights_are_averaged():
 
     net, settings = Rotated(), {"rounds": 1, "batch_size": 64, "momentum": 0.0}
     run = fullrank.fit(net, [points(30), points(10, seed=1)], "fedavg", **settings)
-    alone = [fullrank.fit(net, [points(n, seed=k)], "fedavg", **settings) for k, n in enumerate((30, 10))]
-    a, b = (r.model().turn.detach() for r in alone)
+    single = [fullrank.fit(net, [points(n, seed=k)], "fedavg", **settings) for k, n in enumerate((30, 10))]
+    a, b = (r.model().turn.detach() for r in single)
     torch.testing.assert_close(run.model().turn.detach(), (3 * a + b) / 4)
 
 

@@ -90,7 +90,7 @@ class Perceptron:
         return z, z @ w[f"{self.head}.weight"].T + w[f"{self.head}.bias"], {**kept, "z": z}, moved
 
     def backward(self, w, kept, dlogits, dz):
-        """The gradient, from those at the logits and, beside, at z."""
+        """The gradient, from those at the logits and at z."""
         z = kept["z"]
         g = {f"{self.head}.weight": dlogits.T @ z, f"{self.head}.bias": dlogits.sum(0)}
         da = dlogits @ w[f"{self.head}.weight"] + dz
@@ -678,7 +678,7 @@ def test_objectives_differentiate_map_and_trace(loss, shape):
         z = z.clone().requires_grad_()
         torch.testing.assert_close(grad, torch.autograd.grad(loss(z), z)[0])
     torch.testing.assert_close(make_fx(mapped)(clients)(clients.flip(0)), mapped(clients).flip(0))
-    # `contrastive` treats what it is given beside as constants, so that only its own slope is checked
+    # `contrastive` treats all else that it is given as constants, so that only its own slope is checked
     if loss is not LOSSES["contrastive"]:
         assert torch.autograd.gradcheck(loss, clients[0].clone().requires_grad_())
 
@@ -773,14 +773,14 @@ def test_the_first_round_is_fedavg_to_the_bit(name):
 
 @pytest.mark.parametrize("name", ["fednova", "fedexp"])
 def test_one_client_is_fedavg_to_the_bit(name):
-    alone = blobs((12,), dtype=torch.float32)
-    assert_same_bits(trained(name, alone), trained("fedavg", alone))
+    single = blobs((12,), dtype=torch.float32)
+    assert_same_bits(trained(name, single), trained("fedavg", single))
 
 
 def test_scaffold_of_one_client():
-    alone = blobs((12,), dtype=torch.float32)
-    assert_same_bits(trained("scaffold", alone, rounds=2), trained("fedavg", alone, rounds=2))
-    assert_close(trained("scaffold", alone, rounds=5), trained("fedavg", alone, rounds=5), 1e-5)
+    single = blobs((12,), dtype=torch.float32)
+    assert_same_bits(trained("scaffold", single, rounds=2), trained("fedavg", single, rounds=2))
+    assert_close(trained("scaffold", single, rounds=5), trained("fedavg", single, rounds=5), 1e-5)
 
 
 def test_fednova_of_equal_steps():
@@ -790,7 +790,7 @@ def test_fednova_of_equal_steps():
 
 @pytest.mark.parametrize("name", MINE)
 def test_identical_clients_are_one_client_to_the_bit(name):
-    """All samples of all clients are the same, so that the order of a batch plays no part."""
+    """All samples of all clients are the same, so that the order of a batch does not matter."""
     x, y = blobs((1,), dtype=torch.float32)[0]
     client = (x.repeat(6, 1), y.repeat(6).fill_(2))
     settings = {"rounds": 3, "batch_size": 3, "lr": 0.1}
@@ -808,13 +808,13 @@ def clients_weights(method, **settings):
     """Each client's weights as it trained them, by round and client."""
     seen = {}
 
-    class Looks(Method):
+    class Records(Method):
         def after(self, client):
             if client.id >= 0:  # not the synthetic client, on which the server tries the method first
                 seen[client.round, client.id] = {name: value.clone() for name, value in client.w.items()}
             return {}
 
-    trained(method + Looks(), **settings)
+    trained(method + Records(), **settings)
     return seen
 
 
@@ -943,8 +943,8 @@ def test_a_class_without_prototype_leaves_no_trace():
     some = torch.tensor([True, True, False])
     value = _nearest(z, y, prototypes, some)
     of = torch.tensor([0, 1, 2, 4])
-    alone = _nearest(z[of], y[of], prototypes[:2], some[:2])
-    torch.testing.assert_close(value, alone)
+    single = _nearest(z[of], y[of], prototypes[:2], some[:2])
+    torch.testing.assert_close(value, single)
     assert not torch.autograd.grad(value, z)[0][[3, 5]].any()
     none = _nearest(z, y, prototypes, torch.zeros(3, dtype=torch.bool))
     assert none.item() == 0

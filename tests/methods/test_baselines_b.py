@@ -60,7 +60,7 @@ P, B = BODY + NORM + HEAD, 2 * HIDDEN + 1
 """Elements of `normed()`: its parameters, and its buffers with one counter."""
 LR, MOMENTUM = 0.2, 0.9
 FULL = {"lr": LR, "momentum": MOMENTUM, "batch_size": 1000}
-"""Full batches, so that the order of samples plays no part."""
+"""Full batches, so that the order of samples does not matter."""
 BATCHES = {"rounds": 3, "lr": 0.1, "batch_size": 4}
 SIZES = (12, 9, 7)
 
@@ -196,7 +196,7 @@ def averaged_rounds(start, clients, objective_of, rounds=2):
 
 
 def test_the_perceptron_itself_is_fedavg():
-    """What the other tests compare with is right where nothing of the methods is in play."""
+    """What the other tests compare with is right where nothing of the methods acts."""
     for start in (normed(), plain()):
         run = fit(start, blobs(), "fedavg", rounds=2, **FULL)
         check(run.model().state_dict(), averaged_rounds(numbers(start.state_dict()), blobs(), lambda c: linear()))
@@ -436,9 +436,9 @@ def test_fedbn_finds_norm_layers_by_their_type():
 
 
 def test_fedbn_of_one_client_is_fedavg_to_the_bit():
-    alone = blobs((12,), dtype=torch.float32)
-    run = fit(normed(dtype=torch.float32), alone, FedBN(), **BATCHES)
-    assert_same_bits(run.client_model(0, "received").state_dict(), trained("fedavg", alone))
+    single = blobs((12,), dtype=torch.float32)
+    run = fit(normed(dtype=torch.float32), single, FedBN(), **BATCHES)
+    assert_same_bits(run.client_model(0, "received").state_dict(), trained("fedavg", single))
 
 
 def test_fedbn_with_local_buffers_is_fedbn():
@@ -477,8 +477,8 @@ def test_ditto_without_a_pull_is_local_training():
     clients, start = blobs(), plain()
     run = fit(start, clients, Ditto(lam=0.0), rounds=3, lr=LR, momentum=0.0, batch_size=1000)
     for k, client in enumerate(clients):
-        alone = fit(start, [client], "fedavg", rounds=3, lr=LR, momentum=0.0, batch_size=1000)
-        for name, value in alone.model().state_dict().items():
+        single = fit(start, [client], "fedavg", rounds=3, lr=LR, momentum=0.0, batch_size=1000)
+        for name, value in single.model().state_dict().items():
             torch.testing.assert_close(run.client_model(k).state_dict()[name], value, rtol=1e-12, atol=1e-12)
 
 
@@ -692,7 +692,7 @@ def test_fedproto_keeps_the_prototype_of_a_class_that_nobody_sent():
     assert before["available"].tolist() == [c == drawn[0] for c in range(CLASSES)]
 
 
-def test_fedproto_without_a_pull_is_each_client_alone():
+def test_fedproto_without_a_pull_is_local_training():
     clients = blobs(dtype=torch.float32)
     run = fit(normed(dtype=torch.float32), clients, FedProto(lam=0.0), **BATCHES)
     apart = fit(normed(dtype=torch.float32), clients, _Apart(), **BATCHES)
@@ -737,7 +737,7 @@ def test_fedprotos_hyper_parameter_has_its_name_everywhere():
 
 
 def two_heads(client):
-    """Balanced softmax for all but the personal head; cross-entropy of the sum for it alone."""
+    """Balanced softmax for all but the personal head; cross-entropy of the sum for it."""
     prior = np.log(np.maximum(counts_of(client), 1))
     generic = linear(lambda logits, y: slope(logits + prior, y))
 
@@ -775,10 +775,10 @@ def test_fedrod_over_two_rounds():
 
 
 def test_fedrods_personal_head_never_reaches_the_rest():
-    """All else is, to the bit, what balanced softmax alone makes of it, with the momentum and the statistics."""
+    """All else, momentum and statistics included, is to the bit what balanced softmax gives without that head."""
     clients = lacking(torch.float32)
-    rod, alone = trained(FedRoD(), clients), trained(Balanced(), clients)
-    assert_same_bits({name: value for name, value in rod.items() if "personal" not in name}, alone)
+    rod, single = trained(FedRoD(), clients), trained(Balanced(), clients)
+    assert_same_bits({name: value for name, value in rod.items() if "personal" not in name}, single)
 
 
 def test_fedrods_generic_path_with_equal_counts_is_fedavg():
@@ -894,7 +894,7 @@ def test_fednh_needs_as_many_features_as_classes():
 
 
 @pytest.mark.parametrize("order", [FedNH() + FedAvgM(), FedAvgM() + FedNH()])
-def test_a_server_optimiser_beside_fednh_leaves_the_prototypes_alone(order):
+def test_a_server_optimiser_does_not_change_the_prototypes_of_fednh(order):
     clients = blobs(dtype=torch.float32)
     one = trained(order, clients)
     assert_same_bits(one, trained(FedAvgM() + FedNH(), clients))
@@ -1007,8 +1007,8 @@ def test_they_compose_with_feddecorr_and_commute(name):
     one, two = (run.client_model(1).state_dict() for run in runs)
     assert_same_bits(one, two)
     assert runs[0].metrics[1]["clients"][0]["epochs"][0]["feddecorr"] > 0
-    alone = fit(module, clients, build(name), rounds=2, batch_size=4).client_model(1).state_dict()
-    assert not torch.equal(one["0.weight"], alone["0.weight"])
+    single = fit(module, clients, build(name), rounds=2, batch_size=4).client_model(1).state_dict()
+    assert not torch.equal(one["0.weight"], single["0.weight"])
 
 
 @pytest.mark.parametrize(

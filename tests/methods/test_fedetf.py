@@ -33,7 +33,7 @@ from small import CLASSES, HIDDEN, WIDTH, assert_same_bits, blobs, exchanged, no
 
 LR, MOMENTUM, DECAY, EPOCHS = 0.2, 0.9, 0.01, 2
 TRAIN = {"lr": LR, "momentum": MOMENTUM, "weight_decay": DECAY, "epochs": EPOCHS, "batch_size": 1000}
-"""Full batches, so that the order of samples plays no part."""
+"""Full batches, so that the order of samples does not matter."""
 
 
 def near(value, tolerance=1e-9):
@@ -219,8 +219,8 @@ def test_gradcheck_map_and_trace():
     traced = make_fx(mapped)(*many)
     for got, want in zip(traced(*many), mapped(*many), strict=True):
         torch.testing.assert_close(got, want)
-    alone = torch.func.grad(loss, argnums=(0, 1, 2, 3))(*leaves)
-    for got, want in zip(mapped(*many), alone, strict=True):
+    single = torch.func.grad(loss, argnums=(0, 1, 2, 3))(*leaves)
+    for got, want in zip(mapped(*many), single, strict=True):
         torch.testing.assert_close(got[0], want)
 
 
@@ -357,7 +357,7 @@ def one_class():
 
 
 def begun(module, clients, method, seed=0):
-    """What the server starts from, in NumPy, its own part looked at first."""
+    """What the server starts from, in NumPy, its own part first."""
     state = numbers(put_together(module, clients, method, {"seed": seed}).server.model)
     at = place(state)
     frame, dim = state[f"{at}.frame"], method.dim or CLASSES
@@ -397,7 +397,7 @@ def test_kept_optimisers_cross_rounds_and_are_decayed_everywhere():
     velocities = [{} for _ in clients]
     want = rounds_by_hand(begun(module, clients, FedETF()), clients, 3, velocities=velocities)
     check(run.model().state_dict(), want, 1e-9)
-    # feature adaptation goes on with the same optimiser, frame and its (absent) momentum left alone
+    # feature adaptation continues with the same optimiser; the frame and its (absent) momentum stay
     for k, client in enumerate(clients):
         adapted = phase(want, client, classifier(client), lambda n: not is_frame(n), velocity=velocities[k], **LOCAL)
         check(run.client_model(k).state_dict(), adapted, 1e-9)
@@ -426,11 +426,11 @@ def test_statistics_of_norm_layers_by_hand():
     np.testing.assert_allclose(state["1.running_var"].numpy(), want, rtol=1e-11)
 
 
-# --- What a method beside it sees -------------------------------------------------------------------
+# --- What a method combined with it sees -------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Looks(Method):
+class Recorder(Method):
     """Notes what batches hold."""
 
     def __post_init__(self):
@@ -442,11 +442,11 @@ class Looks(Method):
 
 
 def test_z_is_the_backbones_feature_and_mu_has_unit_rows():
-    looks = Looks()
-    run = fit(plain(), blobs(), FedETF(dim=5, beta=4.0) + looks, rounds=2, batch_size=4)
+    recorder = Recorder()
+    run = fit(plain(), blobs(), FedETF(dim=5, beta=4.0) + recorder, rounds=2, batch_size=4)
     frame = run.model()[2].frame.detach()
-    assert len(looks.seen) > 4
-    for x, z, mu, logits, w in looks.seen:
+    assert len(recorder.seen) > 4
+    for x, z, mu, logits, w in recorder.seen:
         torch.testing.assert_close(z, torch.tanh(x @ w["0.weight"].mT + w["0.bias"]))
         torch.testing.assert_close(mu.norm(dim=1), torch.ones(len(x), dtype=torch.float64))
         torch.testing.assert_close(mu, F.normalize(z @ w["2.projection.weight"].mT + w["2.projection.bias"]))
@@ -503,7 +503,7 @@ def test_exchange_of_a_resnet20():
 
 
 def test_sizes_with_both_heads():
-    """As the authors' code prints them: the linear head stays beside projection and β."""
+    """As the authors' code prints them: the linear head stays, with projection and β."""
     for name, classes, both in (("resnet20-conv", 10, 273_125), ("resnet18", 200, 11_374_033)):
         with torch.device("meta"):
             net = models.build(name, classes, 3)
@@ -561,7 +561,7 @@ SMALL |= {"train.batch_size": 16, "data.holdout": 0.2, "data.alpha": 0.5, "metho
 SMALL |= {"method.fedetf.repeats": 2, "train.optimizer_state": "keep"}
 
 
-def test_the_frame_is_in_the_checkpoint_and_a_resumed_run_goes_on_with_it(tmp_path):
+def test_the_frame_is_in_the_checkpoint_and_a_resumed_run_takes_it(tmp_path):
     straight = fullrank.run({**SMALL, "train.rounds": 2}, tmp_path / "straight")
     fullrank.run({**SMALL, "train.rounds": 1}, tmp_path / "run")
     frame = straight.model().head.frame.detach()
@@ -831,15 +831,15 @@ PAIRS = ["fedetf+feddecorr", "fedprox+fedetf", "scaffold+fedetf", "moon+fedetf"]
 @functools.cache
 @pytest.mark.parametrize("name", [*PAIRS, "fedavgm+fedetf", "fedbn+fedetf"])
 def test_compositions_exchange_what_they_should(name):
-    alone, done = exchanged("fedetf"), exchanged(name)
-    assert alone["down_first"] - alone["down_later"] == 100
+    single, done = exchanged("fedetf"), exchanged(name)
+    assert single["down_first"] - single["down_later"] == 100
     assert done["down_first"] - done["down_later"] == 100  # the frame, and nothing else, once
     if name.startswith("scaffold"):
-        assert done["up"] > alone["up"]
+        assert done["up"] > single["up"]
     elif name.startswith("fedbn"):
-        assert done["up"] < alone["up"]
+        assert done["up"] < single["up"]
     else:
-        assert done == alone
+        assert done == single
 
 
 def test_scaffold_has_no_variate_for_the_frame():

@@ -343,7 +343,7 @@ def test_inter_is_its_definition_with_its_gradient(reading, counts, missing):
     if reading == "sample":
         want, dz = inter(z.numpy(), y.numpy(), g.numpy(), has.numpy(), margin=0.7)
         assert prototype_margin(z, y, g, has, 0.7).item() == near(want, 1e-12)
-    wild = torch.where(has[:, None], g, 1e6)  # what stands in place of a missing prototype plays no part
+    wild = torch.where(has[:, None], g, 1e6)  # what stands in place of a missing prototype does not matter
     torch.testing.assert_close(loss(z, y, wild, has), loss(z, y, g, has), rtol=1e-12, atol=1e-12)
 
 
@@ -381,7 +381,7 @@ def test_a_tie_and_a_sample_on_its_prototype_have_no_gradient():
 
 
 @pytest.mark.parametrize("reading", ["sample", "pull", "literal"])
-def test_inter_sees_distances_alone(reading):
+def test_inter_depends_on_distances_only(reading):
     z, y, g, has = draw(9, 4), labels(4, 3, 2), draw(3, 4, seed=1), ALL
     loss = mapped_loss(reading)
     want = loss(z, y, g, has).item()
@@ -505,7 +505,7 @@ def test_the_term_of_every_reading(method, kind):
     np.testing.assert_allclose(got, want, rtol=1e-7, atol=1e-11)
 
 
-def test_the_local_reading_looks_at_the_clients_classes_not_at_the_batchs():
+def test_the_local_variant_takes_the_clients_classes_not_those_of_the_batch():
     z, g, y = draw(4, 6, 3), draw(5, 6, 4), torch.tensor([0, 0, 1, 1])
     has = torch.ones(5, dtype=torch.bool)
     local = FedMR(mu1=0.0, mu2=1.0, reading="local")
@@ -635,7 +635,7 @@ class ByHand:
             self.g[c], self.has[c] = np.mean(rows, axis=0), True
 
 
-def played_beside(method, rounds=4, seed=0, participation=2, norm=True, submit=lambda k: True):
+def stepped(method, rounds=4, seed=0, participation=2, norm=True, submit=lambda k: True):
     """The library's server and ours after the same rounds, compared after each; what was available when."""
     module, clients = network(norm=norm), unequal()
     settings = {f"train.{name}": value for name, value in TRAIN.items()}
@@ -674,21 +674,21 @@ METHODS = {
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_rounds_against_numpy(method):
     """Weights, statistics, prototypes and their mask after each of four rounds of two among four clients."""
-    server, _ = played_beside(method)
-    still = played_beside(FedMR(mu1=0.0, mu2=0.0))[0]
+    server, _ = stepped(method)
+    still = stepped(FedMR(mu1=0.0, mu2=0.0))[0]
     assert max((server.model[n] - v).abs().max() for n, v in still.model.items()) > 1e-4, "it changes nothing"
     assert ("fedmr" in server.state()["own"]) == (method.mu2 > 0 and method.prototypes == "means")
 
 
 def test_rounds_against_numpy_without_norm_layers():
-    played_beside(FedMR(mu1=0.1, mu2=1.0), rounds=2, participation=4, norm=False)
+    stepped(FedMR(mu1=0.1, mu2=1.0), rounds=2, participation=4, norm=False)
 
 
 def test_prototypes_that_nobody_sends():
     """A class of no client is never available; one that is absent in a round keeps the prototype that it had."""
     kept = late = 0
     for seed in range(3):
-        _, course = played_beside(FedMR(mu1=0.0, mu2=1.0), seed=seed)
+        _, course = stepped(FedMR(mu1=0.0, mu2=1.0), seed=seed)
         for (_, before, g), (held, after, new) in itertools.pairwise(course):
             assert not after[3]
             assert not new[3].any()
@@ -780,7 +780,7 @@ def test_rounds_with_partial_prototypes_against_numpy():
     _, engine = watched(FedMR(share=0.5), unequal(), 1)
     senders = {k for _, k, up in engine.seen if up["fedmr"]["classes"].tree["counts"].any()}
     assert len(senders) == 2
-    played_beside(FedMR(mu1=0.1, mu2=1.0, share=0.5), rounds=3, participation=3, submit=senders.__contains__)
+    stepped(FedMR(mu1=0.1, mu2=1.0, share=0.5), rounds=3, participation=3, submit=senders.__contains__)
 
 
 def test_classes_below_min_count_stay_at_home():
@@ -938,16 +938,16 @@ TABLE_3 = {  # model, classes, channels, options; elements of the model; with pr
 
 @pytest.mark.parametrize("column", TABLE_3)
 def test_table_3(column):
-    (name, classes, channels, options), alone, together = TABLE_3[column]
+    (name, classes, channels, options), single, together = TABLE_3[column]
     if name not in models.available():
         pytest.skip(f"there is no {name}")
     count, width = state_elements(name, classes, channels, **options)
-    assert count == alone
+    assert count == single
     assert count + classes * width == together
 
 
 def test_table_3_in_the_channel():
-    """Prototypes as printed, and beside them the mask down and the counts up."""
+    """Prototypes as printed, the mask down and the counts up."""
     clients = [(torch.randn(10, 3, 8, 8), torch.arange(10))]
     parts = put_together(models.build("resnet18", 10, 3), clients, FedMR())
     assert elements(parts.server.job("train", 0).broadcast) == 11_188_702 + 10 == 11_188_712
@@ -978,8 +978,8 @@ def test_clients_of_one_class(method):
     assert finite(run)
     term = [client["epochs"][0]["fedmr"] for client in run.metrics[2]["clients"]]
     if method.reading == "literal":  # nothing to compare with: what is left is the other term
-        alone = fit(plain(), clients, FedMR(mu2=0.0), rounds=3, batch_size=4)
-        assert term == [client["epochs"][0]["fedmr"] for client in alone.metrics[2]["clients"]]
+        single = fit(plain(), clients, FedMR(mu2=0.0), rounds=3, batch_size=4)
+        assert term == [client["epochs"][0]["fedmr"] for client in single.metrics[2]["clients"]]
 
 
 @pytest.mark.parametrize("method", EDGE, ids=IDS)
@@ -1006,7 +1006,7 @@ def test_fewer_classes_in_the_data_than_the_model_names(method):
 
 
 def test_one_federation_of_one_sample_a_class():
-    """Every class a singleton in every batch: the features are free, the rest goes on."""
+    """Every class a singleton in every batch: the features are free, and all else still trains."""
     x, y = blobs((3,))[0]
     assert sorted(y.tolist()) == [0, 1, 2]
     run = fit(plain(), [(x, y)], FedMR(mu1=1.0, mu2=0.0), rounds=2)

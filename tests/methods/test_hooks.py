@@ -60,7 +60,7 @@ from small import (
     put_together,
     server_state,
     the_weight,
-    trained_alone,
+    trained_by_torch,
 )
 
 BODY = WIDTH * HIDDEN + HIDDEN
@@ -76,7 +76,7 @@ def models_of(run, clients=3):
 
 
 def full(momentum=0.0):
-    """Full-batch fits, so that the order of samples plays no part."""
+    """Full-batch fits, so that the order of samples does not matter."""
     return {"batch_size": 1000, "momentum": momentum}
 
 
@@ -141,8 +141,8 @@ def test_each_method_has_its_own_space_for_state():
     run = fit(normed(), blobs(), Variates() + Counting() + ServerMomentum(), rounds=2)
     assert set(kept(run, 0)) == {"variates", "counting"}
     assert set(server_state(run)) == {"variates", "servermomentum"}
-    alone = fit(normed(), blobs(), Variates() + ServerMomentum(), rounds=2)
-    assert_same_bits(run.model().state_dict(), alone.model().state_dict())
+    single = fit(normed(), blobs(), Variates() + ServerMomentum(), rounds=2)
+    assert_same_bits(run.model().state_dict(), single.model().state_dict())
 
 
 def test_state_is_a_copy_of_what_was_assigned():
@@ -177,7 +177,7 @@ def features(module, x):
 def test_features_under_a_kept_previous_model():
     clients, start, tau = blobs((12, 9)), plain(), 0.5
     run = fit(start, clients, Previous(mu=2.0, temperature=tau), rounds=2, lr=0.3, **full())
-    previous = [trained_alone(start, [client], lr=0.3) for client in clients]
+    previous = [trained_by_torch(start, [client], lr=0.3) for client in clients]
     middle = copy.deepcopy(start)
     middle.load_state_dict(averaged(previous, (12, 9)))
 
@@ -197,7 +197,7 @@ def test_features_under_a_kept_previous_model():
         expected = np.mean(-np.log(np.exp(s_g) / (np.exp(s_g) + np.exp(s_p))))
         assert first == 0.0
         assert second == pytest.approx(2.0 * expected, rel=1e-12)
-    after = [trained_alone(middle, [c], lr=0.3, loss=loss(old)) for c, old in zip(clients, previous, strict=True)]
+    after = [trained_by_torch(middle, [c], lr=0.3, loss=loss(old)) for c, old in zip(clients, previous, strict=True)]
     assert_close(run.model().state_dict(), averaged(after, (12, 9)))
 
 
@@ -227,8 +227,8 @@ def test_two_fits_head_first_then_body():
     theirs = [copy.deepcopy(start) for _ in clients]
     for _ in range(2):
         for k, client in enumerate(clients):
-            alone = trained_alone(theirs[k], [client] * 2, lr=0.2, momentum=0.9, names=is_head)
-            theirs[k] = trained_alone(alone, [client], lr=0.2, momentum=0.9, names=lambda name: not is_head(name))
+            single = trained_by_torch(theirs[k], [client] * 2, lr=0.2, momentum=0.9, names=is_head)
+            theirs[k] = trained_by_torch(single, [client], lr=0.2, momentum=0.9, names=lambda name: not is_head(name))
         mean = {name: v for name, v in averaged(theirs, (12, 9, 7)).items() if not is_head(name)}
         for module in theirs:
             module.load_state_dict({**module.state_dict(), **mean})
@@ -255,9 +255,11 @@ def test_fits_of_one_round_share_their_momentum_unless_they_ask_for_an_own_optim
 
     (x, y), start = blobs((12,))[0], normed()
     common = {"rounds": 1, "epochs": 3, "lr": 0.2, "momentum": 0.8, "batch_size": 1000}
-    once = trained_alone(start, [(x, y)] * 3, lr=0.2, momentum=0.8)
+    once = trained_by_torch(start, [(x, y)] * 3, lr=0.2, momentum=0.8)
     assert_close(fit(start, [(x, y)], Split(), **common).model().state_dict(), once.state_dict())
-    fresh = trained_alone(trained_alone(start, [(x, y)], lr=0.2, momentum=0.8), [(x, y)] * 2, lr=0.2, momentum=0.8)
+    fresh = trained_by_torch(
+        trained_by_torch(start, [(x, y)], lr=0.2, momentum=0.8), [(x, y)] * 2, lr=0.2, momentum=0.8
+    )
     assert_close(fit(start, [(x, y)], Apart(), **common).model().state_dict(), fresh.state_dict())
 
 
@@ -271,16 +273,16 @@ def test_a_side_fit_by_hand():
     assert the_weight(run) == pytest.approx(0.095 + 0.19 * (0.5 - 0.095), abs=1e-12)  # as without it
 
 
-def test_a_side_fit_leaves_the_global_path_alone_to_the_bit():
+def test_a_side_fit_does_not_change_a_bit_of_the_global_path():
     clients = blobs(dtype=torch.float32)
     settings = {"rounds": 3, "batch_size": 4, "lr": 0.1}
-    beside = fit(normed(dtype=torch.float32), clients, SideModel(), **settings)
-    alone = fit(normed(dtype=torch.float32), clients, "fedavg", **settings)
-    assert_same_bits(beside.model().state_dict(), alone.model().state_dict())
+    with_side_fit = fit(normed(dtype=torch.float32), clients, SideModel(), **settings)
+    single = fit(normed(dtype=torch.float32), clients, "fedavg", **settings)
+    assert_same_bits(with_side_fit.model().state_dict(), single.model().state_dict())
     # and its statistics are its own
-    v = kept(beside, 0)["sidemodel"]["v"]
+    v = kept(with_side_fit, 0)["sidemodel"]["v"]
     assert int(v["1.num_batches_tracked"]) == 3 * 3
-    assert not torch.allclose(v["1.running_mean"], beside.model().state_dict()["1.running_mean"])
+    assert not torch.allclose(v["1.running_mean"], with_side_fit.model().state_dict()["1.running_mean"])
 
 
 def test_every_fit_draws_its_own_batches():
@@ -316,7 +318,7 @@ def test_a_fits_own_loss_and_criterion_see_the_methods_state_and_broadcast():
     def loss(module, x, y):
         return 3 * F.cross_entropy(module(x), y) + 2 * module(x).square().mean()
 
-    assert_close(run.model().state_dict(), trained_alone(start, [(x, y)] * 2, lr=0.1, loss=loss).state_dict())
+    assert_close(run.model().state_dict(), trained_by_torch(start, [(x, y)] * 2, lr=0.1, loss=loss).state_dict())
     epoch = run.metrics[0]["clients"][0]["epochs"][0]
     assert epoch["criterion"] == pytest.approx(3 * F.cross_entropy(start(x), y).item(), rel=1e-12)
     assert epoch["fit"] == pytest.approx(2 * start(x).square().mean().item(), rel=1e-12)
@@ -338,7 +340,7 @@ def test_frozen_statistics_in_a_fit():
         module[1].eval()
         return F.cross_entropy(module(x), y)
 
-    want = trained_alone(start, [(x, y)] * 2, lr=0.1, loss=loss)
+    want = trained_by_torch(start, [(x, y)] * 2, lr=0.1, loss=loss)
     assert_close(model.state_dict(), want.state_dict())
 
 
@@ -383,7 +385,7 @@ def test_a_personal_model_by_fits_from_the_final_model():
         return F.cross_entropy(module(x), y)
 
     for k, client in enumerate(clients):
-        want = trained_alone(final, [client] * 2, lr=0.3, momentum=0.5, names=is_head, loss=loss)
+        want = trained_by_torch(final, [client] * 2, lr=0.3, momentum=0.5, names=is_head, loss=loss)
         assert_close(run.client_model(k).state_dict(), want.state_dict())
         assert_same_bits(run.client_model(k).state_dict(), run.client_model(k).state_dict())
     assert_same_bits(run.model().state_dict(), final.state_dict())
@@ -392,29 +394,31 @@ def test_a_personal_model_by_fits_from_the_final_model():
 # --- Criteria, losses -------------------------------------------------------------------------------
 
 
-def test_a_criterion_that_looks_at_the_clients_counts():
+def test_a_criterion_that_reads_the_clients_counts():
     clients, start = blobs(), plain()
     run = fit(start, clients, Balanced(), rounds=1, lr=0.4, **full())
     after = []
     for x, y in clients:
         prior = torch.tensor(np.log(np.maximum(np.bincount(y, minlength=CLASSES), 1)))
-        after.append(trained_alone(start, [(x, y)], lr=0.4, loss=lambda m, x, y, p=prior: F.cross_entropy(m(x) + p, y)))
+        after.append(
+            trained_by_torch(start, [(x, y)], lr=0.4, loss=lambda m, x, y, p=prior: F.cross_entropy(m(x) + p, y))
+        )
     assert_close(run.model().state_dict(), averaged(after, (12, 9, 7)))
 
 
 def test_counts_are_exact_in_half_precision():
     seen = []
 
-    class Looks(Method):
+    class Records(Method):
         def after(self, client):
             seen.append(client.counts)
             return {}
 
     x, y = torch.zeros(600, WIDTH), torch.zeros(600, dtype=torch.int64)
     y[:43] = 2
-    fit(plain(dtype=torch.bfloat16), [(x, y)], Looks() + Balanced(), rounds=1, batch_size=600)
+    fit(plain(dtype=torch.bfloat16), [(x, y)], Records() + Balanced(), rounds=1, batch_size=600)
     assert seen[0].tolist() == [557.0, 0.0, 43.0]
-    fit(plain(), [(x.double(), y)], Looks(), rounds=1, batch_size=600)
+    fit(plain(), [(x.double(), y)], Records(), rounds=1, batch_size=600)
     assert seen[1].dtype == torch.float64
 
 
@@ -430,7 +434,7 @@ def test_losses_add_to_the_criterion():
         return base + 0.5 * base**2 + 0.1 * sum(p.square().sum() for p in module.parameters())
 
     run = fit(start, [(x, y)], Shrink() + Base(), rounds=1, epochs=3, lr=0.1, **full())
-    assert_close(run.model().state_dict(), trained_alone(start, [(x, y)] * 3, lr=0.1, loss=loss).state_dict())
+    assert_close(run.model().state_dict(), trained_by_torch(start, [(x, y)] * 3, lr=0.1, loss=loss).state_dict())
 
 
 # --- Personal entries -------------------------------------------------------------------------------
@@ -441,7 +445,7 @@ def test_personal_norm_layers_and_their_statistics():
     run = fit(start, clients, OwnNorm(), rounds=3, lr=0.3, **full(momentum=0.9))
     theirs = [copy.deepcopy(start) for _ in clients]
     for _ in range(3):
-        theirs = [trained_alone(m, [c], lr=0.3, momentum=0.9) for m, c in zip(theirs, clients, strict=True)]
+        theirs = [trained_by_torch(m, [c], lr=0.3, momentum=0.9) for m, c in zip(theirs, clients, strict=True)]
         mean = {name: v for name, v in averaged(theirs, (12, 9, 7)).items() if not name.startswith("1.")}
         for module in theirs:
             module.load_state_dict({**module.state_dict(), **mean})
@@ -489,7 +493,7 @@ def test_local_buffers():
     run = fit(start, clients, "fedavg", rounds=2, lr=0.3, set={"train.buffers": "local"}, **full())
     theirs = [copy.deepcopy(start) for _ in clients]
     for _ in range(2):
-        theirs = [trained_alone(m, [c], lr=0.3) for m, c in zip(theirs, clients, strict=True)]
+        theirs = [trained_by_torch(m, [c], lr=0.3) for m, c in zip(theirs, clients, strict=True)]
         mean = averaged(theirs, (12, 9, 7))
         mean = {name: value for name, value in mean.items() if "running" not in name and "num_" not in name}
         for module in theirs:
@@ -505,7 +509,7 @@ def test_averaged_buffers_and_counters():
     """Statistics are averaged by sample counts; counters take the maximum."""
     clients, start = blobs((12, 6)), normed()
     run = fit(start, clients, "fedavg", rounds=1, lr=0.3, **full())
-    after = [trained_alone(start, [client], lr=0.3) for client in clients]
+    after = [trained_by_torch(start, [client], lr=0.3) for client in clients]
     assert_close(run.model().state_dict(), averaged(after, (12, 6)))
     counted = fit(start, clients, "fedavg", rounds=2, batch_size=4)
     # 12 samples make three batches of 4, 6 make one of 4 and one of 2
@@ -519,9 +523,9 @@ def test_nothing_but_class_sums_travels():
     sums = CLASSES * HIDDEN + CLASSES
     assert [row["elements_down"] for row in run.metrics] == [3 * (everything + sums), 3 * sums]
     assert [row["elements_up"] for row in run.metrics] == [3 * sums, 3 * sums]
-    alone = [trained_alone(start, [client] * 2, lr=0.1) for client in clients]
+    single = [trained_by_torch(start, [client] * 2, lr=0.1) for client in clients]
     total, counts = np.zeros((CLASSES, HIDDEN)), np.zeros(CLASSES)
-    for k, ((x, y), module) in enumerate(zip(clients, alone, strict=True)):
+    for k, ((x, y), module) in enumerate(zip(clients, single, strict=True)):
         assert_close(run.client_model(k, "received").state_dict(), module.state_dict())
         z = features(module, x)
         for c in range(CLASSES):
@@ -554,10 +558,10 @@ def test_an_own_head_with_extras_and_a_frozen_frame():
     def trained(name):
         return "frame" not in name
 
-    first = [trained_alone(begin, [c], lr=0.2, loss=loss, names=trained) for c in clients]
+    first = [trained_by_torch(begin, [c], lr=0.2, loss=loss, names=trained) for c in clients]
     middle = copy.deepcopy(begin)
     middle.load_state_dict(averaged(first, (12, 9, 7)))
-    second = [trained_alone(middle, [c], lr=0.2, loss=loss, names=trained) for c in clients]
+    second = [trained_by_torch(middle, [c], lr=0.2, loss=loss, names=trained) for c in clients]
     assert_close(model.state_dict(), averaged(second, (12, 9, 7)))
 
 
@@ -629,10 +633,10 @@ def test_a_neck_of_another_width_brings_a_fresh_head(start):
     neck = HIDDEN * 4 + 4
     body = BODY + (NORM + B if start is normed else 0)
     assert run.metrics[0]["elements_up"] == 3 * (body + neck + 4 * CLASSES + CLASSES)
-    first = [trained_alone(begin, [c], lr=0.2) for c in clients]
+    first = [trained_by_torch(begin, [c], lr=0.2) for c in clients]
     middle = copy.deepcopy(begin)
     middle.load_state_dict(averaged(first, (12, 9, 7)))
-    second = [trained_alone(middle, [c], lr=0.2) for c in clients]
+    second = [trained_by_torch(middle, [c], lr=0.2) for c in clients]
     assert_close(run.model().state_dict(), averaged(second, (12, 9, 7)))
     z = torch.tanh(F.linear(begin[:position](clients[0][0]), *begin[position].neck[1].parameters()))
     want = F.linear(z, begin[position].weight, begin[position].bias)
@@ -676,7 +680,7 @@ def test_a_clients_weight_in_the_mean():
 def test_statistics_are_averaged_by_samples_whatever_weighs_the_weights():
     clients, start = blobs((12, 6)), normed()
     run = fit(start, clients, Even(), rounds=1, lr=0.3, **full())
-    after = [trained_alone(start, [client], lr=0.3) for client in clients]
+    after = [trained_by_torch(start, [client], lr=0.3) for client in clients]
     by_samples, evenly = averaged(after, (12, 6)), averaged(after, (1, 1))
     got = run.model().state_dict()
     for name in got:
@@ -811,12 +815,12 @@ def test_uploads_of_every_kind_are_reduced():
 def test_clients_are_worked_on_and_summed_largest_first_then_by_id():
     seen = []
 
-    class Looks(Method):
+    class Records(Method):
         def after(self, client):
             seen.append(client.id)
             return {}
 
-    run = fit(plain(), blobs((5, 9, 7, 9, 12)), Looks(), rounds=2, participation=4)
+    run = fit(plain(), blobs((5, 9, 7, 9, 12)), Records(), rounds=2, participation=4)
     sizes = {0: 5, 1: 9, 2: 7, 3: 9, 4: 12}
     for row, ids in zip(run.metrics, (seen[:4], seen[4:]), strict=True):
         assert ids == sorted(ids, key=lambda k: (-sizes[k], k))
@@ -827,7 +831,7 @@ def test_clients_are_worked_on_and_summed_largest_first_then_by_id():
 
 
 def test_class_moments_of_all_clients_by_hand():
-    """CCVR's check: {(0,0),(2,0)} and {(4,4),(6,4),(5,1)} of one class, the other class beside them."""
+    """CCVR's check: {(0,0),(2,0)} and {(4,4),(6,4),(5,1)} of one class, and the other class."""
     a = torch.tensor([[0.0, 0], [2, 0], [1, 1]], dtype=torch.float64)
     b = torch.tensor([[4.0, 4], [6, 4], [5, 1], [-1, -2]], dtype=torch.float64)
     clients = [(a, torch.tensor([0, 0, 1])), (b, torch.tensor([0, 0, 0, 1]))]
@@ -863,13 +867,13 @@ def test_a_head_fitted_at_the_server(neck, net):
     (total,) = Calibrated.answers
     means = total["z"] / total["n"][:, None]
     head = trained[3] if net == "sequence" else trained.head
-    alone = nn.Linear(HIDDEN, CLASSES).double()
-    alone.load_state_dict({name: head.state_dict()[name] for name in ("weight", "bias")})
-    alone = trained_alone(alone, [(means, torch.arange(CLASSES))] * 5, lr=0.2, momentum=0.9)
+    single = nn.Linear(HIDDEN, CLASSES).double()
+    single.load_state_dict({name: head.state_dict()[name] for name in ("weight", "bias")})
+    single = trained_by_torch(single, [(means, torch.arange(CLASSES))] * 5, lr=0.2, momentum=0.9)
     model = calibrated.model()
     got = model[3] if net == "sequence" else model.head
-    torch.testing.assert_close(got.weight, alone.weight, rtol=1e-10, atol=1e-12)
-    torch.testing.assert_close(got.bias, alone.bias, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(got.weight, single.weight, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(got.bias, single.bias, rtol=1e-10, atol=1e-12)
     assert not torch.allclose(got.weight, head.weight)
     # the rest of the model is what it was, and clients' models start from the finished one
     rest = {name: v for name, v in model.state_dict().items() if not name.startswith(("3.weight", "3.bias", "head."))}
@@ -967,7 +971,7 @@ def test_what_is_computed_before_a_fit_is_no_other_methods():
 
 @dataclass(frozen=True)
 class Blind(Method):
-    """Looks for what another method computed."""
+    """Records for what another method computed."""
 
     def loss(self, b):
         return b.fixed["rare"].sum()
@@ -994,7 +998,7 @@ def test_what_a_client_hands_out_is_its_own():
     lengths = []
 
     @dataclass(frozen=True)
-    class Looks(Method):
+    class Records(Method):
         def after(self, client):
             model = {name: tensor.requires_grad_() for name, tensor in client.model.items()}
             assert all(tensor.grad is None for tensor in model.values())
@@ -1002,7 +1006,7 @@ def test_what_a_client_hands_out_is_its_own():
             lengths.append(client.w0.pop("0.weight").sum().item())
             return {}
 
-    fit(plain(), blobs(), Looks(), rounds=1)
+    fit(plain(), blobs(), Records(), rounds=1)
     assert len(lengths) == 3
     assert len(set(lengths)) == 1
 

@@ -279,7 +279,7 @@ def test_one_method_twice_conflicts():
         build("feddecorr+feddecorr")
 
 
-def test_a_conflict_reaches_the_user_as_a_refusal():
+def test_a_conflict_reaches_the_user_as_an_error():
     with pytest.raises(InputError, match="occurs twice"):
         fullrank.Experiment.of({"method.name": "fedprox+fedprox"})
 
@@ -380,14 +380,14 @@ def test_other_aggregations_run_as_written():
 def test_every_method_sees_the_same_clients_and_batches():
     seen = {}
 
-    class Looks(Method):
+    class Records(Method):
         def loss(self, b: Batch):
             batches.append(b.x.detach().clone())
             return b.base * 0
 
     for other in (Method(), FedProx(mu=1.0), Variates(), SideModel()):
         batches: list = []
-        run = fit(normed(), blobs((9, 8, 7, 6)), other + Looks(), rounds=3, participation=2, batch_size=4)
+        run = fit(normed(), blobs((9, 8, 7, 6)), other + Records(), rounds=3, participation=2, batch_size=4)
         drawn = [[c["client"] for c in row["clients"]] for row in run.metrics]
         if not isinstance(other, SideModel):
             seen[other.name] = drawn, batches
@@ -435,9 +435,9 @@ def test_and_elsewhere_they_are_not():
 
 def test_variates_in_the_first_round_and_of_one_client_are_fedavg_to_the_bit():
     assert_same_bits(trained(Variates(), rounds=1), trained("fedavg", rounds=1))
-    alone = blobs((12,), dtype=torch.float32)
-    assert_same_bits(trained(Variates(), alone, rounds=2), trained("fedavg", alone, rounds=2))
-    later, base = trained(Variates(), alone, rounds=5), trained("fedavg", alone, rounds=5)
+    single = blobs((12,), dtype=torch.float32)
+    assert_same_bits(trained(Variates(), single, rounds=2), trained("fedavg", single, rounds=2))
+    later, base = trained(Variates(), single, rounds=5), trained("fedavg", single, rounds=5)
     for name in base:
         torch.testing.assert_close(later[name], base[name], rtol=1e-5, atol=1e-6)
 
@@ -451,7 +451,7 @@ class OddWeights(Method):
 
 @pytest.mark.parametrize("made", ["fedavg", "fedprox", "feddecorr", OddWeights(), ServerMomentum(rho=0.0)])
 def test_identical_clients_are_one_client_to_the_bit(made):
-    """All samples of all clients are the same, so that the order of a batch plays no part."""
+    """All samples of all clients are the same, so that the order of a batch does not matter."""
     x, y = blobs((1,), dtype=torch.float32)[0]
     client = (x.repeat(6, 1), y.repeat(6).fill_(2))
     settings = {"rounds": 3, "batch_size": 3, "lr": 0.1}
@@ -466,12 +466,12 @@ def test_one_client_is_taken_over_to_the_bit():
     """The mean of one client's weights is what it sent."""
     sent = []
 
-    class Looks(Method):
+    class Records(Method):
         def after(self, client):
             sent.append({name: value.clone() for name, value in client.model.items()})
             return {}
 
-    assert_same_bits(trained(Looks() + OddWeights(), blobs((12,), dtype=torch.float32)), sent[-3:][-1])
+    assert_same_bits(trained(Records() + OddWeights(), blobs((12,), dtype=torch.float32)), sent[-3:][-1])
 
 
 def test_a_downhill_run_is_as_long_as_its_rounds():

@@ -9,7 +9,7 @@ from fullrank import methods
 
 
 class OneWeight:
-    """A server with one weight, as far as an aggregation looks at it."""
+    """A server with one weight, as far as an aggregation reads it."""
 
     def __init__(self, method, w):
         self.w = {"w": torch.tensor(w, dtype=torch.float64)}

@@ -62,7 +62,7 @@ def test_personal_accuracy_is_that_of_the_models_themselves(tmp_path):
     assert "personalised" not in personal
 
 
-def test_judging_changes_nothing_of_the_run(tmp_path):
+def test_evaluating_changes_nothing_of_the_run(tmp_path):
     runs = {
         when: fullrank.run({**VALUES, "evaluate.personal": when}, tmp_path / when) for when in ("never", "end", "every")
     }
@@ -78,7 +78,7 @@ def test_judging_changes_nothing_of_the_run(tmp_path):
     assert [r["bytes_down"] for r in runs["never"].metrics] == [r["bytes_down"] for r in runs["every"].metrics]
 
 
-def test_clients_are_judged_after_training_as_in_the_last_round(tmp_path):
+def test_clients_are_evaluated_after_training_as_in_the_last_round(tmp_path):
     """The cosine schedule would be at 0 one round later."""
     run = fullrank.run({**VALUES, "train.lr_schedule": "cosine", "train.epochs": 5}, tmp_path)
     personal = run.summary()["personal"]
@@ -93,7 +93,7 @@ def test_without_a_holdout_it_is_absent_with_the_reason(tmp_path):
 
 @dataclass(frozen=True)
 class Flips(Method):
-    """Personalises by training the head alone, and predicts the class that scores lowest."""
+    """Personalises by training the head only, and predicts the class that scores lowest."""
 
     upside_down: bool = False
 
@@ -139,7 +139,7 @@ def test_personalise_and_predict_are_used(tmp_path):
         assert found[False][client]["personalised"]["accuracy"] >= found[False][client]["received"]["accuracy"]
 
 
-def test_unseen_clients_never_train_and_are_judged_apart(tmp_path):
+def test_unseen_clients_never_train_and_are_evaluated_separately(tmp_path):
     values = {"data.clients": 6, "data.unseen": 0.34, "data.holdout": 0.3, "train.rounds": 4, "train.participation": 2}
     run = fullrank.run(values, tmp_path)
     unseen = set(fullrank.runs.directory.read_json(tmp_path / "partition.json")["unseen"])

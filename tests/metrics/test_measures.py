@@ -51,7 +51,7 @@ def test_top_k_against_a_sort_with_lower_classes_first():
         assert measures.top(k, torch.tensor(scores), torch.tensor(y)) == pytest.approx(want)
 
 
-def test_one_class_alone_has_no_auroc():
+def test_a_single_class_has_no_auroc():
     assert measures.auroc(torch.randn(5, 3), torch.zeros(5, dtype=torch.int64)) is None
 
 

@@ -156,7 +156,7 @@ def test_without_a_global_model_it_is_shown_of_the_clients(capsys):
 def test_a_comparison_is_of_ones_own_metric(folder, capsys):
     values = {**SMALL, "train.rounds": 1, "evaluate.metrics": OWN}
     arguments = ("--methods", "fedavg,fedprox", "--seeds", "0,1", "--measure")
-    status, out, _ = command("compare", *options(values), *arguments, "cohen_kappa", "--jobs", 2, capsys=capsys)
+    status, out, _ = command("compare", *options(values), *arguments, "cohen_kappa", "--jobs", 1, capsys=capsys)
     assert status == 0
     assert "\nCohen kappa, mean of the last 1 round:" in out
     for measure, why in {

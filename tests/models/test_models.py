@@ -528,7 +528,7 @@ def test_attention_does_not_hide_the_classifier(kind):
 
 
 class Extra(nn.Module):
-    """A classifier that names something beside its logits."""
+    """A classifier that returns something named in addition to its logits."""
 
     def __init__(self, width, dtype=torch.float32):
         super().__init__()
@@ -539,7 +539,7 @@ class Extra(nn.Module):
 
 
 class Logged(nn.Module):
-    """A user's module that goes on computing after its classifier."""
+    """A user's module that still computes after its classifier."""
 
     def __init__(self, dropout):
         super().__init__()
@@ -589,7 +589,7 @@ def test_another_head_at_the_place_of_the_first(network):
     assert torch.equal(network.module(X), out.logits)
 
 
-def test_a_head_may_name_what_it_computes_beside(network):
+def test_a_head_may_name_what_else_it_computes(network):
     z = network(X).z
     head = network.head = Extra(6)
     out = network(X)
@@ -669,7 +669,7 @@ def test_a_module_with_a_neck_can_be_pickled(network):
     assert torch.equal(pickle.loads(pickle.dumps(network.module))(X), network.module(X))
 
 
-def test_a_part_of_the_user_that_is_called_neck_is_left_alone():
+def test_a_users_layer_that_is_called_neck_is_kept():
     module = Logged(dropout=False)
     module.neck = nn.Linear(6, 2)
     network = wrapped(module)
@@ -683,7 +683,7 @@ def test_a_part_of_the_user_that_is_called_neck_is_left_alone():
     assert {"neck.weight", "neck.bias"} <= select(network, "backbone")
 
 
-def test_forwards_with_other_tensors_leave_the_module_alone(network):
+def test_forwards_with_other_tensors_do_not_change_the_module(network):
     network.neck = nn.Linear(6, 6)
     before = network(X)
     doubled = {name: value * 2 if value.is_floating_point() else value for name, value in network.tensors().items()}

@@ -28,7 +28,7 @@ from fullrank.models.net import Net
 from fullrank.models.network import Network
 from fullrank.models.resnet import BasicBlock, ZeroPad, projection, resnet18
 from fullrank.models.wrn import WideBlock
-from small import assert_close, trained_alone
+from small import assert_close, trained_by_torch
 
 FEATURES = {"mobilenetv2": 1280, "resnet18": 512, "resnet20": 64, "resnet32": 64, "resnet20-conv": 64}
 NAMES = list(FEATURES)
@@ -526,7 +526,7 @@ def test_kaiming_normal_in_convolutions_and_head(name):
     assert float(net.head.bias.detach().abs().max()) <= 1 / math.sqrt(64)  # PyTorch's own
 
 
-def test_fan_out_in_convolutions_alone():
+def test_fan_out_in_convolutions_only():
     net = seeded("resnet18", init="fan-out")
     convolutions = [m for m in net.modules() if isinstance(m, nn.Conv2d)]
     assert_standard_normal(draws(convolutions, fan_out))
@@ -583,8 +583,8 @@ def test_a_step_under_vmap_and_traced(name, size):
     together, _ = vmap(step)(state, context, x, y)
     entries = {**together.trained, **together.buffers}
     for k in range(2):
-        alone = trained_alone(nets[k], [(x[k], y[k])], lr=0.1).state_dict()
-        assert_close({key: value[k] for key, value in entries.items()}, {key: alone[key] for key in entries}, 1e-8)
+        by_torch = trained_by_torch(nets[k], [(x[k], y[k])], lr=0.1).state_dict()
+        assert_close({key: value[k] for key, value in entries.items()}, {key: by_torch[key] for key in entries}, 1e-8)
 
     traced = make_fx(step)(*tree_map(lambda value: value[0], (state, context, x, y)))
     new, _ = traced(*tree_map(lambda value: value[1], (state, context, x, y)))
@@ -626,7 +626,7 @@ def test_a_round_with_two_clients(name, tmp_path):
 
 
 class Flattens(nn.Module):
-    """A backbone that looks at a feature map with `view`, which only takes numbers in their standard order."""
+    """A backbone that reshapes a feature map with `view`, which only takes numbers in their standard order."""
 
     def __init__(self):
         super().__init__()

@@ -33,7 +33,7 @@ from fullrank.models.reparam.repghost import repghost
 from fullrank.models.reparam.repvgg import repvgg
 from fullrank.models.reparam.scales import read_scales, scales_of, shipped, write_scales
 from fullrank.testing import check
-from small import assert_close, assert_same_bits, averaged, put_together, trained_alone
+from small import assert_close, assert_same_bits, averaged, put_together, trained_by_torch
 
 CLASSES = 3
 BOTTLENECKS = ((4, 6, 3, 1, False), (6, 6, 3, 1, True), (6, 8, 5, 2, True), (8, 8, 3, 1, False))
@@ -41,7 +41,7 @@ BOTTLENECKS = ((4, 6, 3, 1, False), (6, 6, 3, 1, True), (6, 8, 5, 2, True), (8, 
 
 
 def vgg(mode="csla", seed=0, blocks=(3, 2, 1), **options):
-    """Width 4 before and in the first stage, so that a stride alone forbids an identity branch there."""
+    """Width 4 before and in the first stage, so that only a stride forbids an identity branch there."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return repvgg(CLASSES, 2, widths=(4, 4, 6, 5)[: len(blocks) + 1], blocks=blocks, mode=mode, **options)
@@ -448,7 +448,7 @@ def test_what_a_conversion_leaves():
 def test_a_plain_network_trains_on():
     start = vgg("csla")
     for made in (to_plain(start), to_repopt(start)):
-        moved = trained_alone(made.double(), [(images(6), torch.tensor([0, 1, 2, 0, 1, 2]))], lr=0.1)
+        moved = trained_by_torch(made.double(), [(images(6), torch.tensor([0, 1, 2, 0, 1, 2]))], lr=0.1)
         assert not torch.equal(moved.backbone.stem.plain.weight, made.backbone.stem.plain.weight)
 
 
@@ -596,16 +596,16 @@ def test_a_dozen_steps(family, keys):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_branches_trained_by_torch_alone(family):
+def test_the_branches_trained_by_torch(family):
     """Full batches, so that no plan of ours decides what a step sees."""
     branches, plain = twins(family, **({"dropout": 0.0} if family == "ghost" else {}))
     x, y = clients_of((18,))[0]
-    alone = trained_alone(
+    by_torch = trained_by_torch(
         branches, [(x, y)] * 12, **TRAINING, names=lambda name: branches.get_parameter(name).requires_grad
     )
     run = fit(plain, [(x, y)], "fedrepopt", rounds=1, batch_size=18, **TRAINING, set={"train.steps": 12})
-    assert gap(branches, alone) > 1e-2
-    assert gap(alone, run.model()) < 1e-10
+    assert gap(branches, by_torch) > 1e-2
+    assert gap(by_torch, run.model()) < 1e-10
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -630,13 +630,13 @@ def test_an_identity_scale_that_does_not_decay_leaves_the_branches():
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("beside", ["", "scaffold", "feddecorr", "fedprox"])
-def test_a_federation_with_unequal_clients_of_which_some_take_part(family, beside):
-    method = f"fedrepopt+{beside}" if beside else "fedrepopt"
+@pytest.mark.parametrize("other", ["", "scaffold", "feddecorr", "fedprox"])
+def test_a_federation_with_unequal_clients_of_which_some_take_part(family, other):
+    method = f"fedrepopt+{other}" if other else "fedrepopt"
     keys = {"participation": 2, "train.steps": 0, "train.epochs": 2, "lr": 0.02}
-    branches, plain = both_trained(family, method, beside or "fedavg", (14, 9, 20, 6), rounds=4, **keys)
+    branches, plain = both_trained(family, method, other or "fedavg", (14, 9, 20, 6), rounds=4, **keys)
     assert gap(branches, plain) < 1e-10
-    if not beside:
+    if not other:
         assert gap(*both_trained(family, Uniform(), "fedavg", (14, 9, 20, 6), rounds=4, **keys)) > 1e-4
 
 
@@ -829,8 +829,8 @@ def test_what_is_missing_or_broken_is_said(mode, method, keys, says, tmp_path):
     run, told = trained(2, net)
     assert [row.get("cautions", []) for row in run.metrics] == [told, []]
     log = (tmp_path / "run" / "log.txt").read_text()
-    assert says in log.split("round 1/2")[0]  # before anything is played
-    trained(3, net)  # whoever goes on is told again
+    assert says in log.split("round 1/2")[0]  # before the first round
+    trained(3, net)  # a continued run is told again
 
 
 def test_a_network_inside_another_is_made_for_the_method_too():

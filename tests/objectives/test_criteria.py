@@ -21,7 +21,7 @@ from fullrank.errors import ClientFailed, Conflict, InputError
 from fullrank.files import read_json
 from fullrank.methods import Composition
 from fullrank.objectives.registry import CRITERIA
-from small import assert_same_bits, plain, rerun, trained_alone
+from small import assert_same_bits, plain, rerun, trained_by_torch
 
 SOURCE = '''
 import torch
@@ -88,7 +88,7 @@ def test_the_steps_are_those_of_torch_with_the_same_loss():
         settings["train"]["criterion"] = f"owncriteria:{name}"
         run = fullrank.fit(plain(), [data], "fedavg", rounds=1, set={**settings, "data.normalise": "none"}, lr=0.1)
         function = getattr(sys.modules["owncriteria"], name)
-        want = trained_alone(
+        want = trained_by_torch(
             plain(), [data] * 3, lr=0.1, momentum=0.9, loss=lambda m, x, y, f=function: f(m(x), y)
         ).state_dict()
         for entry, value in run.model().state_dict().items():

@@ -20,7 +20,7 @@ from fullrank.errors import ClientFailed, Conflict, InputError
 from fullrank.objectives.criteria import focal, inverse_frequencies, weighted
 from fullrank.runs.assemble import assemble
 from fullrank.testing import check
-from small import assert_same_bits, blobs, plain, trained_alone
+from small import assert_same_bits, blobs, plain, trained_by_torch
 
 SMALL = {"model.name": "mlp", "model.width": 8, "data.clients": 4, "train.rounds": 2, "train.lr": 0.05}
 SMALL |= {"train.steps": 5, "train.criterion": "weighted"}
@@ -62,7 +62,7 @@ def test_steps_are_those_of_torch_with_the_weights_of_all_clients():
 
     settings = {"train": {"criterion": "weighted", "steps": 3}, "data.normalise": "none"}
     run = fullrank.fit(plain(), clients, "fedavg", rounds=1, batch_size=12, lr=0.1, set=settings)
-    trained = [trained_alone(plain(), [data] * 3, lr=0.1, momentum=0.9, loss=loss).state_dict() for data in clients]
+    trained = [trained_by_torch(plain(), [data] * 3, lr=0.1, momentum=0.9, loss=loss).state_dict() for data in clients]
     for name, value in run.model().state_dict().items():
         want = (12 * trained[0][name] + 9 * trained[1][name]) / 21
         torch.testing.assert_close(value, want, rtol=1e-9, atol=1e-12)
@@ -140,7 +140,6 @@ class Census(Method):
 
     uploads = {"sizes": "the number of samples"}
     broadcast = ("sizes",)
-    looks = False
 
     def server_state(self, server):
         return {"sizes": torch.zeros(2)}

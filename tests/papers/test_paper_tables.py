@@ -220,8 +220,8 @@ def test_a_table_of_ones_own_is_read_from_a_file(tmp_path):
     (tmp_path / "digits.toml").write_text('[data]\nname = "digits"')
     (tmp_path / "table-1.toml").write_text(OWN)
     table = papers.load_table(tmp_path / "table-1.toml")
-    alone, mean = table.cells
-    assert alone.printed is None
+    single, mean = table.cells
+    assert single.printed is None
     assert mean.printed == papers.Printed(50.1)
     assert [experiment.train.lr for experiment in mean.experiments(0)] == [0.1, 0.2]
     (tmp_path / "table-1.toml").write_text(OWN.replace('"50.1"', '"50,1"'))

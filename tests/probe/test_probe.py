@@ -16,7 +16,7 @@ from fullrank import collapse
 from fullrank.config.experiment import Experiment
 from fullrank.engine import EngineOptions, open_engine
 from fullrank.errors import InputError
-from fullrank.probe import model_probe as look
+from fullrank.probe import model_probe
 from fullrank.probe.layers import layers_of
 from fullrank.randomness import generator
 from fullrank.runs import prober
@@ -104,14 +104,14 @@ def test_a_group_of_clients_trains_as_without_probes(tmp_path):
 def test_recorded_steps_are_those_without_probes():
     table = {**SETTINGS, "model.dropout": 0.0, "probe.every": 1, "train.participation": 1.0}
     found = []
-    for looks in (False, True):
+    for probes in (False, True):
         parts = assemble(Experiment.of(table))
         prober, engine = Prober(parts), _recorded(parts)
         try:
             for number in range(2):
-                shown = prober.round_started(number + 1, parts.server.sample(number)) if looks else ()
+                shown = prober.round_started(number + 1, parts.server.sample(number)) if probes else ()
                 parts.server.run_round(engine, prober.client_done, show=shown)
-                if looks:
+                if probes:
                     assert prober.measure().row["clients"] == shown
         finally:
             engine.close()
@@ -316,7 +316,7 @@ def test_the_variance_of_eigenvalues_is_that_of_mini_batches_drawn_by_the_seed(t
     assert result.probes[0]["global"]["eigenvalue_variance"] == pytest.approx(np.mean(found), rel=1e-4)
 
 
-def test_a_look_is_not_rounded_where_the_run_computes_in_a_shorter_dtype(tmp_path):
+def test_a_probe_is_not_rounded_where_the_run_computes_in_a_shorter_dtype(tmp_path):
     table = {"probe.every": 1, "train.rounds": 1, "engine.precision": "bfloat16"}
     result = run(tmp_path / "run", table)
     (probe,) = result.probes
@@ -341,20 +341,20 @@ def test_clients_classifiers_are_kept_as_directions_unless_they_are_large(tmp_pa
     assert "classifier_cosines" in probe
 
 
-def test_switches_of_a_gpu_are_left_alone_without_one(tmp_path, monkeypatch):
+def test_switches_of_a_gpu_stay_as_they_are_without_one(tmp_path, monkeypatch):
     """To read torch's older switches after its newer ones were set is an error in some releases."""
 
     def touched():
         raise AssertionError("they were touched")
 
-    monkeypatch.setattr(look, "_without_tf32", touched)
+    monkeypatch.setattr(model_probe, "_without_tf32", touched)
     assert run(tmp_path / "run", {"probe.every": 1, "train.rounds": 1}).probes
 
 
 def test_features_that_are_too_many_to_keep_are_computed_again(tmp_path, monkeypatch):
     table = {"probe.every": 1, "train.rounds": 1}
     want = run(tmp_path / "kept", table).probes
-    monkeypatch.setattr(look, "KEPT_BYTES", 0)
+    monkeypatch.setattr(model_probe, "KEPT_BYTES", 0)
     assert_same_probes(run(tmp_path / "again", table).probes, want)
 
 
@@ -391,7 +391,7 @@ def test_a_classifier_that_is_not_linear_has_no_rows_and_no_nc3(tmp_path):
     assert "classifier_cosine" not in found
 
 
-def test_without_a_global_model_clients_are_looked_at_alone(tmp_path):
+def test_without_a_global_model_only_clients_are_probed(tmp_path):
     found = run(tmp_path / "run", {"method.name": "fedbn", "probe.every": 1, "train.rounds": 1}).probes[0]
     assert "each client's own" in found["absent"]
     assert "global" not in found

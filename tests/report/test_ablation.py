@@ -50,7 +50,7 @@ def test_an_axis_within_a_decade_is_linear(draw):
     assert (axes.get_xscale(), axes.get_xlabel()) == ("linear", "clients")
 
 
-def test_zero_and_infinity_lie_one_step_beside_the_other_values(draw):
+def test_zero_and_infinity_lie_one_step_outside_the_other_values(draw):
     runs = [ended(0.5, "fedprox", method__fedprox__mu=mu) for mu in (0.0, 0.01, 0.1, 1.0)]
     (axes,) = draw("ablation", *runs).axes
     np.testing.assert_allclose(axes.lines[0].get_xdata(), [0.001, 0.01, 0.1, 1])
@@ -92,7 +92,7 @@ def costly():
     return [*runs, ended(0.9, "scaffold", bytes_up=2e6, bytes_down=6e6, seconds=120.0)]
 
 
-def test_cost_is_a_point_per_method_with_its_name_beside(draw):
+def test_cost_is_a_point_per_method_with_its_name(draw):
     figure = draw("cost", *costly())
     (axes,) = figure.axes
     np.testing.assert_allclose([line.get_xydata()[0] for line in axes.lines], [[4, 60], [8, 90]])

@@ -46,7 +46,7 @@ def test_rounds_without_an_evaluation_are_left_out_and_undefined_values_are_gaps
     drawn = axes.lines[0].get_xydata()
     assert drawn[:, 0].tolist() == [1, 3, 4]
     np.testing.assert_allclose(drawn[:, 1], [50, math.nan, 75])
-    assert axes.lines[0].get_marker() == "."  # without dots, values beside a gap would not be seen
+    assert axes.lines[0].get_marker() == "."  # without dots, values next to a gap would not be seen
 
 
 def test_the_course_of_a_personalisation_starts_before_its_first_step(draw):
@@ -66,7 +66,7 @@ def probe(round, cosine, error):
     return found | ({} if error is None else {"global": {"nc2_angle": error}})
 
 
-def test_consistency_is_the_cosine_of_prototypes_beside_the_nc_error(draw):
+def test_consistency_is_the_cosine_of_prototypes_next_to_the_nc_error(draw):
     runs = [
         made([{}, {}], probes=[probe(1, 0.5, 0.4), probe(2, 0.75, 0.2)]),
         made([{}, {}], seed=1, probes=[probe(1, 0.25, 0.2), probe(2, 0.5, 0.3)]),

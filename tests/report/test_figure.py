@@ -52,12 +52,12 @@ def runs(tmp_path_factory):
         "again": {"seed": 1},
         "wide": {"model.width": 24, "train.batch_size": 16, "train.lr": 0.05, "data.clients": 4, "train.momentum": 0.5},
         "unprobed": {"probe.every": 0},
-        "alone": {"probe.clients": 1, "probe.every": 2},
+        "single": {"probe.clients": 1, "probe.every": 2},
         "own": {"method.name": "fedproto", "data.holdout": 0.2, "evaluate.personal": "every"},
         "sphere": {"method.name": "fednh"},
         "decorrelated-again": {"method.name": "fedavg+feddecorr", "seed": 1},
         "own-again": {"method.name": "fedproto", "data.holdout": 0.2, "evaluate.personal": "every", "seed": 1},
-        "alone-again": {"probe.clients": 1, "probe.every": 2, "seed": 1},
+        "single-again": {"probe.clients": 1, "probe.every": 2, "seed": 1},
         "near": {"method.name": "fedprox", "method.fedprox.mu": 0.1},
         "nearer": {"method.name": "fedprox", "method.fedprox.mu": 1.0, "seed": 1},
         "crowd": {"data.clients": 6, "probe.clients": 6},
@@ -115,10 +115,10 @@ def test_without_a_name_a_figure_lies_in_the_first_run(runs, capsys):
         ("spectrum", ["plain", "even", "again"], ["--rounds", "1", "--top", "5"]),
         ("spectrum", ["plain"], ["--clients", "0"]),
         ("spectrum", ["own"], []),
-        ("gap", ["alone"], []),
-        ("gap", ["plain", "alone"], []),
+        ("gap", ["single"], []),
+        ("gap", ["plain", "single"], []),
         ("collapse", ["own", "sphere"], []),
-        ("collapse", ["alone"], ["--clients", "0"]),
+        ("collapse", ["single"], ["--clients", "0"]),
         ("classifier", ["plain"], ["--rounds", "1"]),
         ("cka", ["plain", "even", "wide"], []),
         ("losses", ["decorrelated"], ["--term", "criterion", "--rounds", "1,2", "--clients", "0,2"]),
@@ -317,7 +317,7 @@ def test_the_gap_of_up_to_two_runs_shows_each_client(runs, draw):
         np.testing.assert_allclose(points[:, 1], gaps(run))
 
 
-def test_the_gap_of_more_runs_shows_means_alone(runs, draw):
+def test_the_gap_of_more_runs_shows_means_only(runs, draw):
     some = loaded(runs, "plain", "decorrelated", "even")
     figure = draw("gap", *some)
     assert not dashed_lines(figure.axes[0])
@@ -336,12 +336,12 @@ def test_seeds_are_a_mean_and_a_band_of_the_gap(runs, draw):
 
 
 def test_seeds_with_one_probe_each_share_a_place(runs, draw):
-    alone, again = loaded(runs, "alone", "alone-again")
-    axes = draw("gap", alone, again).axes[0]
+    single, again = loaded(runs, "single", "single-again")
+    axes = draw("gap", single, again).axes[0]
     assert [text.get_text() for text in axes.get_xticklabels()] == ["fedavg\n(2 seeds)"]
     _, circles, bar = axes.lines
-    assert circles.get_ydata().tolist() == [*gaps(alone), *gaps(again)]
-    assert bar.get_ydata()[0] == pytest.approx(np.mean([*gaps(alone), *gaps(again)]))
+    assert circles.get_ydata().tolist() == [*gaps(single), *gaps(again)]
+    assert bar.get_ydata()[0] == pytest.approx(np.mean([*gaps(single), *gaps(again)]))
 
 
 def test_seeds_are_a_mean_and_a_band_of_neural_collapse(runs, draw):
@@ -400,7 +400,7 @@ def test_cosines_of_several_runs_have_one_range_of_colours(runs, draw):
         np.testing.assert_array_equal(image.get_array(), run.probes[-1]["classifier_cosines"])
 
 
-def test_nearly_equal_cosines_look_nearly_equal(runs, draw):
+def test_nearly_equal_cosines_have_nearly_equal_colours(runs, draw):
     (run,) = loaded(runs, "plain")
     close = np.array([[1, 0.9981], [0.9981, 1]], np.float32)
     probes = [{**probe, "classifier_cosines": close} for probe in run.probes]
@@ -525,11 +525,11 @@ def test_a_run_without_probes_is_told_how_to_get_them(tmp_path, runs, capsys, ki
         (["accuracy", "plain", "--rounds", "1"], ['"accuracy" has no option rounds', "it has labels, band"]),
         (["losses", "decorrelated", "--term", "feddecor"], ['did you mean "feddecorr"?']),
         (["losses", "plain", "--rounds", "9"], ["no round 9", "1 to 2"]),
-        (["cka", "alone"], ["too few clients", "probe.clients = 2"]),
+        (["cka", "single"], ["too few clients", "probe.clients = 2"]),
         (["classifier", "sphere"], ["not linear"]),
         (["classifier", "plain", "--rounds", "1,2"], ["one round, not 2"]),
         (["tsne", "sphere"], ["not linear"]),
-        (["tsne", "alone"], ["too few clients", "probe.clients = 2"]),
+        (["tsne", "single"], ["too few clients", "probe.clients = 2"]),
         (["gap", "own"], ["has no gap"]),
         (["tsne", *["plain"] * 6], ["room for 5, not for 6", "give fewer runs"]),
         (
@@ -554,7 +554,7 @@ def test_a_run_without_probes_is_told_how_to_get_them(tmp_path, runs, capsys, ki
         (["ablation", "plain", "even", "--value", "lst"], ['no value "lst"', 'did you mean "last"?']),
         (["ablation", "plain", "even", "--measure", "personal"], ['no measure "personal": clients have no hold-out']),
         (["cost", "plain", "--over", "byte"], ['there is no cost "byte"; did you mean "bytes"?']),
-        (["consistency", "alone"], ["no prototypes of two clients", "probe.clients = 2"]),
+        (["consistency", "single"], ["no prototypes of two clients", "probe.clients = 2"]),
         (["spectrum", "nowhere"], ["not a run directory"]),
     ],
 )

@@ -296,10 +296,10 @@ def test_a_reproduction_shows_its_cells_with_the_curves_of_their_runs(compared, 
         },
     )
     try:
-        (compared / "comparison.json").rename(tmp_path / "aside.json")
+        (compared / "comparison.json").rename(tmp_path / "elsewhere.json")
         found = page(compared)
     finally:
-        (tmp_path / "aside.json").rename(compared / "comparison.json")
+        (tmp_path / "elsewhere.json").rename(compared / "comparison.json")
         (compared / "reproduction.json").unlink()
     cells = block(found, "cells")
     assert cells["rows"][0][3]["text"] == "64.85 ± 2.01"

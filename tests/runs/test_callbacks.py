@@ -198,8 +198,8 @@ def test_a_callback_gets_the_trained_models_that_it_asks_for(engine, tmp_path):
     assert sorted(client for client, model in some.found.items() if model) == [0, 2]
     assert some.found.keys() == others.found.keys() == set(range(4))
     only = Models({0})
-    alone = fullrank.run({**SETTINGS, **settings, "data.clients": 1}, tmp_path / "alone", callbacks=[only])
-    for name, tensor in alone.model().state_dict().items():
+    single = fullrank.run({**SETTINGS, **settings, "data.clients": 1}, tmp_path / "single", callbacks=[only])
+    for name, tensor in single.model().state_dict().items():
         assert torch.equal(only.found[0][name], tensor)
 
 

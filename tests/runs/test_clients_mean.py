@@ -1,4 +1,4 @@
-"""The mean of the clients' weights, evaluated beside the global model where that is another one."""
+"""The mean of the clients' weights, evaluated in addition to the global model where the two differ."""
 
 import sys
 

@@ -74,7 +74,7 @@ def copied(four_rounds, tmp_path):
     ["log.txt", "partition.safetensors", "partition.json", "environment.json", ".lock", "checkpoints/clients.jsonl"],
 )
 @pytest.mark.parametrize("key", ["data.name", "train.rounds"], ids=["rejected", "accepted"])
-def test_files_of_the_users_own_are_left_alone(name, key, tmp_path, capsys):
+def test_files_of_the_users_own_are_kept(name, key, tmp_path, capsys):
     mine = tmp_path / "mine"
     (mine / name).parent.mkdir(parents=True)
     (mine / name).write_text("my precious notes")

@@ -181,7 +181,7 @@ def test_what_somebody_else_puts_into_the_checkpoints_folder_stays(tmp_path):
     ],
     ids=["fedavg", "state", "finish", "frozen"],
 )
-def test_more_rounds_go_on_from_the_end_of_a_finished_run(table, tmp_path):
+def test_more_rounds_continue_from_the_end_of_a_finished_run(table, tmp_path):
     run(tmp_path / "whole", table, {"train.rounds": 5})
     for rounds in (2, 3, 5):
         result = run(tmp_path / "run", table, {"train.rounds": rounds})
@@ -382,7 +382,7 @@ def test_another_number_of_threads_needs_consent_and_is_recorded(tmp_path):
     assert fullrank.load_run(tmp_path / "run").experiment.engine.threads == 2
 
 
-def test_another_precision_goes_on_in_that_precision(tmp_path):
+def test_a_run_in_another_precision_continues_in_it(tmp_path):
     run(tmp_path / "run", {"train.rounds": 1, "method.name": "stateful:Variates"})
     table = {"engine.precision": "float64", "method.name": "stateful:Variates"}
     result = run(tmp_path / "run", table, change_engine=True)
@@ -443,7 +443,7 @@ def test_a_directory_is_free_again_after_a_failure(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", "metrics.jsonl", "summary.json", "checkpoints/other.pt", "movie.part"])
-def test_a_directory_with_other_files_is_rejected_and_left_alone(name, tmp_path):
+def test_a_directory_with_other_files_is_rejected_and_not_changed(name, tmp_path):
     (tmp_path / "run" / name).parent.mkdir(parents=True)
     (tmp_path / "run" / name).write_text("mine")
     with pytest.raises(InputError, match="is not empty and holds no run"):
@@ -480,7 +480,7 @@ def test_a_torn_last_row_is_survived(torn, tmp_path):
     assert_equal_outcomes(tmp_path / "run", tmp_path / "whole")
 
 
-def test_rows_beyond_the_newest_checkpoint_are_played_again(tmp_path):
+def test_rounds_beyond_the_newest_checkpoint_are_run_again(tmp_path):
     run(tmp_path / "whole")
     attempt({**SETTINGS, "run.checkpoint_every": 2}, tmp_path / "run", Strike("half of server", 2))
     assert len(read_rows(tmp_path / "run")) == 3
@@ -625,7 +625,7 @@ def test_a_write_that_fails_leaves_the_former_content(failing, tmp_path, monkeyp
         ("model.safetensors", "the first 3 of 3 rounds are saved"),
     ],
 )
-def test_a_full_disk_is_one_sentence_and_the_run_goes_on_once_there_is_room(file, saved, tmp_path, monkeypatch):
+def test_a_full_disk_is_one_sentence_and_the_run_continues_once_there_is_room(file, saved, tmp_path, monkeypatch):
     path, replace = tmp_path / "run", os.replace
 
     def full(source, target):
@@ -801,7 +801,7 @@ def test_signal_handlers_are_as_before_afterwards(tmp_path, monkeypatch):
     assert run(tmp_path / "run").complete  # the signal is forgotten
 
 
-def test_a_run_in_another_thread_leaves_signals_alone(tmp_path):
+def test_a_run_in_another_thread_does_not_change_signal_handlers(tmp_path):
     results = []
     thread = threading.Thread(target=lambda: results.append(run(tmp_path / "run", {"train.rounds": 1})))
     thread.start()
@@ -902,7 +902,7 @@ def load_sizes(tmp_path):
     return load_file(tmp_path / "sizes" / "partition.safetensors")["train_sizes"]
 
 
-def test_a_run_goes_on_once_the_failure_is_gone(tmp_path, monkeypatch):
+def test_a_run_continues_once_the_failure_is_gone(tmp_path, monkeypatch):
     with pytest.raises(ClientFailed):
         run(tmp_path / "run", failing(who=2, when=1))
     monkeypatch.setattr(stateful.Failing, "_now", lambda *args: False)
@@ -1000,7 +1000,7 @@ def test_fit_is_killed_and_resumed(tmp_path):
     assert torch.equal(in_memory.model()(x), result.model()(x))
 
 
-def test_fit_rejects_to_go_on_with_another_module(tmp_path):
+def test_fit_rejects_to_continue_with_another_module(tmp_path):
     fit(tmp_path / "run", rounds=1)
     with pytest.raises(InputError, match=r"model.structure was .*, is now"):
         fit(tmp_path / "run", width=7)
@@ -1182,7 +1182,7 @@ def test_an_emptied_experiment_is_not_taken_for_the_defaults(ended, tmp_path):
     assert run(path, {"train.rounds": 4}).complete
 
 
-def test_a_damaged_summary_is_written_anew_as_its_refusal_says(ended, tmp_path):
+def test_a_damaged_summary_is_written_again_as_its_error_says(ended, tmp_path):
     path = tmp_path / "run"
     shutil.copytree(ended, path)
     (path / "summary.json").write_text("")
@@ -1194,7 +1194,7 @@ def test_a_damaged_summary_is_written_anew_as_its_refusal_says(ended, tmp_path):
     assert_equal_outcomes(path, ended)
 
 
-def test_a_damaged_summary_is_not_to_be_deleted_where_the_run_would_begin_anew(tmp_path):
+def test_a_damaged_summary_is_not_to_be_deleted_where_the_run_would_start_from_scratch(tmp_path):
     stripped(tmp_path / "run")
     (tmp_path / "run" / "summary.json").write_text("")
     with pytest.raises(InputError, match=r'summary\.json" is damaged .*; run the same experiment in another directory'):
@@ -1203,7 +1203,7 @@ def test_a_damaged_summary_is_not_to_be_deleted_where_the_run_would_begin_anew(t
 
 @pytest.mark.parametrize("damage", [lambda file: file.write_text(""), Path.unlink])
 @pytest.mark.parametrize("name", ["partition.json", "environment.json"])
-def test_a_run_goes_on_with_the_files_of_its_like(name, damage, ended, tmp_path):
+def test_a_run_continues_with_the_files_of_an_equal_run(name, damage, ended, tmp_path):
     path = tmp_path / "run"
     shutil.copytree(ended, path)
     damage(path / name)

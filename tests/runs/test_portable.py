@@ -87,7 +87,7 @@ def run_with(settings, home):
 
 
 @pytest.mark.parametrize("case", MODELS)
-def test_the_global_model_comes_from_the_directory_alone(case, home, monkeypatch, capsys):
+def test_the_global_model_comes_from_the_directory_only(case, home, monkeypatch, capsys):
     run = run_with(MODELS[case], home)
     here = elsewhere(run.path, monkeypatch, [home / "sites.npz"])
     assert_same(fullrank.load_run(here).model(), run.model())

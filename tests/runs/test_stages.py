@@ -35,7 +35,7 @@ def runs(tmp_path_factory):
 
 
 def on_holdouts(run, stage=None):
-    """The accuracy and loss of each client's model on its hold-out, from the model alone."""
+    """The accuracy and loss of each client's model on its hold-out, computed from the model."""
     federation, found = run._assembled().federation, []
     for client, index in enumerate(federation.holdouts):
         module = run.client_model(client, stage)

@@ -11,7 +11,7 @@ from fullrank.engine.serial import Serial
 from fullrank.runs.assemble import assemble
 
 
-def play(values, engine_of, rounds=2):
+def run_rounds(values, engine_of, rounds=2):
     parts = assemble(Experiment.of(values))
     engine = engine_of(parts.site)
     try:
@@ -34,8 +34,8 @@ def distance(one, other):
 
 def check_same(values, engine_of, tolerance=1e-9, rounds=2):
     start = assemble(Experiment.of(values)).server.model
-    want, rows, _ = play(values, Serial, rounds)
-    got, same, engine = play(values, engine_of, rounds)
+    want, rows, _ = run_rounds(values, Serial, rounds)
+    got, same, engine = run_rounds(values, engine_of, rounds)
     one, other = want.server.model, got.server.model
     assert distance(one, other) <= tolerance * distance(one, start)
     for a, b in zip(rows, same, strict=True):

@@ -226,7 +226,7 @@ class OwnTerm(Method):
 
 @dataclass(frozen=True)
 class Memory(Method):
-    """A fit whose further loss and criterion look at the method's own state and broadcast."""
+    """A fit whose further loss and criterion read the method's own state and broadcast."""
 
     broadcast = ("scale",)
 
@@ -248,7 +248,7 @@ class Memory(Method):
 
 @dataclass(frozen=True)
 class FineTuned(Method):
-    """A personal model by fits: the head anew, with an optimiser of its own."""
+    """A personal model by fits: the head from scratch, with an optimiser of its own."""
 
     steps: int = 2
 
@@ -288,7 +288,7 @@ class FrameHead(nn.Module):
 
 @dataclass(frozen=True)
 class Frame(Method):
-    """FedETF: an own head, frozen in part, whose extras a loss looks at."""
+    """FedETF: an own head, frozen in part, whose extras a loss reads."""
 
     pull: float = 0.1
 

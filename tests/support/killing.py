@@ -1,6 +1,6 @@
 """Runs in children that are forked after import, and that may be made to kill themselves at a chosen point.
 
-The points lie in the library's own functions, which are replaced in the child alone: nothing in the library knows of
+The points lie in the library's own functions, which are replaced in the child only: nothing in the library knows of
 them. Forking is safe because torch has one thread, here set before anything could have started more.
 """
 
@@ -200,7 +200,7 @@ def forked(function: Callable[[], Any], seconds: int = 120, during: Callable[[in
     ended = pickle.loads(content)
     if "Autograd-and-Fork" in ended.traceback:
         # PyTorch built for CUDA: to compile or export without a GPU in sight makes it take note of one
-        pytest.skip("autograd has started threads in this process; run this file alone")
+        pytest.skip("autograd has started threads in this process; run this file by itself")
     return ended
 
 

@@ -1,4 +1,4 @@
-"""Small networks and data that several test files share, and their training in torch alone."""
+"""Small networks and data that several test files share, and their training in plain torch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def plain(seed: int = 0, dtype: torch.dtype = torch.float64) -> nn.Sequential:
 
 
 class Line(nn.Module):
-    """One weight: logits = w · x[0]; what x holds beside is for the criterion."""
+    """One weight: logits = w · x[0]; the rest of x is for the criterion."""
 
     def __init__(self, start: float = 0.0):
         super().__init__()
@@ -101,7 +101,7 @@ def on_its_network(values: Mapping[str, Any], method: str) -> dict[str, Any]:
 def put_together(
     module: nn.Module, clients: Sequence[tuple], method: Method, settings: Mapping[str, Any] | None = None
 ) -> Assembly:
-    """The parts of a run that `fit` would put together, to look inside."""
+    """The parts of a run that `fit` would put together."""
     data = DataSet(
         "given",
         Split(torch.cat([x for x, _ in clients]), torch.cat([y for _, y in clients])),
@@ -114,7 +114,7 @@ def put_together(
     return assemble(experiment, federation=federation, module=module, method=method)
 
 
-def trained_alone(
+def trained_by_torch(
     module: nn.Module,
     batches: Sequence[tuple[Tensor, Tensor]],
     *,

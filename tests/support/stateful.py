@@ -14,7 +14,7 @@ from fullrank.trees import combine, zeros
 
 @dataclass(frozen=True)
 class Variates(Method):
-    """SCAFFOLD's control variates at clients and server, and a counter and an empty tree beside them."""
+    """SCAFFOLD's control variates at clients and server, and a counter and an empty tree."""
 
     broadcast, drift = ("c",), True
 

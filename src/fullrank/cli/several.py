@@ -1,4 +1,4 @@
-"""What the commands that run several experiments share: options, seeds, and the numbers of their tables."""
+"""The options, the seeds and the formats of numbers that commands for several experiments share."""
 
 from __future__ import annotations
 

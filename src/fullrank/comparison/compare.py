@@ -311,7 +311,13 @@ def at_once(pending: Sequence[Task], jobs: int, place: Place | None = None) -> i
 
 
 def sharing_cores(pending: Sequence[Task], number: int, place: Place | None = None) -> list[Task]:
-    """Return the tasks for a number of parallel runs. If there are several, or another place, each uses one process."""
+    """Return the tasks for a number of parallel runs.
+
+    Args:
+        pending: The tasks.
+        number: The number of parallel runs. If there are several, each uses one process.
+        place: Where the runs are made, if not on this machine; there each uses one process.
+    """
     several = number > 1 or place is not None
     return [alongside_others_of(task) for task in pending] if several else list(pending)
 

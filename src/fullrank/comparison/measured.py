@@ -109,6 +109,9 @@ def check_name(measure: str, metrics: Sequence[Metric] = (), terms: Collection[s
         measure: The name.
         metrics: The metrics that the runs are asked for, if they are not the library's.
         terms: The methods whose terms of the loss are measures too, as `with_terms` returns them.
+
+    Raises:
+        InputError: If there is no such measure.
     """
     first, _, place = measure.partition(".")
     if derived(measure) is not None or first in terms:
@@ -129,6 +132,9 @@ def check_measure(measure: str, experiment: Experiment, terms: Collection[str] =
         measure: The measure.
         experiment: The experiment of one of the runs.
         terms: The methods whose terms of the loss are measures too, as `with_terms` returns them.
+
+    Raises:
+        InputError: If the runs would not have the measure.
     """
     asked = find_metrics(experiment.evaluate.metrics)
     check_name(measure, asked, terms)
@@ -189,6 +195,9 @@ def measured(run: Run, measure: str, value: str, reference: Run | None = None) -
         measure: The measure, as in `Comparison`.
         value: The value of the measure, as in `Comparison`.
         reference: The run with the same seed by whose time that of the run is divided, for `time_ratio`.
+
+    Returns:
+        The number, or None if there is none; and the reason of its absence, otherwise an empty text.
     """
     if (found := derived(measure)) is not None:
         return found.of(run, reference)
@@ -202,7 +211,7 @@ def has_values(summary: Mapping[str, Any], measure: str) -> bool:
 
 
 def _at(summary: Mapping[str, Any], measure: str) -> Any:
-    """Return what a summary has under the name of a measure: a term of the loss, or what is at a path."""
+    """Return the entry of a summary for a measure: a term of the loss, or the value at a path."""
     if measure in summary.get("terms", {}):
         return summary["terms"][measure]
     first, _, place = measure.partition(".")
@@ -240,7 +249,15 @@ def stage_of(summary: Mapping[str, Any], measure: str) -> str | None:
 
 
 def check_known(measure: str, runs: Sequence[Run]) -> None:
-    """Reject a measure that none of these runs has, unless one has the reason of its absence."""
+    """Reject a measure that none of these runs has.
+
+    Args:
+        measure: The measure.
+        runs: The runs.
+
+    Raises:
+        InputError: If no run has the measure, and none has recorded the reason of its absence.
+    """
     summaries = [run.summary() for run in runs]
     if derived(measure) is not None or any(_is_known(summary, measure) for summary in summaries):
         return

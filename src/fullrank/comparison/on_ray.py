@@ -64,7 +64,14 @@ class RayPlace(Place):
         return min(fitting, default=1)
 
     def needs(self, task: Task) -> dict[str, float]:
-        """Return what a run takes of the node that it is made on."""
+        """Return the resources that a run takes of its node, by the names of Ray's options.
+
+        Args:
+            task: The run.
+
+        Raises:
+            InputError: If the run itself uses Ray, or names one GPU.
+        """
         table: EngineTable = task.experiment.engine
         if table.name == "ray":
             raise InputError(
@@ -132,7 +139,14 @@ class RunActor:
         interrupt.leave_to_parent()
 
     def start(self, order: _Order) -> tuple[str, bool]:
-        """Start the run, and return the name of the node and whether it can see the folder of the run."""
+        """Start the run.
+
+        Args:
+            order: The run, as the machine that ordered it describes it.
+
+        Returns:
+            The name of the node, and whether it can see the folder of the run; if it cannot, nothing is started.
+        """
         import ray
 
         node = node_name(ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id())
@@ -163,7 +177,11 @@ class RunActor:
         self._lines.put(None)
 
     def more(self) -> tuple[list[str], int | None, str]:
-        """Return the next lines of the run; at its end also its status, and what it wrote to standard error."""
+        """Return what the run has printed since the last call.
+
+        Returns:
+            The lines; the exit status, or None before the end; and at the end the text on standard error.
+        """
         found: list[str] = []
         try:
             line = self._lines.get(timeout=PAUSE)
@@ -201,7 +219,7 @@ class _RemoteRun(RunProcess):
         self._thread.start()
 
     def end(self) -> Failure | None:
-        """Return the failure of the run, which has ended, if it failed."""
+        """Return the failure of the run if it failed; called when it has ended."""
         interrupt.check()
         if isinstance(self._outcome, InputError):
             raise self._outcome

@@ -198,7 +198,7 @@ class RunProcess(Protocol):
     task: Task
 
     def end(self) -> Failure | None:
-        """Return the failure of the run, which has ended, if it failed."""
+        """Return the failure of the run if it failed; called when it has ended."""
 
     def terminate(self) -> None:
         """Ask the run to save its state and end."""
@@ -215,13 +215,18 @@ Lines: TypeAlias = "queue.Queue[tuple[RunProcess, str | None]]"
 
 
 class Place(Protocol):
-    """Where runs are made, other than on this machine."""
+    """A place other than this machine at which runs are made."""
 
     def room(self, tasks: Sequence[Task]) -> int:
         """Return how many of the runs can be made at the same time."""
 
     def start(self, task: Task, lines: Lines) -> RunProcess:
-        """Start a run."""
+        """Start a run.
+
+        Args:
+            task: The run.
+            lines: A queue for the lines that the run prints.
+        """
 
 
 def run_all(

@@ -1,4 +1,4 @@
-"""The comparison of complete runs: its rows, the differences between them, and what there is to say of both."""
+"""The comparison of complete runs: its rows, the differences between them, and remarks on both."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ class Comparison:
 
     @cached_property
     def _methods(self) -> dict[str, dict[str, str]]:
-        """What makes two rows rows of one method: the keys of its name and of all of its hyper-parameters."""
+        """The name of each row's method and all of its hyper-parameters, in which rows of one method are equal."""
         resolved = {row: run.experiment.resolved().flat() for row, run in self._firsts.items()}
         return {
             row: {key: repr(value) for key, value in flat.items() if key.startswith("method.")}

@@ -227,11 +227,11 @@ def divide(
         keys: The values of the keys of [data], with the seed of the partition.
         options: Further arguments of the partition.
 
-    Raises:
-        InputError: If the data cannot be divided in this way.
-
     Returns:
         The data set with the samples of each client.
+
+    Raises:
+        InputError: If the data cannot be divided in this way.
     """
     seed, holdout, validation, share = (keys[name] for name in ("seed", "holdout", "validation", "share"))
     if is_file(how):

@@ -106,11 +106,11 @@ def predict(
         trust: Whether code outside the library that a run's directory names may be imported, which runs it.
         root: The folder of the run's data, if not the one of the run; only a client's own model may need them.
 
-    Raises:
-        InputError: If there is no such model, or if samples do not fit it.
-
     Returns:
         The predictions.
+
+    Raises:
+        InputError: If there is no such model, or if samples do not fit it.
     """
     given = [data] if isinstance(data, (str, Path)) else list(data)
     if not given:

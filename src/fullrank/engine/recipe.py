@@ -46,7 +46,13 @@ class SiteRecipe:
 
     @classmethod
     def of(cls, site: Site, threads: int, device: str) -> SiteRecipe:
-        """Return the recipe of a site whose twin trains on a device with a number of threads."""
+        """Return the recipe of a site.
+
+        Args:
+            site: The site.
+            threads: The number of threads of torch in the worker.
+            device: The device on which the worker trains.
+        """
         network = site.network
         if site.device.type != "cpu":
             network = copy.deepcopy(network)
@@ -93,6 +99,11 @@ def samples_of(data: HostedData) -> dict[str, Tensor]:
 
 def packed_recipe(site: Site, threads: int, device: str = "cpu") -> list[Any]:
     """Return the recipe of a site as frames of bytes, for `unpack`.
+
+    Args:
+        site: The site.
+        threads: The number of threads of torch in the worker.
+        device: The device on which the worker trains.
 
     Raises:
         InputError: If the model or the method cannot be pickled.

@@ -149,11 +149,11 @@ def find_aggregator(name: str) -> type[Aggregator]:
     Args:
         name: A name of the registry, or `package.module:Class`.
 
-    >>> find_aggregator("mean").__name__
-    'RunningMean'
-
     Raises:
         InputError: If there is no such aggregator, or it is no subclass of `Aggregator`.
+
+    >>> find_aggregator("mean").__name__
+    'RunningMean'
     """
     found = AGGREGATORS.find(name)
     if not (isinstance(found, type) and issubclass(found, Aggregator)):

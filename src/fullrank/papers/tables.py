@@ -143,7 +143,7 @@ class Drawing:
     options: Mapping[str, Any]
     panels: tuple[str, ...] = ()
     name: str = ""
-    """What tells it from other drawings of the figure, for the names of files; empty if it is the only one."""
+    """The part of the names of files that tells it from other drawings of the figure; empty if it is the only one."""
 
 
 @dataclass(frozen=True)
@@ -223,6 +223,9 @@ def available() -> list[str]:
 
     Returns:
         The names of the tables by paper and number, for example "feddecorr-tpami/table-1".
+
+    >>> available()[:2]
+    ['feddecorr-iclr/table-1', 'feddecorr-iclr/table-2']
     """
     return _named("table-*.toml")
 
@@ -232,6 +235,9 @@ def figures() -> list[str]:
 
     Returns:
         The names of the figures by paper and number, for example "feddecorr-tpami/figure-9".
+
+    >>> figures()[:2]
+    ['feddecorr-iclr/figure-2', 'feddecorr-iclr/figure-3']
     """
     return _named("figure-*.toml")
 
@@ -248,6 +254,10 @@ def load_table(name: str | Path) -> Table:
 
     Raises:
         InputError: If there is no such table or file, or if the file is not of this form.
+
+    >>> table = load_table("feddecorr-tpami/table-1")
+    >>> len(table.cells), str(table.cells[0].printed)
+    (120, '51.99 ± 2.54')
     """
     file = Path(name) if str(name).endswith(".toml") else FOLDER / f"{name}.toml"
     if not file.is_file():

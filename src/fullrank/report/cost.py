@@ -85,7 +85,7 @@ def draw_cost(
 
 
 def _kinds(runs: Sequence[Run], cost: str) -> str:
-    """Return what the cost of the runs is, where runs can differ in it, as in their memory."""
+    """Return the words for what the runs measured, for a cost that differs between machines; else an empty text."""
     found = derived(cost)
     return " or ".join(dict.fromkeys(filter(None, map(found.kind, runs)))) if found is not None else ""
 

@@ -119,11 +119,11 @@ def evaluate_run(
         metrics: Names of metrics in addition to those of the run.
         resamples: The number of draws of the bootstrap.
 
-    Raises:
-        InputError: If there is no such model, or if the data do not fit it.
-
     Returns:
         The metrics of all samples and of each site.
+
+    Raises:
+        InputError: If there is no such model, or if the data do not fit it.
     """
     if part not in PARTS:
         raise InputError(f'there is no part "{part}" of a data set; choose from {", ".join(PARTS)}')

@@ -145,6 +145,9 @@ def draw_cka(
         rounds: The round that is shown, by default the last.
         labels: Names of the rows, or of the lines.
         band: What the band around a line shows, "range", "std", "ci" or "none"; it implies `over="layers"`.
+
+    Raises:
+        InputError: If `over` has another value, or a run has no probes of clients.
     """
     if over not in (CLIENTS, LAYERS):
         raise InputError(f'--over {over}: CKA is drawn over "clients" or "layers"')

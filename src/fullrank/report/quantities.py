@@ -92,7 +92,16 @@ def quantity(measure: str, asked: Sequence[Metric], *, per_round: bool = False) 
 
 
 def results_of(runs: Sequence[Run], measure: str, value: str) -> tuple[dict[int, float], str]:
-    """Return a measure of complete runs in the unit of its axis, by the identity of the run, and the axis's label."""
+    """Return a measure of complete runs in the unit of an axis.
+
+    Args:
+        runs: The runs.
+        measure: The measure.
+        value: The value of a run, for example "last5".
+
+    Returns:
+        The results by the identity (`id`) of the run, and the label of the axis with the unit.
+    """
     found = {id(run): in_summary(run, measure, value) for run in runs}
     size, label = quantity(measure, runs[0].asked).scaled(list(found.values()))
     return {run: result / size for run, result in found.items()}, label

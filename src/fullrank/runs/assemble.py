@@ -86,11 +86,11 @@ def assemble(
         own_precision: The precision that `auto` keeps on a GPU.
         start: A file with all initial weights in place of that of `model.start`.
 
-    Raises:
-        InputError: If the experiment does not fit the data, the model, the method or the machine.
-
     Returns:
         The parts of the run.
+
+    Raises:
+        InputError: If the experiment does not fit the data, the model, the method or the machine.
     """
     experiment = Experiment.of(experiment)
     device = find_device(experiment.engine.device, experiment.engine.name)

@@ -167,7 +167,7 @@ def test_a_superlink_that_was_killed_continues_at_the_checkpoint(tmp_path, app):
 
 
 @pytest.mark.slow
-def test_sites_refuse_by_their_own_settings_and_the_run_fails_with_the_reason(tmp_path, app):
+def test_sites_reject_by_their_own_settings_and_the_run_fails_with_the_reason(tmp_path, app):
     with deployed(tmp_path / "net", 0) as net:
         for site in range(2):
             net.register(site)
@@ -177,7 +177,7 @@ def test_sites_refuse_by_their_own_settings_and_the_run_fails_with_the_reason(tm
             )
             net.start_node(site, config=f'site="{net.folder / f"{site}.toml"}"')
         started = time.monotonic()
-        assert net.run(app, tmp_path / "refused", overrides_of("scaffold"), seconds=180) == "finished:failed"
+        assert net.run(app, tmp_path / "rejected", overrides_of("scaffold"), seconds=180) == "finished:failed"
         assert 'does not allow the upload "scaffold/change"' in net.log
         assert time.monotonic() - started < 150
         assert net.run(app, tmp_path / "out", overrides_of("fedavg"), seconds=180) == "finished:completed"

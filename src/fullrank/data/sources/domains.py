@@ -67,14 +67,14 @@ def office_caltech10(
     `<domain>/<train|test>/<class>/*`. FedBN and FedDecorr resize the images, which differ in size, to 256×256:
     `size=[256, 256]`.
 
-    Raises:
-        InputError: If the folders are not there, or have other classes.
-
     Args:
         root: The folder of the images; by default it is searched in the usual places.
         seed: The seed of the test split, unless folders define it.
         size: As in `load_dataset`.
         unreadable: As in `load_dataset`.
+
+    Raises:
+        InputError: If the folders are not there, or have other classes.
     """
     below = f"{'/, '.join(OFFICE_DOMAINS)}/"
     hint = (

@@ -69,12 +69,12 @@ def list_folder(root: Path, seed: int = 0) -> Listing:
     `groups.csv` in the folder, with the columns path and group, names images that must not be separated. It must list
     every image; an image with an empty group belongs to no other.
 
-    Raises:
-        InputError: If the tree or `groups.csv` is not of this form, or a group is in both training and test.
-
     Args:
         root: The folder.
         seed: The seed of the test part, for a folder without one.
+
+    Raises:
+        InputError: If the tree or `groups.csv` is not of this form, or a group is in both training and test.
     """
     found = _classes(root)
     names = tuple(sorted({place.name for place in found}))

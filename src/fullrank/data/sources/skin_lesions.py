@@ -46,14 +46,14 @@ def ham10000(
     no test split: 20 % of the lesions of each site, drawn by `seed`, become the test split. All images of a lesion are
     a group. Images are 600×450 pixels; `size` is usually given.
 
-    Raises:
-        InputError: If the files are not there, or are not those of HAM10000.
-
     Args:
         root: The folder of the files; by default it is searched in the usual places.
         seed: The seed of the test split.
         size: As in `load_dataset`.
         unreadable: As in `load_dataset`.
+
+    Raises:
+        InputError: If the files are not there, or are not those of HAM10000.
     """
     hint = f"expected there: {_HAM_TABLES[1]} and images, as on {_HAM_PAGE}"
     hint += ' (a folder of sites with a folder for each class is read as data.name = "folder")'
@@ -78,14 +78,14 @@ def isic2019(
     set then has no groups. Without the file, 20 % of the lesions of each centre, drawn by `seed`, become the test
     split, and all images of a lesion are a group.
 
-    Raises:
-        InputError: If the files are not there, or are not those of ISIC 2019.
-
     Args:
         root: The folder of the files; by default it is searched in the usual places.
         seed: The seed of the test split, unless FLamby's file is used.
         size: As in `load_dataset`.
         unreadable: As in `load_dataset`.
+
+    Raises:
+        InputError: If the files are not there, or are not those of ISIC 2019.
     """
     hint = f"expected there: {_ISIC_LABELS}, {_ISIC_LESIONS} and images, as on {_ISIC_PAGE}, and {_HAM_TABLES[1]} of"
     hint += f" {_HAM_PAGE}"

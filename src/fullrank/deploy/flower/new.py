@@ -43,6 +43,10 @@ def write_app(folder: str | Path, method: str = "fedavg", clients: int = 2) -> l
 
     Raises:
         InputError: If the folder is not empty, its name cannot be that of an app, or there is no such method.
+
+    >>> import tempfile
+    >>> sorted(file.name for file in write_app(Path(tempfile.mkdtemp()) / "hospitals"))[:4]
+    ['README.md', 'client_app.py', 'data.py', 'experiment.toml']
     """
     folder = Path(folder).expanduser().absolute()
     name = re.sub(r"[^a-z0-9-]+", "-", folder.name.lower()).strip("-")

@@ -59,6 +59,13 @@ class Host:
         settings: The content of `site.toml`.
         clients: The numbers of the site's clients, if `site.toml` does not say it.
         load: Loads the samples, in place of `load_site`.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> host = Host(SiteSettings().within(Path(tempfile.mkdtemp())), clients=[0])
+    >>> answer = host.answer(Message({"kind": "shell"}))
+    >>> answer.kind, answer.values["reason"]
+    ('rejected', 'cannot take part: a request of the kind "shell" is not known')
     """
 
     def __init__(self, settings: SiteSettings, clients: Sequence[int] = (), load: Load = load_site):

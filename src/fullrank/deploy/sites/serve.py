@@ -63,6 +63,17 @@ def serve(
         InputError: If the experiment, the directory or a site does not fit.
         ClientFailed: If a client fails and `run.on_client_error` is "stop".
         RunFailed: If too few clients take part.
+
+    >>> import tempfile
+    >>> from fullrank.deploy.sites import Host, Message, SiteSettings
+    >>> from fullrank.deploy.sites.channel import InMemory
+    >>> def node(client):
+    ...     host = Host(SiteSettings().within(Path(tempfile.mkdtemp())), [client])
+    ...     return lambda request: host.answer(Message.from_bytes(request)).to_bytes()
+    >>> few = {"data.clients": 2, "model.name": "mlp", "train.rounds": 1}
+    >>> run = serve(few, InMemory({7: node(0), 8: node(1)}), tempfile.mkdtemp())
+    >>> run.complete
+    True
     """
     experiment, path = Experiment.of(experiment).resolved(), Path(out)
     if experiment.data.clients < 1:

@@ -97,7 +97,7 @@ class Cluster:
                     self.ray.init(address=address, **common)
             except Exception as error:
                 raise InputError(f'{self._key} = "{self.address}": {_why_not(error)}') from None
-        # Ray prints what befalls other processes to standard output; this library says what of it matters.
+        # Ray prints events of other processes to standard output; this library reports those that matter.
         printing: Any = importlib.import_module("ray._private.worker")
         printing._worker_logs_enabled = False
 

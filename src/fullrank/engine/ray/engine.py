@@ -52,6 +52,14 @@ class Ray(Engine):
     GPUs `options.workers` is the number of GPUs and `options.slots` that of workers on each.
 
     A job whose worker is lost is run again by another one, with the same result.
+
+    Args:
+        site: The site of the clients.
+        options: The settings.
+
+    Raises:
+        InputError: If Ray is not installed, no cluster answers, or no node has the resources of a worker.
+        RunFailed: If the cluster has no room for a worker.
     """
 
     def __init__(self, site: Site, options: EngineOptions):
@@ -89,7 +97,7 @@ class Ray(Engine):
         """
         self._losses.clear()
         self._again.clear()
-        return run_in_order(jobs, self._idle_first, self._some)
+        return run_in_order(jobs, self._idle_first, self._next_results)
 
     def notes(self) -> dict[str, Any]:
         """Return how many jobs of the round were run on each node, and why jobs were run again, by client."""
@@ -116,7 +124,7 @@ class Ray(Engine):
         while not (ready := [worker for worker in self._workers if worker.ready]):
             if time.monotonic() > self._room_until and not any(worker.node for worker in self._workers):
                 raise self._no_room()
-            self._some()
+            self._next_results()
         self._room_until = time.monotonic() + ROOM_SECONDS
         return ready
 
@@ -124,9 +132,9 @@ class Ray(Engine):
         """Wait a short time until all workers are ready. Those for which there is no room yet join later."""
         until = time.monotonic() + SETTLE_SECONDS
         while time.monotonic() < until and not all(worker.ready for worker in self._workers):
-            self._some()
+            self._next_results()
 
-    def _some(self) -> dict[int, Result]:
+    def _next_results(self) -> dict[int, Result]:
         """Wait for an answer of a worker, for a short time, and return the results that it brings."""
         pending = {worker.answer: worker for worker in self._workers if worker.answer is not None}
         try:
@@ -214,7 +222,7 @@ class Ray(Engine):
 
 
 class _Shipment:
-    """Everything that all workers receive: the recipe of their site, samples, and the broadcast, each put once."""
+    """Everything that all workers receive: the recipe of their site, samples and the broadcast, each stored once."""
 
     def __init__(self, ray: Any, site: Site, recipe: list[Any]):
         self.ray = ray

@@ -116,12 +116,15 @@ class RayWorker:
         return None
 
     def do(self, job: Frames, key: int, broadcast: Frames) -> tuple[Frames, str]:
-        """Run a job, and return its result and what it printed.
+        """Run a job.
 
         Args:
             job: The job, without its broadcast.
             key: The number of the broadcast, which is unpacked once.
             broadcast: The broadcast.
+
+        Returns:
+            The result, and the end of what the job printed.
         """
         assert self._site is not None
         site = self._site
