@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import torch
 import fullrank
 from commands import fullrank as command
 from fullrank.errors import InputError
-from fullrank.files import write_json
+from fullrank.files import read_json, read_lines, write_json, write_lines
 from fullrank.report.page import blocks
 from fullrank.report.page.build import page_of
 from fullrank.report.page.html import html_of
@@ -401,6 +402,41 @@ def test_the_command_writes_html_json_and_csv(compared, tmp_path, capsys):
     assert header == ["series", "Round", "Test accuracy (%)"]
     metrics = fullrank.load_run(run).metrics
     assert [float(line[2]) for line in lines] == pytest.approx([100 * row["accuracy"] for row in metrics], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes"),
+    [
+        ("metrics.jsonl", {"terms": "x"}),
+        ("metrics.jsonl", {"bytes_up": "x"}),
+        ("metrics.jsonl", {"seconds": None}),
+        ("partition.json", {"samples": "x"}),
+        ("partition.json", {"sizes": 5}),
+        ("partition.json", {"size": {"a": 1}}),
+        ("partition.json", {"emd": "x"}),
+        ("partition.json", {"class_counts": "x"}),
+        ("environment.json", {"cpu": [1]}),
+        ("environment.json", {"peak_memory": "x"}),
+        ("probes.jsonl", {"global": "x"}),
+        ("probes.jsonl", {"prototype_consistency": "x"}),
+        ("probes.jsonl", {"cka_by_layer": "x"}),
+    ],
+)
+def test_records_with_values_of_another_type_are_damaged(probed, file, changes, tmp_path):
+    folder = shutil.copytree(probed, tmp_path / "run")
+    if file.endswith(".json"):
+        write_json(folder / file, {**read_json(folder / file), **changes})
+    else:
+        write_lines(folder / file, [{**row, **changes} for row in read_lines(folder / file)])
+    with pytest.raises(InputError, match=rf"{file}.* is damaged .*{next(iter(changes))}"):
+        page(folder)
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory):
+    """A run with probes."""
+    what = {**FEW, "train.rounds": 1, "data.clients": 2, "probe.every": 1}
+    return fullrank.run(what, tmp_path_factory.mktemp("probed") / "run").path
 
 
 def test_names_in_csv_are_no_formulas():

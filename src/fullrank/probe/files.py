@@ -9,10 +9,11 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
 from fullrank.collapse import recall
@@ -102,9 +103,13 @@ def read_probes(path: Path, done: float = math.inf) -> list[dict[str, Any]]:
 
 class _Line(TypedDict):
     round: int
+    global_: NotRequired[Annotated[dict[str, Any], Field(alias="global")]]
     clients: NotRequired[list[int]]
     locals: NotRequired[list[dict[str, Any]]]
     layers: NotRequired[list[str]]
+    prototype_consistency: NotRequired[float | None]
+    cka_by_layer: NotRequired[dict[str, float | None]]
+    cka_mean: NotRequired[float | None]
 
 
 def _lines(path: Path, done: float) -> list[dict[str, Any]]:

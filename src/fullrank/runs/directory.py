@@ -61,13 +61,35 @@ class _Data(TypedDict):
     input_shape: NotRequired[list[int]]
 
 
+class _Size(TypedDict):
+    min: int
+    max: int
+
+
+class _Distance(TypedDict):
+    mean: float | None
+
+
 class _Partition(TypedDict):
     data: _Data
     hash: str
+    samples: NotRequired[int]
+    sizes: NotRequired[list[int]]
+    size: NotRequired[_Size]
+    emd: NotRequired[_Distance]
+    entropy: NotRequired[_Distance]
+    classes_per_client: NotRequired[float | None]
+    class_counts: NotRequired[list[list[int]] | None]
+
+
+class _Peak(TypedDict):
+    bytes: int
+    of: str
 
 
 class _Resumed(TypedDict, total=False):
     metrics: dict[str, dict[str, bool]]
+    peak_memory: _Peak
 
 
 class _Environment(TypedDict, total=False):
@@ -75,6 +97,13 @@ class _Environment(TypedDict, total=False):
     sources: dict[str, str]
     metrics: dict[str, dict[str, bool]]
     resumed: list[_Resumed]
+    fullrank: str
+    git_commit: str | None
+    torch: str
+    cpu: str | None
+    gpu: str | None
+    threads: int | None
+    peak_memory: _Peak
 
 
 class _Summary(TypedDict):
@@ -89,6 +118,13 @@ class _Row(TypedDict):
     loss: NotRequired[float | None]
     personal: NotRequired[dict[str, Any]]
     skipped: NotRequired[dict[str, str]]
+    elements_down: NotRequired[float]
+    elements_up: NotRequired[float]
+    bytes_down: NotRequired[float]
+    bytes_up: NotRequired[float]
+    seconds: NotRequired[float]
+    training_seconds: NotRequired[float]
+    terms: NotRequired[dict[str, float | None]]
 
 
 class _Note(TypedDict):

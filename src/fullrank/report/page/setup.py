@@ -107,9 +107,9 @@ def _partition(cohort: Cohort) -> Iterator[Block]:
         f"{len(sizes):,} clients with {facts['samples']:,} training samples, {facts['size']['min']:,} to "
         f"{facts['size']['max']:,} each"
     ]
-    if "classes_per_client" in facts:
+    if facts.get("classes_per_client") is not None:
         parts.append(f"{facts['classes_per_client']:.1f} classes per client on average")
-    if "emd" in facts:
+    if facts.get("emd", {}).get("mean") is not None:
         distance = f"{facts['emd']['mean']:.2f}"
         parts.append(f"distance to the distribution of all clients {distance} on average (0 equal, 2 disjoint)")
     sentences = [f"{'; '.join(parts)}."]
