@@ -116,6 +116,12 @@ def test_the_experiment_is_shown_as_differences_from_the_defaults(compared):
     assert "train.lr" not in found
 
 
+def test_a_short_run_says_of_how_many_evaluations_its_mean_is(tmp_path):
+    fullrank.run({**FEW, "train.rounds": 2}, tmp_path)
+    (verdict,) = [each for each in section(page(tmp_path), "summary")["blocks"] if each["type"] == "verdict"]
+    assert "(mean of the last 2 evaluations)" in verdict["lines"][0]
+
+
 def test_the_whole_experiment_can_be_run_again(compared, tmp_path):
     found = section(page(compared / "fedavg-seed0"), "provenance")
     (code,) = [inner for each in found["blocks"] if each["type"] == "details" for inner in each["blocks"]]

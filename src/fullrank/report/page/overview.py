@@ -127,7 +127,13 @@ def _which(cohort: Cohort) -> str:
     stage = cohort.members[0].last_stage
     if cohort.measure == "personal" and stage is not None:
         return f", of {STAGES[stage]} on their own samples; there is no complete global model"
-    return " (mean of the last five evaluations)"
+    return f" ({_averaged(cohort)})"
+
+
+def _averaged(cohort: Cohort) -> str:
+    """Say over how many evaluations `last5` is a mean, which are fewer than five in a short run."""
+    number = min(5, max(len(member.course(member.accuracy_key)) for member in cohort.members))
+    return f"mean of the last {number} evaluations" if number > 1 else "one evaluation"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -148,7 +154,7 @@ def _tiles(cohort: Cohort, group: Group) -> Block:
     items: list[tuple[str, str, str]] = []
     if any(courses):
         seeds = f"mean ± std of {counted(len(courses), 'seed')}" if len(courses) > 1 else f"seed {member.seed}"
-        items.append((label, _with_spread(cohort, group), f"mean of the last five evaluations, {seeds}"))
+        items.append((label, _with_spread(cohort, group), f"{_averaged(cohort)}, {seeds}"))
         best = [max(course.values()) for course in courses if course]
         where = max(courses[0], key=courses[0].__getitem__)
         kind = "validation" if member.chosen_by else "test"
@@ -231,7 +237,7 @@ def _methods(cohort: Cohort) -> Block:
             _seeds_figure(group, f"curves-{group.colour}{cohort.suffix}") if len(cohort.groups) <= MOST_CURVES else None
         )
     personal = cohort.measure == "personal"
-    what = "clients' models at their last stage" if personal else "mean of the last five evaluations"
+    what = "clients' models at their last stage" if personal else _averaged(cohort)
     bold = "bold: the best, and those that the seeds do not tell from it."
     caption = f"Mean ± standard deviation over seeds of the {what}; {bold}"
     title = cohort.entitled("Methods")
