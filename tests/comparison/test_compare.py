@@ -412,7 +412,7 @@ def test_the_same_comparison_finds_its_own_directory():
 
 
 def test_in_processes_of_their_own_the_runs_are_the_same_also_stopped_and_continued(tmp_path):
-    experiment = {**QUICK, "train.rounds": 40}
+    experiment = {**QUICK, "train.rounds": 60, "train.steps": 2}
     fullrank.compare(experiment, ["fedavg", "fedprox"], [3], "one-by-one", jobs=1)
     with pytest.raises(Interrupted, match=r'of 2 runs are complete .* saved in "beside"; the same command continues'):
         fullrank.compare(experiment, ["fedavg", "fedprox"], [3], "beside", jobs=2, callbacks=[Stopping(after=2)])

@@ -30,6 +30,10 @@ def test_defaults_are_those_of_the_documentation():
     ("values", "words"),
     [
         ({"lr": 0.5}, ["lr: there is no such key", 'did you mean "train.lr"?']),
+        ({"epoch": 5}, ["epoch: there is no such key", 'did you mean "train.epochs"?']),
+        ({"trainlr": 0.5}, ["trainlr: there is no such key", 'did you mean "train.lr"?']),
+        ({"feddecorr.beta": 0.5}, ["feddecorr: there is no such key", 'did you mean "method.feddecorr.beta"?']),
+        ({"feddecor.beta": 0.5}, ["feddecor: there is no such key"]),
         ({"data.lr": 0.5}, ["data.lr: there is no such key", 'did you mean "train.lr"?']),
         ({"train.seed": 2}, ['did you mean "seed" or "data.seed"?']),
         ({"every": 2}, ['did you mean "evaluate.every" or "probe.every"?']),

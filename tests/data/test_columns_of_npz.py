@@ -116,16 +116,17 @@ def sentences(tmp_path, monkeypatch):
     return x, y, [*words, "--set", "data.clients=3", "--set", "data.alpha=10", "--set", "train.rounds=4", "-q"]
 
 
-def test_words_reach_an_embedding_with_every_engine(sentences, capsys):
+@pytest.mark.parametrize("other", ["vectorised", pytest.param("processes", marks=pytest.mark.slow)])
+def test_words_reach_an_embedding_with_every_engine(other, sentences, capsys):
     *_, words = sentences
     losses = []
-    for engine in ("serial", "vectorised", "processes"):
+    for engine in ("serial", other):
         more = ["--set", "model.vocabulary=100", "--set", "train.lr=0.5", "--set", f"engine.name={engine}"]
-        more += ["--set", "data.holdout=0.2", "--set", "probe.every=4", "--set", "engine.workers=2"]
+        more += ["--set", "data.holdout=0.2", "--set", "probe.every=4", "--set", "engine.workers=1"]
         status, _, err = fullrank("run", *words, *more, "--out", engine, capsys=capsys)
         assert status == 0, err
         losses.append(fr.load_run(engine).metrics[-1]["loss"])
-    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
 def test_a_model_of_words_predicts_and_is_exported(sentences, capsys):

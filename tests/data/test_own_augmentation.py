@@ -162,9 +162,7 @@ SETTINGS = {
 
 
 def run(out, engine, **values):
-    return fr.run(
-        {**SETTINGS, "engine.name": engine, "engine.workers": 2 if engine == "processes" else 0, **values}, out
-    )
+    return fr.run({**SETTINGS, "engine.name": engine, "engine.workers": 1, **values}, out)
 
 
 def test_every_engine_gives_the_same_result(tmp_path):

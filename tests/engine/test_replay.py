@@ -21,6 +21,7 @@ from small import on_its_network, rerun
 CPU = torch.device("cpu")
 BASE = {
     "data.clients": 4,
+    "data.share": 0.3,
     "data.augment": ["crop", "flip"],
     "model": {"name": "cnn", "norm": "batch", "width": 4},
     "train.epochs": 2,

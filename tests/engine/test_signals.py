@@ -101,6 +101,7 @@ def test_one_signal_ends_a_run_whose_client_hangs_in_a_worker(at, tmp_path):
     assert lines[-1].startswith("fullrank: stopped; the first ")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="stops a process")
 def test_a_worker_that_was_stopped_keeps_no_signal_waiting(tmp_path):
     """The model is larger than a pipe, so that this process waits in the middle of a message."""
@@ -162,6 +163,7 @@ def test_code_at_the_server_that_ends_the_process_is_said(how, tmp_path):
         fullrank.run({**settings, "method.quits.who": "server"}, out=tmp_path / "run")
 
 
+@pytest.mark.slow  # for the directory it is the same as SIGKILL
 def test_a_run_that_was_stopped_at_once_resumes_exactly(tmp_path, monkeypatch):
     settings = {"method.name": "stuck:Hangs", "method.hangs.at": "end", "engine.name": "serial"}
     process, _ = started(tmp_path, {**settings, "method.hangs.how": "sleep"})

@@ -27,6 +27,7 @@ from small import blobs, normed, on_its_network, plain, put_together
 
 BASE = {
     "data.clients": 7,
+    "data.share": 0.4,
     "data.augment": ["crop", "flip"],
     "model.norm": "batch",
     "model.width": 4,

@@ -21,6 +21,7 @@ from small import on_its_network
 
 ODD = {
     "data.clients": 20,
+    "data.share": 0.4,
     "data.alpha": 0.3,  # clients of very different sizes
     "model.name": "mlp",
     "train.rounds": 4,
@@ -72,6 +73,7 @@ def in_steps(settings, out, rounds):
 def test_a_run_with_more_rounds_equals_one_that_had_them_from_the_start(tmp_path):
     """SCAFFOLD without momentum: what clients keep came back in another order, and they fell into other groups."""
     settings = {
+        "data.share": 0.4,
         "model.name": "mlp",
         "method.name": "scaffold",
         "train.momentum": 0.0,
@@ -181,7 +183,13 @@ class BranchesLater(Method):
 
 def test_what_the_engine_found_out_holds_after_a_resume(tmp_path):
     settings = {**ODD, "method.name": "test_vectorised_resume:BranchesLater", "engine.name": "vectorised"}
-    settings |= {"data.clients": 60, "train.participation": 16, "train.steps": 4, "train.batch_size": 4}
+    settings |= {
+        "data.share": 1.0,
+        "data.clients": 60,
+        "train.participation": 16,
+        "train.steps": 4,
+        "train.batch_size": 4,
+    }
     in_steps(settings, tmp_path / "whole", [4])
     in_steps(settings, tmp_path / "parts", [3, 4])
     rows = fullrank.load_run(tmp_path / "whole").metrics
@@ -208,6 +216,7 @@ def test_check_resumes_where_clients_train_as_a_group(monkeypatch):
 # Several runs at a time
 
 
+@pytest.mark.slow  # comparison/test_compare.py has the same of another engine
 def test_the_number_of_jobs_changes_no_bit(tmp_path, capsys):
     options = {**ODD, "train.rounds": 2, "train.participation": 0.5}
     sets = [part for key, value in options.items() for part in ("--set", f"{key}={value}")]

@@ -423,7 +423,7 @@ class SendsTheNetworksOwn(Method):
 @pytest.mark.parametrize("engine", ["serial", "vectorised", "processes"])
 def test_an_aggregator_may_keep_what_it_is_given(engine):
     Keeps.received_before.clear()
-    settings = {"engine.name": engine, "engine.workers": 2}
+    settings = {"engine.name": engine, "engine.workers": 1}
     got, want = (
         fit(plain(), blobs(), SendsTheNetworksOwn(), rounds=2, set={**settings, "train.aggregator": name})
         for name in (f"{__name__}:Keeps", "mean")

@@ -21,6 +21,7 @@ from fullrank.federated.codec import decode, encode
 from fullrank.runs.assemble import assemble, assemble_site, hosted_data
 from fullrank.runs.recorded import federation_facts
 from small import on_its_network
+from sweeps import METHODS
 
 VALUES = {
     "data.clients": 6,
@@ -81,8 +82,12 @@ def prepare(folder, method, **changes):
     return engine.results
 
 
-def test_every_method_trains_alike_where_only_one_clients_data_are(tmp_path):
-    wanted = {method: prepare(tmp_path / method, method) for method in methods.available()}
+@pytest.mark.parametrize(
+    "names",
+    [pytest.param(METHODS, id="some"), pytest.param(tuple(methods.available()), id="all", marks=pytest.mark.slow)],
+)
+def test_methods_train_alike_where_only_the_data_of_one_client_are(names, tmp_path):
+    wanted = {method: prepare(tmp_path / method, method) for method in names}
     wanted["weighted"] = prepare(tmp_path / "weighted", "fedprox", **{"train.criterion": "weighted"})
     environment = {**os.environ, "PYTHONPATH": str(Path(fullrank.__file__).parents[1])}
     subprocess.run([sys.executable, SCRIPT, tmp_path], check=True, cwd=tmp_path, env=environment)

@@ -186,7 +186,7 @@ def test_engines_send_the_same(engine):
         return parts.server.w, [outcome.traffic for outcome in outcomes]
 
     want, traffic = run(lambda parts: Serial(parts.site))
-    got, other = run(lambda parts: open_engine(engine, parts.site, EngineOptions(workers=2, clients=5)))
+    got, other = run(lambda parts: open_engine(engine, parts.site, EngineOptions(workers=1, clients=5)))
     assert other == traffic
     for name, value in want.items():
         torch.testing.assert_close(got[name], value, rtol=1e-7, atol=1e-10)

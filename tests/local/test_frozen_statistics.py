@@ -36,11 +36,9 @@ def moved(after):
     return {name for name in STATISTICS if not torch.equal(before[name], after[name])}
 
 
-@pytest.mark.parametrize("engine", ["serial", "vectorised", "processes"])
+@pytest.mark.parametrize("engine", ["serial", "vectorised", pytest.param("processes", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("freeze", [["1"], ["norm"], ["1.weight", "1.bias"], ["1.running_*", "1.num*"], ["buffers"]])
 def test_statistics_of_a_frozen_layer_stay(freeze, engine):
-    if engine == "processes" and freeze != ["1"]:
-        pytest.skip("starting processes takes long, and what is frozen is decided before")
     after = fitted(freeze, engine)
     assert moved(after) == set()
     assert not torch.equal(after["0.weight"], with_statistics().state_dict()["0.weight"])

@@ -124,7 +124,7 @@ def test_terms_are_summed_in_their_order():
 
 def test_a_run_that_is_read_back_has_them(tmp_path):
     few = {"data.clients": 3, "model.name": "mlp", "train.rounds": 2, "method.name": "fedmr"}
-    result = fullrank.run({**few, "engine.name": "processes", "engine.workers": 1}, tmp_path / "run")
+    result = fullrank.run(few, tmp_path / "run")
     read = fullrank.load_run(tmp_path / "run")
     assert read.summary()["terms"] == result.summary()["terms"]
     assert list(read.summary()["terms"]) == ["criterion", "fedmr", "fedmr.intra", "fedmr.inter"]

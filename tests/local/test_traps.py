@@ -71,8 +71,9 @@ def test_worker_processes_keep_the_memory_layout(channels_last):
     if channels_last == "model":
         net = net.to(memory_format=torch.channels_last)
     data = images(torch.channels_last if channels_last == "data" else torch.contiguous_format)
+    one = {"engine.workers": 1}
     runs = [
-        fullrank.fit(net, data, "fedavg", rounds=2, batch_size=8, engine=engine).model().state_dict()
+        fullrank.fit(net, data, "fedavg", rounds=2, batch_size=8, engine=engine, set=one).model().state_dict()
         for engine in ("serial", "processes")
     ]
     assert equal(*runs)

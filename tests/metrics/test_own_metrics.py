@@ -173,7 +173,14 @@ def test_a_comparison_is_of_ones_own_metric(folder, capsys):
 
 @pytest.mark.parametrize("engine", ["serial", "processes", "vectorised"])
 def test_every_engine_evaluates_it(engine):
-    values = {**SMALL, "data.clients": 5, "data.holdout": 0.2, "evaluate.metrics": OWN, "engine.name": engine}
+    values = {
+        **SMALL,
+        "data.clients": 5,
+        "data.holdout": 0.2,
+        "evaluate.metrics": OWN,
+        "engine.name": engine,
+        "engine.workers": 1,
+    }
     run = fullrank.run({**values, "evaluate.personal": "every", "train.rounds": 1})
     for stage in run.metrics[0]["personal"].values():
         assert stage["error"]["mean"] == pytest.approx(1 - stage["mean"])

@@ -23,7 +23,7 @@ from fullrank.local.step import Context, Functional, State, Step
 from fullrank.methods import Composition
 from fullrank.models.alexnet import PoolToSix
 from fullrank.models.efficientnet import MBConv, StochasticDepth
-from fullrank.models.mobilenetv2 import InvertedResidual
+from fullrank.models.mobilenetv2 import InvertedResidual, mobilenetv2
 from fullrank.models.net import Net
 from fullrank.models.network import Network
 from fullrank.models.resnet import BasicBlock, ZeroPad, projection, resnet18
@@ -214,7 +214,7 @@ def test_as_many_multiplications_as_published(name, classes, size, millions, dig
     assert round(counted, digits) == millions
 
 
-def test_the_command_line_counts_at_the_images_a_network_is_meant_for():
+def test_the_command_line_counts_at_the_images_a_network_is_meant_for(monkeypatch):
     shown = CliRunner().invoke(cli.app, ["models", "--json"])
     facts = json.loads(shown.stdout)
     assert facts["mlp"]["input"] == [1, 8, 8]
@@ -226,6 +226,7 @@ def test_the_command_line_counts_at_the_images_a_network_is_meant_for():
     for name, size in (("wrn-28-10", 32), ("lenet", 32), ("alexnet-bn", 256), ("efficientnet-b0", 224)):
         assert facts[name]["input"] == [3, size, size]
         assert facts[name]["parameters"] == parameters_of(shapes_only(name))
+    monkeypatch.setattr(models, "available", lambda: {"mobilenetv2": mobilenetv2})
     table = CliRunner().invoke(cli.app, ["models"], env={"COLUMNS": "120"}).stdout
     assert "mobilenetv2  2,296,922 parameters at 3×32×32, 1280 features" in table
     assert "Numbers of parameters are for 10 classes" in table

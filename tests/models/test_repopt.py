@@ -6,9 +6,7 @@ Kernels, masks and blocks are written out in NumPy; trajectories are compared wi
 from __future__ import annotations
 
 import copy
-import doctest
 import hashlib
-import importlib
 import json
 import math
 import warnings
@@ -567,7 +565,7 @@ TRAINING = {"lr": 0.05, "momentum": 0.9, "weight_decay": 1e-2}
 def both_trained(family, plain_method="fedrepopt", branch_method="fedavg", sizes=(24,), rounds=1, **keys):
     """The branches under one method and the plain twin under another, in the same batches."""
     branches, plain = twins(family)
-    keys = {"train.steps": 30, **keys}
+    keys = {"train.steps": 12, **keys}
     common = {"rounds": rounds, "batch_size": 8, **TRAINING}
     for name in ("lr", "momentum", "weight_decay", "participation"):
         if name in keys:
@@ -591,7 +589,7 @@ def both_trained(family, plain_method="fedrepopt", branch_method="fedavg", sizes
     ],
     ids=str,
 )
-def test_thirty_steps(family, keys):
+def test_a_dozen_steps(family, keys):
     branches, plain = both_trained(family, **keys)
     assert gap(branches, plain) < 1e-10
     assert_close({**plain.state_dict()}, {**to_repopt(branches).state_dict()}, 1e-10)
@@ -603,9 +601,9 @@ def test_the_branches_trained_by_torch_alone(family):
     branches, plain = twins(family, **({"dropout": 0.0} if family == "ghost" else {}))
     x, y = clients_of((18,))[0]
     alone = trained_alone(
-        branches, [(x, y)] * 25, **TRAINING, names=lambda name: branches.get_parameter(name).requires_grad
+        branches, [(x, y)] * 12, **TRAINING, names=lambda name: branches.get_parameter(name).requires_grad
     )
-    run = fit(plain, [(x, y)], "fedrepopt", rounds=1, batch_size=18, **TRAINING, set={"train.steps": 25})
+    run = fit(plain, [(x, y)], "fedrepopt", rounds=1, batch_size=18, **TRAINING, set={"train.steps": 12})
     assert gap(branches, alone) > 1e-2
     assert gap(alone, run.model()) < 1e-10
 
@@ -626,7 +624,7 @@ def test_an_identity_scale_that_does_not_decay_leaves_the_branches():
     ]
     data, results = clients_of((24,)), []
     for net, method, names in ((branches, "fedavg", kernels[0]), (plain, "fedrepopt", kernels[1])):
-        keys = {"train.steps": 30, "train.decay_on": names}
+        keys = {"train.steps": 12, "train.decay_on": names}
         results.append(fit(net, data, method, rounds=1, batch_size=8, **TRAINING, set=keys).model())
     assert gap(*results) > 1e-4
 
@@ -753,7 +751,7 @@ def test_scales_that_come_with_the_package_are_those_that_their_facts_describe(n
 def test_scales_that_do_not_come_with_the_package_are_rejected_by_name():
     with pytest.raises(InputError, match=r'no file "cifar10" \(the package has cifar100 for repvgg-a0\)'):
         models.build("repvgg-a0", 10, mode="repopt", scales="cifar10")
-    with pytest.raises(InputError, match=r"come none for repvgg-b1\); make one with fullrank search-scales repvgg-b1"):
+    with pytest.raises(InputError, match=r"has none for repvgg-b1\); make one with fullrank search-scales repvgg-b1"):
         models.build("repvgg-b1", 10, mode="repopt", scales="cifar100")
 
 
@@ -819,7 +817,7 @@ def test_a_network_without_scales_is_rejected():
     ],
 )
 def test_what_is_missing_or_broken_is_said(mode, method, keys, says, tmp_path):
-    def played(rounds, net):
+    def trained(rounds, net):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             run = fit(net, clients_of((20, 20)), method, rounds=rounds, set=keys, out=tmp_path / "run")
@@ -828,11 +826,11 @@ def test_what_is_missing_or_broken_is_said(mode, method, keys, says, tmp_path):
         return run, told
 
     net = vgg(mode).double()
-    run, told = played(2, net)
+    run, told = trained(2, net)
     assert [row.get("cautions", []) for row in run.metrics] == [told, []]
     log = (tmp_path / "run" / "log.txt").read_text()
     assert says in log.split("round 1/2")[0]  # before anything is played
-    played(3, net)  # whoever goes on is told again
+    trained(3, net)  # whoever goes on is told again
 
 
 def test_a_network_inside_another_is_made_for_the_method_too():
@@ -848,15 +846,27 @@ def test_what_is_known_of_the_method():
     assert [part.name for part in methods.Composition(made).corrections] == ["fedrepopt", "scaffold"]
 
 
-@pytest.mark.parametrize("name", ["fedrepopt", "fedrepopt+scaffold", "fedrepopt+feddecorr"])
-def test_it_passes_the_checks_of_every_method(name):
-    only = ("trace", "engines", "processes", "exchange") if name == "fedrepopt" else ("trace", "engines", "exchange")
+WHOLE = ("trace", "engines", "processes", "exchange")
+
+
+@pytest.mark.parametrize(
+    ("name", "only"),
+    [
+        ("fedrepopt", ("exchange",)),  # the rest is in the checks of every method of the library
+        pytest.param("fedrepopt", WHOLE, marks=pytest.mark.slow),
+        pytest.param("fedrepopt+scaffold", WHOLE, marks=pytest.mark.slow),
+        pytest.param("fedrepopt+feddecorr", WHOLE, marks=pytest.mark.slow),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "whole" if value is WHOLE else "exchange",
+)
+def test_it_passes_the_checks_of_every_method(name, only):
     done = check(name, only=only)
     assert set(done.results.values()) == {"holds"}
     scales = 2 * (4 + 2 * 4 + 2 * 6 + 8)
     assert done.exchange["down_first"] - done.exchange["down_later"] == scales
 
 
+@pytest.mark.slow
 def test_ghosts_pass_them_too():
     torch.manual_seed(0)
     net = repghost(10, 1, bottlenecks=BOTTLENECKS[1:3], stem=6, tail=8, features=8, mode="repopt", dropout=0.0).double()
@@ -864,6 +874,7 @@ def test_ghosts_pass_them_too():
     assert set(done.results.values()) == {"holds"}
 
 
+@pytest.mark.slow  # as in methods/test_learning.py, with a larger network
 def test_it_learns(tmp_path):
     values = {"method.name": "fedrepopt", "model": dict(FedRepOpt.tried_on), "data.clients": 4, "data.alpha": 1.0}
     values["model"] |= {"widths": [8, 16, 16], "blocks": [2, 1]}
@@ -873,7 +884,7 @@ def test_it_learns(tmp_path):
 
 def test_a_round_of_a_real_network_with_a_file_of_scales(tmp_path):
     rng = np.random.default_rng(0)
-    np.savez(tmp_path / "tiny.npz", x=rng.integers(0, 256, (32, 32, 32, 3), dtype=np.uint8), y=np.arange(32) % 4)
+    np.savez(tmp_path / "tiny.npz", x=rng.integers(0, 256, (20, 16, 16, 3), dtype=np.uint8), y=np.arange(20) % 4)
     path = tmp_path / "scales.safetensors"
     source = models.build("repghost-0.5", 10, mode="hs")  # as many classes as it was searched with
     for number, (_, part) in enumerate(operators(source)):
@@ -897,8 +908,3 @@ def test_a_round_of_a_real_network_with_a_file_of_scales(tmp_path):
     write_scales(path, models.build("repghost-0.5", 10, mode="hs"), "repghost-0.5")
     with pytest.raises(InputError, match=r"the file of model.scales is not what it was when .* was started"):
         fullrank.run({**values, "train.rounds": 2}, tmp_path / "run")
-
-
-@pytest.mark.parametrize("name", ["fullrank.models.reparam.fuse"])
-def test_examples(name):
-    assert doctest.testmod(importlib.import_module(name)).failed == 0

@@ -57,11 +57,11 @@ ONE_STEP = {
 
 
 @cache
-def tiny(name: str) -> DataSet:
+def tiny(name: str, clients: int = 100) -> DataSet:
     """Return a data set of the shape of another: noise, with as few samples as its partitions allow."""
     classes, channels, side = SHAPES[name]
     domains = DOMAINS.get(name, ())
-    samples = 40 * len(domains) or 4000
+    samples = 40 * len(domains) or (4000 if clients > 10 or classes > 10 else 600)
     x = torch.randint(256, (samples, channels, side, side), dtype=torch.uint8, generator=torch.Generator())
     y = torch.arange(samples) % classes
     domain = torch.arange(samples) // 40 if domains else None
@@ -88,10 +88,11 @@ def shortened(experiment: Experiment, folder) -> Experiment:
 
 
 def take_one_step(experiment: Experiment, name: str) -> None:
-    """Build all parts of an experiment, and train the client with the most samples for one step."""
-    federation = federate(experiment, tiny(experiment.data.name))
+    """Build all parts of an experiment, and train the smallest client that has a whole batch for one step."""
+    federation = federate(experiment, tiny(experiment.data.name, experiment.data.clients))
     assembly = assemble(experiment, federation=federation)
-    client = max(range(federation.clients), key=federation.size)
+    sizes = {federation.size(client): client for client in range(federation.clients)}
+    client = sizes[min((size for size in sizes if size >= experiment.train.batch_size), default=max(sizes))]
     result = assembly.site.do(assembly.server.job("train", client))
     assert result.error is None, f"{name}: {result.error}"
     assert result.steps >= 1, name

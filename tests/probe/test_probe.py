@@ -84,7 +84,7 @@ def probed(tmp_path_factory):
 @pytest.mark.parametrize("engine", ["serial", "processes"])
 def test_a_run_with_probes_is_the_run_without_to_the_bit(tmp_path, without, probed, engine):
     if engine == "processes":
-        run(tmp_path / "run", {"probe.every": 3, "engine.name": engine, "engine.workers": 2})
+        run(tmp_path / "run", {"probe.every": 3, "engine.name": engine, "engine.workers": 1})
     path = probed if engine == "serial" else tmp_path / "run"
     assert (path / "model.safetensors").read_bytes() == (without / "model.safetensors").read_bytes()
     assert rows(path) == rows(without)
@@ -182,7 +182,7 @@ def test_every_engine_shows_the_models_that_clients_sent(engine):
     opened = (
         _recorded(parts)
         if engine == "recorded"
-        else open_engine(engine, parts.site, EngineOptions(workers=2, clients=4))
+        else open_engine(engine, parts.site, EngineOptions(workers=1, clients=4))
     )
     try:
         outcome = parts.server.run_round(opened, show=(0, 1, 2, 3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import re
 import statistics
@@ -406,6 +407,21 @@ def test_the_command_writes_html_json_and_csv(compared, tmp_path, capsys):
     assert header == ["series", "Round", "Test accuracy (%)"]
     metrics = fullrank.load_run(run).metrics
     assert [float(line[2]) for line in lines] == pytest.approx([100 * row["accuracy"] for row in metrics], rel=1e-5)
+
+
+def test_names_in_csv_are_no_formulas():
+    names = ["=1+1", "+1-1", "-1+1", "@x", "\t=1", "a=1", "-1.5e-3", -2]
+    chart = {
+        "kind": "heatmap",
+        "y": {"label": "=label", "categories": names},
+        "x": {"label": "x", "categories": ["-"]},
+        "scale": {"label": "value"},
+        "values": [[-0.5]] * len(names),
+    }
+    header, *lines = csv.reader(io.StringIO(blocks.csv_of({"type": "figure", "chart": chart})))
+    assert header == ["'=label", "x", "value"]
+    assert [line[0] for line in lines] == ["'=1+1", "'+1-1", "'-1+1", "'@x", "'\t=1", "a=1", "-1.5e-3", "-2"]
+    assert {tuple(line[1:]) for line in lines} == {("'-", "-0.5")}
 
 
 def test_the_default_is_next_to_what_was_named(compared, tmp_path, monkeypatch):

@@ -235,6 +235,10 @@ def test_downloads_are_the_files_that_the_command_writes(browser, written):
         for block in figures(page):
             assert made[block["id"]] == csv_of(block), block["id"]
             assert made[block["id"]] == (tables / f"{block['id']}.csv").read_text(), block["id"]
+        names = ["=1+1", "@a,b", "+1", "-1.5e-3", "-x", "a=1", '="']
+        columns = [{"name": name, "kind": "text"} for name in names]
+        table = {"type": "table", "columns": columns, "rows": [[{"value": name} for name in names]]}
+        assert it.page.evaluate("rows => fullrank.csv(rows)", [names, names]) == csv_of(table)
         with it.page.expect_download() as wanted:
             it.page.locator("#figure-loss").get_by_role("button", name="CSV").click()
         assert wanted.value.suggested_filename == "loss.csv"

@@ -197,6 +197,7 @@ def test_killed_in_the_ending_and_resumed(method, tmp_path, data, monkeypatch):
     assert_equal_outcomes(tmp_path / "run", tmp_path / "long")
 
 
+@pytest.mark.slow
 def test_worker_processes_find_the_same(tmp_path, data):
     settings = {**SETTINGS, "data.name": str(data), "method.name": "fedbn", "evaluate.personal": "every"}
     one = fullrank.run(settings, tmp_path / "serial")

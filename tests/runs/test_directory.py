@@ -26,7 +26,8 @@ from fullrank.errors import CallFailed, ClientFailed, InputError, Interrupted, R
 from fullrank.federated.client_states import ClientStates
 from fullrank.files import append_line, save_tensors, write_atomically, write_json
 from fullrank.local.step import Step
-from fullrank.runs.directory import MESSAGES, RunDirectory, Status, read_json, read_rows
+from fullrank.runs.directory import RunDirectory, read_json, read_rows
+from fullrank.runs.status import MESSAGES, Status
 from fullrank.trees import flatten
 from killing import (
     Points,

@@ -102,7 +102,7 @@ def test_killed_in_the_ending_and_resumed(method, torn, tmp_path, monkeypatch):
 
 def test_worker_processes_resume_the_ending_too(tmp_path, monkeypatch):
     attempt(METHODS["own head"], tmp_path / "whole").succeeded()
-    settings = {**METHODS["own head"], "engine.name": "processes", "engine.workers": 2}
+    settings = {**METHODS["own head"], "engine.name": "processes", "engine.workers": 1}
     killed_after(settings, tmp_path / "run", 4)
     fullrank.run(settings, out=tmp_path / "run")
     assert_equal_outcomes(tmp_path / "run", tmp_path / "whole")

@@ -216,7 +216,9 @@ def test_a_comparison_takes_a_root(home, monkeypatch, tmp_path, capsys):
 KEPT = [(method, holdout, "serial") for method in ("fedavg", "fedbn", "fedetf") for holdout in (0.2, 0.0)]
 
 
-@pytest.mark.parametrize(("method", "holdout", "engine"), [*KEPT, ("fedbn", 0.2, "processes")])
+@pytest.mark.parametrize(
+    ("method", "holdout", "engine"), [*KEPT, pytest.param("fedbn", 0.2, "processes", marks=pytest.mark.slow)]
+)
 def test_kept_personal_models_need_no_data(method, holdout, engine, home, monkeypatch, capsys):
     table = {"method.name": method, "method.fedetf.repeats": 1, "data.holdout": holdout}
     run = run_with({**table, "run.keep_personal": True, "engine.name": engine, "engine.workers": 1}, home)

@@ -178,6 +178,7 @@ def test_killed_again_at_every_round(uninterrupted, tmp_path):
     kill_and_resume(settings_of("everything"), tmp_path / "run", strikes, reference)
 
 
+@pytest.mark.slow
 def test_a_process_of_its_own_is_killed_and_resumed(uninterrupted, tmp_path):
     program = (
         "import fullrank, killing\n"
@@ -214,22 +215,29 @@ def test_killed_and_resumed_with_worker_processes(case, point, uninterrupted, tm
     kill_and_resume(settings, tmp_path / "run", [middle(trace, point)], reference)
 
 
-def test_killed_while_a_finished_run_goes_on_for_more_rounds(uninterrupted, tmp_path):
-    """What the shorter run had written as its end is never taken for the longer run's."""
-    settings, (reference, _) = settings_of("everything"), uninterrupted("everything")
-    shorter = tmp_path / "shorter"
-    attempt({**settings, "train.rounds": 3}, shorter).succeeded()
-    for strike in (
-        Strike("a deletion", 1),  # of the summary
-        Strike("a deletion", 2),  # of the model
-        Strike("a local step", 3),
-        Strike("a checkpoint", 1),  # all rounds are there, the end is not
-        Strike("the methods' finish", 1),
-        Strike("name of model", 1),
-    ):
-        out = tmp_path / f"{strike.point} {strike.arrival}"
-        shutil.copytree(shorter, out)
-        kill_and_resume(settings, out, [strike], reference)
+LONGER = [
+    Strike("a deletion", 1),  # of the summary
+    Strike("a deletion", 2),  # of the model
+    Strike("a local step", 3),
+    Strike("a checkpoint", 1),  # all rounds are there, the end is not
+    Strike("the methods' finish", 1),
+    Strike("name of model", 1),
+]
+
+
+@pytest.fixture(scope="module")
+def shorter(tmp_path_factory):
+    """A finished run of three rounds."""
+    path = tmp_path_factory.mktemp("shorter") / "run"
+    attempt({**settings_of("everything"), "train.rounds": 3}, path).succeeded()
+    return path
+
+
+@pytest.mark.parametrize("strike", LONGER, ids=lambda strike: f"{strike.point} {strike.arrival}")
+def test_killed_while_a_finished_run_continues_for_more_rounds(strike, shorter, uninterrupted, tmp_path):
+    """What the shorter run wrote at its end is never taken for the end of the longer one."""
+    shutil.copytree(shorter, tmp_path / "run")
+    kill_and_resume(settings_of("everything"), tmp_path / "run", [strike], uninterrupted("everything")[0])
 
 
 # The full matrix

@@ -370,8 +370,8 @@ def test_a_tracker_that_fails_does_not_stop_the_run_and_gets_what_it_missed(tmp_
     assert (tracker.rounds, tracker.end) == ([*range(1, 8)], 7)
     said = [str(each.message) for each in caught if "Recording" in str(each.message)]
     assert said == [
-        "Recording could not be written (ConnectionError: no answer); the run continues, and the tracker is tried "
-        "again after the next round"
+        "sending to Recording failed (ConnectionError: no answer); the run continues and tries again after the next "
+        "round"
     ]
 
 

@@ -61,10 +61,10 @@ def watch_command(
 ) -> None:
     """Follow a run, or several, while they are active.
 
-    Shows the round, the time left, the newest and the best values, the course of the accuracy, clients that were left
-    out, and warnings; of several runs one line each. Only the directory is read, so the run may have been started
-    anywhere, and it may be killed and resumed meanwhile. The command ends when all runs have ended; the exit status is
-    1 if one of them failed.
+    The command shows the round, the time left, the newest and the best values, the accuracy over rounds, clients that
+    were left out, and warnings; several runs have one line each. Only the directory is read, so the run may have been
+    started anywhere, and it may be killed and resumed meanwhile. The command ends when all runs have ended; the exit
+    status is 1 if one of them failed.
 
     Example: fullrank watch runs/digits-fedavg-12345678
 

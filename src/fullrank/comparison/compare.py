@@ -43,9 +43,10 @@ from fullrank.errors import InputError, Interrupted, RunFailed
 from fullrank.files import write_json
 from fullrank.local import interrupt
 from fullrank.runs.callbacks import check_callbacks
-from fullrank.runs.directory import RunDirectory, Status
+from fullrank.runs.directory import RunDirectory
 from fullrank.runs.result import load_run
 from fullrank.runs.resume import check_resumable
+from fullrank.runs.status import Status
 
 
 def compare(

@@ -32,26 +32,30 @@ class _Plan(TypedDict):
 
 
 class PlanRecord(ComparisonCallback):
-    """Writes the planned runs into the file runs.json of their folder, and later which of them failed."""
+    """Writes the planned runs into the file runs.json of their folder, and later which of them failed.
+
+    Args:
+        folder: The folder.
+    """
 
     def __init__(self, folder: Path):
         self._file = folder / FILE
         self._runs: dict[str, PlannedRun] = {}
 
     def planned(self, tasks: Sequence[Task], pending: Sequence[Task]) -> None:
-        """Write all runs."""
+        """Write all runs, those included that are complete already."""
         for task in tasks:
             path = self._relative(task)
             self._runs[path] = {"path": path, "name": task.name, "rounds": task.rounds, "failed": ""}
         self._write()
 
     def started(self, task: Task) -> None:
-        """Forget an earlier failure."""
+        """Delete the reason of an earlier failure."""
         if self._runs[self._relative(task)]["failed"]:
             self._note(task, "")
 
     def failed(self, task: Task, reason: str) -> None:
-        """Write the reason."""
+        """Write the reason of the failure."""
         self._note(task, reason)
 
     def _note(self, task: Task, reason: str) -> None:

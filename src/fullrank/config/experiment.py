@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import json
 import os
@@ -557,10 +558,24 @@ def _sentence(keys: list[str], table: type[BaseModel], detail: ErrorDetails) -> 
         return str(detail["ctx"]["error"])
     where = ".".join(keys)
     if detail["type"] == "extra_forbidden":
-        elsewhere = [] if isinstance(detail["input"], Mapping) else _keys_named(keys[-1])
+        elsewhere = _elsewhere(where, detail["input"])
         advice = f"did you mean {' or '.join(elsewhere)}?" if elsewhere else nearest(keys[-1], table.model_fields)
         return f"{where}: there is no such key; {advice}"
     return sentence(where, detail)
+
+
+def _elsewhere(where: str, value: Any) -> list[str]:
+    """Return the keys that were meant by an unknown one with this value, in quotation marks."""
+    if isinstance(value, Mapping):
+        inside = next(iter(value), "")
+        return [f'"method.{where}.{inside}"'] if inside and where in methods.METHODS.names() else []
+    if found := _keys_named(where.rpartition(".")[2]):
+        return found
+    if "." in where:
+        return []
+    every = list(dotted(Experiment().model_dump()))
+    known = {name: key for key in every for name in (key.rpartition(".")[2], key.replace(".", ""))}
+    return [f'"{known[name]}"' for name in difflib.get_close_matches(where, known, 1, 0.8)]
 
 
 def _keys_named(name: str) -> list[str]:

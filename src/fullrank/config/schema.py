@@ -259,6 +259,9 @@ class Train(Table):
     """Whether the optimizer state of a client is reset at the start of each round (fresh) or kept between rounds."""
     buffers: Literal["average", "local"] = "average"
     """Running statistics of BatchNorm: averaged over clients like weights, or kept by each client (local)."""
+    weight_by: Literal["training", "all"] = "training"
+    """Samples that a client's weight in the mean counts: those on which it trains (training), or its hold-out as well
+    (all), as in the code of FedETF."""
     aggregator: Annotated[str, NameIn(AGGREGATORS)] = "mean"
     """How the server combines what clients send: by weighted means and sums (mean), or as a subclass of
     fullrank.Aggregator does it."""
@@ -291,7 +294,7 @@ class Train(Table):
 
 
 class EngineTable(Table):
-    """Where and how clients are trained: engine, processes, device and precision."""
+    """The engine that trains the clients, with its processes, device and precision."""
 
     name: Annotated[str, NameIn(ENGINES)] = AUTO
     """Engine that trains clients: one after the other (serial), in several processes (processes), in groups with one
@@ -328,7 +331,7 @@ class EngineTable(Table):
 
 
 class Evaluate(Table):
-    """When models are evaluated, and with which metrics."""
+    """The evaluation of models: its rounds and its metrics."""
 
     every: Annotated[int, Field(ge=1)] = 1
     """Number of rounds between two evaluations of the global model. The last round is always evaluated."""

@@ -62,6 +62,10 @@ class Federation:
         """Return the number of training samples of a client."""
         return len(self.parts[client])
 
+    def held_out(self, client: int) -> int:
+        """Return the number of held-out samples of a client."""
+        return len(self.holdouts[client])
+
     def hosted(self, clients: Collection[int] | None = None) -> HostedData:
         """Return the data of some clients for a site that hosts them.
 

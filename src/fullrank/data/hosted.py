@@ -53,6 +53,8 @@ class HostedData:
     """Their labels."""
     tests: dict[int, np.ndarray] = field(default_factory=dict)
     """Positions of each hosted client's test samples in `test_x`; none for a client that is not in it."""
+    count_holdouts: bool = False
+    """Whether a client's weight in a mean counts its hold-out too (`train.weight_by`)."""
 
     @classmethod
     def of(
@@ -102,6 +104,11 @@ class HostedData:
     def size(self, client: int) -> int:
         """Return a client's number of training samples."""
         return len(self.of_client(client)[0])
+
+    def weight(self, client: int) -> int:
+        """Return the number of samples that count as a client's weight in a mean."""
+        training, held = self.of_client(client)
+        return len(training) + len(held) * self.count_holdouts
 
     def of_client(self, client: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the positions of a client's samples in `x` and `y`.

@@ -15,8 +15,8 @@ def keep_freed_memory() -> bool:
 
     By default glibc returns the activations of each batch of a large network, and the page faults of the next batch
     take as long as the computation. The results are the same. The setting lasts for the rest of the process, which then
-    occupies as much memory as it ever needed at once; so it is for processes that belong to the library: the command
-    line and worker processes, and not a program that imports it.
+    occupies as much memory as it ever needed at once. The command line and worker processes call it; a program that
+    imports the library can call it itself, at any time before its runs.
 
     Returns:
         Whether the allocator has the setting. Only glibc, on Linux, does.

@@ -78,7 +78,7 @@ class Engine(Protocol):
 
 
 class EngineFactory(Protocol):
-    """The type of what creates an engine: the class of an engine, or a function with the same arguments."""
+    """The type of an object that creates an engine: the class of an engine, or a function with the same arguments."""
 
     def __call__(self, site: Site, options: EngineOptions) -> Engine:
         """Create an engine that runs jobs at a site.

@@ -216,13 +216,14 @@ class UploadCheck:
         return size
 
 
-def check_samples(upload: Upload, claimed: int, known: int, own_weight: bool) -> None:
-    """Check that a client sent something and has as many samples as the server knows.
+def check_samples(upload: Upload, claimed: int, known: int, weight: int, own_weight: bool) -> None:
+    """Check that a client sent something, and has as many samples as the server knows.
 
     Args:
         upload: What the client sent.
-        claimed: The number of samples that the client says it has.
-        known: The number of samples that it has.
+        claimed: The number of training samples that the client says it has.
+        known: The number of training samples that it has.
+        weight: The number of samples that counts as its weight in the mean.
         own_weight: Whether the method sets the weight of the weights in the mean.
 
     Raises:
@@ -230,14 +231,14 @@ def check_samples(upload: Upload, claimed: int, known: int, own_weight: bool) ->
     """
     if not upload:
         raise OtherForm("it is empty, although the client made steps")
-    claims: dict[str, float] = {"it claims": claimed}
+    claims: dict[str, tuple[float, int]] = {"it claims": (claimed, known)}
     model = upload.get("", {}) if isinstance(upload, Mapping) else {}
     for name in ("buffers",) if own_weight else ("w", "buffers"):
         if isinstance(part := model.get(name), Mean):
-            claims[f"the weight of its {name} is"] = part.weight
-    for words, claim in claims.items():
-        if isinstance(claim, (int, float)) and claim != known:
-            raise OtherForm(f"{words} {claim:g}, but the client has {known} samples")
+            claims[f"the weight of its {name} is"] = part.weight, weight
+    for words, (claim, number) in claims.items():
+        if isinstance(claim, (int, float)) and claim != number:
+            raise OtherForm(f"{words} {claim:g}, but the client has {number} samples")
 
 
 def _paths(upload: Upload) -> set[str]:

@@ -155,7 +155,15 @@ def decode(content: bytes | bytearray | memoryview) -> Job | Result:
 
 
 def seal(form: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
-    """Return plain values and tensors as bytes with a version and a checksum."""
+    """Return plain values and tensors as bytes with a version and a checksum.
+
+    Args:
+        form: The plain values.
+        tensors: The tensors by name.
+
+    Raises:
+        InputError: If a tensor cannot be saved.
+    """
     text = json.dumps(form).encode()
     try:
         numbers = save(dict(tensors))

@@ -92,6 +92,8 @@ class Server:
         composition: The methods.
         entries: The names of the model's entries by class: shared, buffers, personal, frozen.
         sampler: Draws the clients of each round.
+        weights: A function that returns the number of samples by which a client is weighted; by default the number of
+            its training samples.
         aggregator: The name of the aggregator.
         on_client_error: Whether the first client that fails stops the run ("stop") or is left out ("skip").
         min_clients: The number of clients that must send something in a round, as far as as many take part in it.
@@ -108,6 +110,7 @@ class Server:
         entries: Entries,
         sampler: ClientSampler,
         *,
+        weights: Callable[[int], int] | None = None,
         aggregator: str = "mean",
         on_client_error: str = "stop",
         min_clients: int = 1,
@@ -121,6 +124,7 @@ class Server:
         self._composition = composition
         self._entries = entries
         self._sampler = sampler
+        self._weights = weights or sampler.size
         self._aggregator = aggregator
         self._aggregator_class = find_aggregator(aggregator)
         self._on_client_error = on_client_error
@@ -153,6 +157,7 @@ class Server:
             self._composition,
             self._entries,
             self._sampler,
+            weights=self._weights,
             aggregator=self._aggregator,
             on_client_error=self._on_client_error,
             min_clients=self._min_clients,
@@ -484,7 +489,8 @@ class Server:
         """Check a client's upload and return it as the aggregator takes it."""
         try:
             own_weight = bool(self._composition.defined("weight"))
-            check_samples(result.upload, result.samples, self._sampler.size(result.client), own_weight)
+            size, weight = self._sampler.size(result.client), self._weights(result.client)
+            check_samples(result.upload, result.samples, size, weight, own_weight)
             try:
                 return intake.check.accept(result.client, result.upload)
             except OtherForm:

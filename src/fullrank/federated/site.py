@@ -384,6 +384,7 @@ class Site:
             # After the last round, clients train at its rate, because a schedule that ends at 0 would not change them.
             settings=self.schedule.at(min(job.round, self.schedule.rounds - 1), self.settings),
             samples=self.samples(job.client),
+            weight=self.data.weight(job.client),
             received=received,
             w0=job.broadcast["w"],
             sent=job.broadcast["sent"],
@@ -410,7 +411,7 @@ class Site:
         w: Tree = client.held.copied(self.entries.shared)
         model: dict[str, Sum | Mean] = {
             "w": Mean(w, weight),
-            "buffers": Mean(client.held.copied(self.entries.buffers), float(client.n)),
+            "buffers": Mean(client.held.copied(self.entries.buffers), float(client.weight)),
         }
         upload: Upload = {"": model}
         for part in self.composition.parts:

@@ -75,6 +75,7 @@ class Client:
         entries: Entries,
         settings: Settings,
         samples: Samples,
+        weight: int,
         received: Tensors,
         w0: Tensors,
         sent: dict[str, Tree],
@@ -87,6 +88,8 @@ class Client:
         self.id = id
         self.round = round
         self.n = len(samples)
+        self.weight = weight
+        """The number of samples that count as the client's weight in a mean."""
         self.samples = samples
         self.counts = _class_counts(samples, network)
         self.entries = entries
@@ -141,7 +144,7 @@ class Client:
 
     @property
     def travel(self) -> float:
-        """How far a constant unit gradient would have moved a shared weight in this round's fits."""
+        """The distance that a constant unit gradient would have moved a shared weight in this round's fits."""
         return self._common(self._travels)
 
     @property

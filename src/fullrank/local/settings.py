@@ -100,7 +100,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Travel:
-    """How far a constant unit gradient would have moved a weight under SGD, and how fast it moves now."""
+    """The distance that a constant unit gradient would have moved a weight under SGD, and its present speed."""
 
     speed: float = 0.0
     distance: float = 0.0

@@ -53,8 +53,9 @@ class ClientView:
 
     @property
     def n(self) -> int:
-        """The number of training samples."""
-        return self._client.n
+        """The number of samples that weights the client in a mean: its training samples and, with
+        `train.weight_by = "all"`, its hold-out."""
+        return self._client.weight
 
     @property
     def counts(self) -> Tensor:
@@ -120,7 +121,7 @@ class ClientView:
 
     @property
     def travel(self) -> float:
-        """How far a constant unit gradient would have moved a shared weight in this round's fits.
+        """The distance that a constant unit gradient would have moved a shared weight in this round's fits.
 
         It takes every step's learning rate and the momentum into account, so (w0 − w) / travel is the mean gradient.
 

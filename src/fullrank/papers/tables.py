@@ -134,7 +134,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Drawing:
-    """How a figure is drawn from the runs of its cells: the kind of `fullrank figure`, its options, and its panels.
+    """The drawing of a figure from the runs of its cells: the kind of `fullrank figure`, its options, and its panels.
 
     Runs that differ in the coordinates of `panels` are drawn in separate figures.
     """

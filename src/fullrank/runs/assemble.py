@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,6 +118,7 @@ def assemble(
             participation=experiment.train.participation,
             seed=experiment.seed,
         ),
+        weights=_weights(experiment, federation),
         expected=ExpectedUploads(site.composition, SyntheticClient(site)),
         aggregator=experiment.train.aggregator,
         on_client_error=experiment.run.on_client_error,
@@ -237,7 +238,7 @@ def _site(
         network,
         composition,
         entries,
-        data,
+        dataclasses.replace(data, count_holdouts=_counts_holdouts(experiment)),
         settings,
         schedule,
         keep_optimiser=experiment.train.optimizer_state == "keep",
@@ -246,6 +247,18 @@ def _site(
         metrics=find_metrics(experiment.evaluate.metrics),
     )
     return site, engine, started
+
+
+def _counts_holdouts(experiment: Experiment) -> bool:
+    """Return whether a client's weight in a mean counts its hold-out too."""
+    return experiment.train.weight_by == "all"
+
+
+def _weights(experiment: Experiment, federation: Federation) -> Callable[[int], int]:
+    """Return a function that returns the number of samples by which a client is weighted."""
+    if not _counts_holdouts(experiment):
+        return federation.size
+    return lambda client: federation.size(client) + federation.held_out(client)
 
 
 def federate(experiment: Experiment, data: DataSet | None = None) -> Federation:

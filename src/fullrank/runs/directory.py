@@ -9,7 +9,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from enum import Enum
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -31,6 +30,7 @@ from fullrank.files import (
     write_lines,
 )
 from fullrank.files import read_json as read_object
+from fullrank.runs.status import MESSAGES, RUN_ELSEWHERE, WRITTEN_AGAIN, Status
 from fullrank.trees import Tree, flatten, misfit, unflatten
 
 FORMAT = 3
@@ -111,77 +111,6 @@ SHAPES: dict[str, Any] = {
     "summary.json": _Summary,
 }
 """Types of the JSON files, as far as the library depends on them; files of other names hold any object."""
-
-
-class Status(Enum):
-    """The state of a run directory, for a run with a given number of rounds."""
-
-    EMPTY = "no run has started"
-    UNSAVED = "neither a checkpoint nor a result; not all rounds have a row"
-    ROWS_ONLY = "neither a checkpoint nor a result; all rounds have a row"
-    UNFINISHED = "a checkpoint, and rounds that remain"
-    BEFORE_END = "a checkpoint and the rows of all rounds, and no result"
-    COMPLETE = "a checkpoint, the result and its models"
-    WITHOUT_MODEL = "a checkpoint and the result, and a model that is missing or damaged"
-    STRIPPED = "the result and its models, and no checkpoint"
-    NUMBERS_ONLY = "the result, and neither a checkpoint nor a whole model"
-    CUT = "a result that is not of all these rounds, and no checkpoint"
-
-    @property
-    def finished(self) -> bool:
-        """Whether the result is that of all rounds, and all rows exist; the models may be lost."""
-        return self in (Status.COMPLETE, Status.WITHOUT_MODEL, Status.STRIPPED, Status.NUMBERS_ONLY)
-
-    @property
-    def saved(self) -> bool:
-        """Whether there is a checkpoint, from which the command that started the run can continue or write it again."""
-        return self in (Status.UNFINISHED, Status.BEFORE_END, Status.COMPLETE, Status.WITHOUT_MODEL)
-
-
-_AGAIN = "the command that started the run writes it again from the last checkpoint"
-_ELSEWHERE = "run the same experiment in another directory to have it again"
-_GONE = (
-    'the run in "{path}" ended, but its checkpoints are gone: it can be read, not continued; choose another directory'
-)
-_NOT_KEPT = 'the run in "{path}" has all its rounds ({rounds}), but no model.safetensors: it was not kept; '
-_LOST = {
-    Status.WITHOUT_MODEL: f"{_NOT_KEPT}{_AGAIN}",
-    Status.NUMBERS_ONLY: f"{_NOT_KEPT}{_ELSEWHERE}",
-    Status.ROWS_ONLY: f"{_NOT_KEPT}{_ELSEWHERE}",
-}
-_NOT_FINISHED = (
-    'the run in "{path}" is not finished ({done} of {rounds} rounds), so it has no model yet; '
-    "the command that started it continues it"
-)
-_STOPPED = (
-    'the run in "{path}" was stopped between its last round and its end, so it has no model yet; '
-    "the command that started it continues it"
-)
-_NO_MODEL = 'there is no model in "{path}": neither a checkpoint nor model.safetensors'
-_NOT_COMPLETE = '"{path}" is not complete ({done} of {rounds} rounds, no result); run it to its end first'
-MESSAGES: dict[str, dict[Status, str]] = {
-    "resume": dict.fromkeys((Status.STRIPPED, Status.NUMBERS_ONLY, Status.CUT), _GONE),
-    "inspect": {
-        **_LOST,
-        Status.UNSAVED: 'no round of the run in "{path}" is saved, so it has no model that can be inspected',
-        Status.CUT: _NO_MODEL,
-    },
-    "export": {
-        **_LOST,
-        Status.UNSAVED: _NOT_FINISHED,
-        Status.UNFINISHED: _NOT_FINISHED,
-        Status.BEFORE_END: _STOPPED,
-        Status.CUT: _NO_MODEL,
-    },
-    "predict": {
-        **_LOST,
-        Status.UNSAVED: 'no round of the run in "{path}" is saved, so it has no model that can predict',
-        Status.CUT: _NO_MODEL,
-    },
-    "read the model": dict.fromkeys((Status.NUMBERS_ONLY, Status.ROWS_ONLY, Status.UNSAVED, Status.CUT), _NO_MODEL),
-    "compare": dict.fromkeys((status for status in Status if not status.finished), _NOT_COMPLETE),
-}
-"""Error messages by purpose and status; with a status that is not listed, a directory can be used for the purpose."""
 LOST_FILES = {
     "partition.json": "the same experiment in another directory writes one before round 1: copy that",
     "environment.json": "the same experiment in another directory writes one before round 1: copy that",
@@ -418,7 +347,7 @@ class RunDirectory:
 
     def how_to_repair(self) -> str:
         """Return advice about a damaged model, as a clause of a sentence."""
-        return _AGAIN if self.last_round() else _ELSEWHERE
+        return WRITTEN_AGAIN if self.last_round() else RUN_ELSEWHERE
 
     def _models(self, clients: Iterable[int]) -> Iterator[Path]:
         """Yield the files of the models that belong to the result."""

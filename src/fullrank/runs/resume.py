@@ -14,11 +14,12 @@ from fullrank.files import save_tensors, sealed_text, write_atomically, write_js
 from fullrank.metrics.registry import facts_of
 from fullrank.plugins import is_foreign
 from fullrank.runs.assemble import Assembly
-from fullrank.runs.directory import RunDirectory, Status, read_json
+from fullrank.runs.directory import RunDirectory, read_json
 from fullrank.runs.environment import environment
 from fullrank.runs.prober import Prober
 from fullrank.runs.recorded import check_data, check_files, federation_facts, file_hashes, source_fingerprints
 from fullrank.runs.starting import KEPT, weights_file
+from fullrank.runs.status import Status
 
 FREE_ON_RESUME = ("train.rounds", "data.root", "engine.workers", "engine.address", "run.")
 

@@ -35,10 +35,15 @@ def say(text: str = "", hang: int = 0, file: IO[str] | None = None) -> None:
 
 
 def wrapped(text: str, width: int, hang: int = 0) -> str:
-    """Break the lines of a text at spaces.
+    r"""Break the lines of a text at spaces.
+
+    Args:
+        text: The text.
+        width: The width of a line.
+        hang: The number of spaces before continuation lines.
 
     >>> wrapped("accuracy  95.71 % of 4 clients", 20, hang=10)
-    'accuracy  95.71 % of\\n          4 clients'
+    'accuracy  95.71 % of\n          4 clients'
     """
     lines = (
         textwrap.wrap(
@@ -56,7 +61,13 @@ def wrapped(text: str, width: int, hang: int = 0) -> str:
 
 
 def print_above(console: Console, text: str, style: str | None = None) -> None:
-    """Print a text above progress bars. A path that is longer than a line is left whole, so that it can be copied."""
+    """Print a text above progress bars.
+
+    Args:
+        console: The console of the progress bars.
+        text: The text. A path that is longer than a line is left whole, so that it can be copied.
+        style: The style of the text.
+    """
     console.print(wrapped(text, console.width), style=style, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -271,3 +271,48 @@ def test_sites_whose_classes_differ_are_named(tmp_path):
     hosts = {7 + k: node(Host(SiteSettings.from_toml(tmp_path / f"{k}.toml"))) for k in range(2)}
     with pytest.raises(InputError, match=r'the site "s1" \(node 8\) has data of another form: classes is malignant'):
         deploy(tmp_path, experiment(data__clients=2), InMemory(hosts))
+
+
+def described(request, **form):
+    """A request that describes the samples in another way."""
+    facts = request.values["facts"]
+    return Message({**request.values, "facts": {**facts, "data": {**facts["data"], **form}}}, request.tensors)
+
+
+@pytest.mark.parametrize(
+    ("form", "word"),
+    [
+        ({"augment": ["os:system"]}, "augment"),
+        ({"classes": [str(k) for k in range(11)]}, "classes"),
+        ({"input_shape": [10**6] * 4}, "input_shape"),
+        ({"dtype": "load"}, "dtype"),
+    ],
+)
+def test_data_that_a_server_describes_in_another_way_are_not_used(tapped, form, word):
+    assert f"{word} differs" in reason(tapped.host.answer(described(tapped.first(), **form)))
+
+
+def test_a_server_names_no_more_clients_than_the_experiment(tapped):
+    request = tapped.first()
+    facts = {**request.values["facts"], "clients": 10**12}
+    answer = tapped.host.answer(Message({**request.values, "facts": facts}, request.tensors))
+    assert "another number of clients" in reason(answer)
+
+
+def test_arguments_of_the_librarys_augmentations_are_no_code(tmp_path):
+    what = experiment(data__augment=["crop:1", "flip"], train__rounds=1)
+    assert deploy(tmp_path, what, network(tmp_path)).complete
+
+
+def test_metrics_by_class_are_withheld_of_classes_with_few_samples(tmp_path):
+    what = experiment(train__rounds=1, evaluate__metrics=["per-class"], evaluate__personal="every")
+    found = Tapped(tmp_path, what)
+    few, enough = host(tmp_path, 0, min_count=1000), host(tmp_path, 0, min_count=1)
+    for kind in ("train", "personal"):
+        scores = [
+            unpack(answer.values["result"], answer.tensors).metrics["personal"]["local"]
+            for answer in (site.answer(found.first(kind)) for site in (few, enough))
+        ]
+        assert scores[0]["per_class"] == [None] * 10
+        assert any(value is not None for value in scores[1]["per_class"])
+        assert scores[0]["accuracy"] == scores[1]["accuracy"]

@@ -8,8 +8,10 @@ import torch
 from deployments import deploy, experiment, network
 from fullrank.channels import Mean
 from fullrank.deploy.sites import Message
+from fullrank.deploy.sites.samples import SiteData
 from fullrank.errors import ClientFailed
 from fullrank.federated.codec import pack, unpack
+from fullrank.files import read_json
 
 
 def answering(answer, change):
@@ -40,10 +42,23 @@ def result(**changes):
     return change
 
 
+def metrics(**changes):
+    """Changes what a client has measured; None removes an entry."""
+
+    def change(answer):
+        found = unpack(answer.values["result"], answer.tensors)
+        changed = {name: value for name, value in {**found.metrics, **changes}.items() if value is not None}
+        packed = pack(dataclasses.replace(found, metrics=changed))
+        return Message({**answer.values, "result": packed.form}, packed.tensors)
+
+    return change
+
+
 def values(**changes):
     return lambda answer: Message({**answer.values, **changes}, answer.tensors)
 
 
+FORM = SiteData.part(experiment(), [0]).form
 HOSTILE = {
     "not finite": (result(w=lambda w: {k: v * float("nan") for k, v in w.items()}), "is not finite"),
     "huge values": (result(w=lambda w: {k: v + 1e30 for k, v in w.items()}), "above 1e\\+18"),
@@ -83,11 +98,55 @@ def test_a_hostile_answer_is_rejected_and_its_site_named(tmp_path, how):
     assert len(str(raised.value)) < 3000
 
 
+ROW = {
+    "stage": "local",
+    "set": "holdout",
+    "samples": 1,
+    "metrics": {},
+    "intervals": {},
+    "recall": [None] * 10,
+    "recall_intervals": [None] * 10,
+    "confusion": [[0, 10, 1]],
+}
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        {"steps": "x"},
+        {"steps": -5},
+        {"steps": None},
+        {"samples": "x"},
+        {"epochs": ["x"]},
+        {"epochs": [{"criterion": "x"}]},
+        {"personal": "x"},
+        {"personal": {"received": {"accuracy": "x"}}},
+        {"personal": {"received": {"accuracy": [0.5]}, "local": {"accuracy": [0.5]}}},
+        {"personal": {"received": {"accuracy": 0.5}, "local": {"accuracy": 0.5}}},
+        {"personal": {"local": {"accuracy": 0.5, "loss": 1.0, "samples": 1, "auroc": [0.5]}}},
+        {"rows": 5},
+        {"rows": [{"stage": "local"}]},
+        {"rows": [ROW]},
+        {"samples of a patient": [1.0]},
+    ],
+)
+def test_hostile_metrics_are_those_of_a_client_that_failed(tmp_path, measured):
+    channel = network(tmp_path, 2)
+    channel.connected[100] = answering(channel.connected[100], metrics(**measured))
+    what = experiment(data__clients=2, train__rounds=1, evaluate__personal="every", run__on_client_error="skip")
+    found = deploy(tmp_path, what, channel)
+    ending = read_json(found.path / "summary.json")["skipped"] if "skipped" not in found.metrics[0] else {}
+    assert "its metrics" in {**found.metrics[0].get("skipped", {}), **ending}["0"]
+
+
 @pytest.mark.parametrize(
     "told",
     [
         {},
         {"data": {"name": "x"}},
+        {"data": {**FORM, "input_shape": [10**6] * 4}},
+        {"data": {**FORM, "augment": ["os:system"]}},
+        {"data": {**FORM, "augment": ["fullrank.data:load_dataset"]}},
         {"clients": []},
         {"clients": [{"client": -1, "name": "", "samples": 1, "holdout": 0, "test": 0}]},
         {"clients": [{"client": 0, "name": "", "samples": 2**60, "holdout": 0, "test": 0}]},

@@ -24,7 +24,7 @@ from fullrank.plugins import HUB, called
 
 @dataclass(frozen=True)
 class Reading:
-    """How the files of a data set are read: the keys of [data] with these names, which `load_dataset` takes too."""
+    """The options for reading files: the keys of [data] with these names, which `load_dataset` takes too."""
 
     size: int | Sequence[int] = 0
     """Length of the short side of images, or their height and width; 0 keeps the stored size."""

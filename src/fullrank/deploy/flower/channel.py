@@ -35,6 +35,8 @@ class GridChannel:
     def __init__(self, grid: Grid, keep: float):
         self._grid, self._keep = grid, keep
         self._known: Known = {}
+        self._not_sent: dict[str, Trouble] = {}
+        self._number = 0
 
     def nodes(self) -> Collection[int]:
         """Return the SuperNodes that are connected now."""
@@ -44,11 +46,20 @@ class GridChannel:
         """Send a request to a SuperNode."""
         content = to_records(request, self._known)
         message = flwr.app.Message(content, node, TYPES[request.kind], ttl=self._keep)
-        (ticket,) = _reached(lambda: [*self._grid.push_messages([message])])
-        return str(ticket)
+        tickets = _reached(lambda: [*self._grid.push_messages([message])])
+        if tickets and tickets[0]:
+            return str(tickets[0])
+        # Flower returns an empty text for a node that is gone, and nothing for a message that is too large.
+        self._number += 1
+        ticket = f"not sent {self._number}"
+        reason = "its node is not available" if tickets else "the SuperLink does not accept a message of this size"
+        self._not_sent[ticket] = Trouble(reason, gone=bool(tickets))
+        return ticket
 
     def receive(self, tickets: Collection[str], wait: float) -> Mapping[str, Message | Trouble]:
         """Return the answers that have arrived."""
+        if lost := {ticket: self._not_sent.pop(ticket) for ticket in tickets if ticket in self._not_sent}:
+            return lost
         end = time.monotonic() + wait
         while True:
             replies = _reached(lambda: [*self._grid.pull_messages(tickets)]) if tickets else []

@@ -78,7 +78,12 @@ def _answer(message: flwr.app.Message, context: Context, load: Load) -> flwr.app
 
 
 def host_of(config: Mapping[str, Any], load: Load = load_site) -> Host:
-    """Return the site of a SuperNode's configuration; one process keeps it as long as its `site.toml` is the same."""
+    """Return the site of a SuperNode's configuration; one process keeps it as long as its `site.toml` is the same.
+
+    Args:
+        config: The configuration of the SuperNode.
+        load: Loads the samples, in place of `load_site`.
+    """
     named = str(config.get(SITE, "") or os.environ.get(VARIABLE, ""))
     part = config.get("partition-id", -1)
     number = int(part) if isinstance(part, (int, str)) and str(part).lstrip("-").isdecimal() else -1

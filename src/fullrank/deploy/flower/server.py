@@ -19,7 +19,7 @@ from fullrank.runs import display
 from fullrank.runs.result import Run
 
 TestSet = Callable[[Experiment], "Split | None"]
-"""Returns a test set at the server for an experiment, or None."""
+"""A function that returns a test set at the server for an experiment, or None."""
 
 
 def server_app(folder: str | Path, test: TestSet | None = None) -> ServerApp:
@@ -43,7 +43,20 @@ def server_app(folder: str | Path, test: TestSet | None = None) -> ServerApp:
 
 
 def run_app(grid: Grid, config: Mapping[str, Any], folder: Path, test: TestSet | None = None) -> Run:
-    """Run the experiment that a run configuration names, as `server_app` describes it."""
+    """Run the experiment that a run configuration names, as `server_app` describes it.
+
+    Args:
+        grid: The grid of the `ServerApp`.
+        config: The run configuration.
+        folder: The folder of the app.
+        test: Returns a test set at the server.
+
+    Returns:
+        The complete run.
+
+    Raises:
+        InputError: If the configuration lacks a key, or has an invalid value.
+    """
     try:
         experiment = Experiment.from_toml(folder / str(config["experiment"]), shlex.split(str(config.get("set", ""))))
         out = Path(str(config["out"])).expanduser()

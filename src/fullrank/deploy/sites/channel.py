@@ -16,7 +16,7 @@ class Trouble:
     """The reason that a server receives in place of an answer."""
 
     reason: str
-    """Why there is no answer, as a clause."""
+    """The reason, as a clause."""
     gone: bool = False
     """Whether the node is gone, so that the same request may succeed when it is back."""
 
@@ -28,7 +28,12 @@ class Channel(Protocol):
         """Return the nodes that are connected now."""
 
     def send(self, node: int, request: Message) -> str:
-        """Send a request to a node, and return the ticket with which its answer is collected."""
+        """Send a request to a node, and return the ticket with which its answer is collected.
+
+        Args:
+            node: The number of the node.
+            request: The request.
+        """
 
     def receive(self, tickets: Collection[str], wait: float) -> Mapping[str, Message | Trouble]:
         """Return the answers that have arrived, each of them once.
@@ -48,6 +53,10 @@ class InMemory:
     """A channel to nodes in this process, which answer one after the other when their answers are wanted.
 
     Requests and answers are bytes on their way, as they would be in a network.
+
+    Args:
+        nodes: The nodes by their numbers. A node is a function that takes the bytes of a request and returns those of
+            its answer, or None if it never answers; an exception means that the node is gone.
 
     >>> channel = InMemory({7: lambda request: request})
     >>> ticket = channel.send(7, Message({"kind": "echo"}))
@@ -70,7 +79,7 @@ class InMemory:
         return tuple(self.connected)
 
     def send(self, node: int, request: Message) -> str:
-        """Send a request to a node."""
+        """Send a request to a node, as `Channel.send` describes it."""
         self._number += 1
         ticket = str(self._number)
         content = request.to_bytes()
@@ -79,7 +88,8 @@ class InMemory:
         return ticket
 
     def receive(self, tickets: Collection[str], wait: float) -> Mapping[str, Message | Trouble]:
-        """Let the node of the first of these requests answer, and return its answer."""
+        """Let the node of the first of these requests answer, and return its answer, as `Channel.receive` describes
+        it."""
         for ticket in tickets:
             if ticket not in self._sent:
                 continue

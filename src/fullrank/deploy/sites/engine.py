@@ -12,6 +12,7 @@ from typing import Any
 from fullrank.deploy.sites.channel import Channel, Trouble
 from fullrank.deploy.sites.host import frozen_digest
 from fullrank.deploy.sites.message import PROTOCOL, Message
+from fullrank.deploy.sites.metrics import check_metrics
 from fullrank.deploy.sites.roster import Roster, shown_reason
 from fullrank.deploy.sites.states import Receipt
 from fullrank.engine.base import Engine
@@ -31,7 +32,7 @@ METHOD_AT_FAULT = ("WroteInPlace", "BadGradient")
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a server waits, and for how many sites at a time.
+    """The waiting times of a server, and the number of clients that train at the same time.
 
     Args:
         timeout: The number of seconds within which a client must answer.
@@ -230,6 +231,7 @@ class RemoteEngine(Engine):
                 raise BadMessage("it is not the result of this client's job")
             if receipt is not None and (receipt.round != entry.job.round or entry.job.kind != "train"):
                 raise BadMessage("it has the receipt of another round")
+            check_metrics(result.metrics, entry.job.kind, len((self._roster.described or {}).get("classes", [])))
         except FullrankError as problem:
             self._fail(entry, f"sent no usable answer: {problem}")
             return

@@ -97,12 +97,16 @@ class RemoteFederation(Federation):
         self.known[facts.client] = facts
 
     def for_sites(self) -> dict[str, Any]:
-        """Return what sites need of the federation: the form of the samples, and which clients there are."""
+        """Return the facts that sites need: the form of the samples, and the number of clients."""
         return {"data": data_facts(self), "clients": self.total, "unseen": self.unseen.tolist()}
 
     def size(self, client: int) -> int:
         """Return the number of training samples of a client."""
         return self.known[client].samples if client in self.known else 0
+
+    def held_out(self, client: int) -> int:
+        """Return the number of held-out samples of a client."""
+        return self.known[client].holdout if client in self.known else 0
 
     @property
     def has_holdouts(self) -> bool:
@@ -116,7 +120,7 @@ class RemoteFederation(Federation):
 
     @property
     def hash(self) -> str:
-        """A hash of the form of the federation. That of samples would be made of samples."""
+        """A hash of the form of the federation; the samples themselves are not available to the server."""
         form = [self.total, self.data.classes, self.data.input_shape, str(self.data.train.x.dtype)]
         return hashlib.sha256(json.dumps(form).encode()).hexdigest()
 

@@ -24,7 +24,7 @@ from fullrank.deploy.sites.states import Receipt, StateFolder
 from fullrank.engine.machine import threads
 from fullrank.errors import FullrankError, InputError, kind_of, message_of
 from fullrank.federated.codec import BadMessage, pack, unpack
-from fullrank.federated.site import Job, Result, Site
+from fullrank.federated.site import SETS, Job, Result, Site
 from fullrank.files import append_line
 from fullrank.methods._method import Method
 from fullrank.runs.assemble import assemble_site, hosted_data
@@ -70,22 +70,31 @@ class Host:
         self._sites: dict[str, Site] = {}
 
     def answer(self, request: Message) -> Message:
-        """Answer a request. Whatever goes wrong becomes an answer that says so."""
+        """Answer a request.
+
+        Args:
+            request: The request.
+
+        Returns:
+            The answer. If the request is not allowed or fails, it contains the reason; no exception is raised.
+        """
         try:
             if request.kind not in ("join", "job"):
                 raise BadMessage(f'a request of the kind "{request.kind[:40]}" is not known')
             if request.values.get("protocol") != PROTOCOL:
-                raise BadMessage("a request is of another release of fullrank; use the same one at server and sites")
+                raise BadMessage(
+                    "the request comes from another release of fullrank; use the same at the server and at the sites"
+                )
             return self._join(request) if request.kind == "join" else self._job(request)
         except _JobFailed as failure:
             self._log(request, {"failed": failure.reason})
             return Message({"kind": "failed", "error": failure.kind, "reason": failure.reason[:MOST_WORDS]})
         except Rejected as problem:
-            return self._refused(request, str(problem))
+            return self._rejection(request, str(problem))
         except FullrankError as problem:
-            return self._refused(request, f"cannot take part: {problem}")
+            return self._rejection(request, f"cannot take part: {problem}")
         except Exception as error:
-            return self._refused(request, f"cannot take part: {self._in_words(error)}")
+            return self._rejection(request, f"cannot take part: {self._reason_of(error)}")
 
     # Joining
 
@@ -130,8 +139,9 @@ class Host:
         experiment, data = self._prepared(request.text("experiment"))
         job = unpack(request.table("job"), request.tensors)
         if not isinstance(job, Job):
-            raise BadMessage("a request holds no job")
+            raise BadMessage("the request contains no job")
         order = _Order.of(request, job)
+        _check_facts(order.facts, experiment, data)
         self.settings.check_round(job.round)
         self.settings.check_size(elements(job.broadcast["w"]) + elements(job.broadcast.get("buffers", {})))
         if job.client not in data.clients:
@@ -175,13 +185,16 @@ class Host:
     def _outgoing(self, site: Site, result: Result, data: SiteData) -> Result:
         """Check and reduce a result to what may leave the site."""
         if result.error is not None:
-            raise _JobFailed(kind_of(result.error), self._in_words(result.error))
+            raise _JobFailed(kind_of(result.error), self._reason_of(result.error))
         counts, entries = data.counts(result.client), set(site.network.tensors())
         self.settings.check_upload(result.upload, site.composition.parts, counts, entries)
         few = self.settings.allow.min_count
-        for row in result.metrics.get("rows", []):
-            if few > 1:
+        if few > 1:
+            for row in result.metrics.get("rows", []):
                 _without_small_classes(row, few)
+            for name in SETS:
+                if any(0 < count < few for count in data.counts(result.client, name)):
+                    _without_classes(result.metrics.get(SETS[name], {}))
         return result
 
     def _answered(self, request: Message, job: Job, result: Result, states: StateFolder) -> Message:
@@ -210,12 +223,12 @@ class Host:
 
     # Records
 
-    def _refused(self, request: Message, reason: str) -> Message:
+    def _rejection(self, request: Message, reason: str) -> Message:
         self._log(request, {"rejected": reason})
         return Message({"kind": "rejected", "reason": reason[:MOST_WORDS]})
 
-    def _in_words(self, error: BaseException) -> str:
-        """Return what the server is told of an exception; the rest goes into the log of the site."""
+    def _reason_of(self, error: BaseException) -> str:
+        """Return the reason that the server is told for an exception; the rest goes into the log of the site."""
         text = "".join(traceback.format_exception(error))
         self._log(None, {"exception": text})
         if isinstance(error, FullrankError):
@@ -256,6 +269,23 @@ class _Order:
         return cls(request.text("run"), request.table("facts"), receipt, oldest, digest)
 
 
+def _check_facts(facts: Mapping[str, Any], experiment: Experiment, data: SiteData) -> None:
+    """Check that a request describes samples of the same form as the site's own.
+
+    With another number of classes, statistics by class would not be recognised as such, and the names of augmentations
+    may be import paths.
+
+    Raises:
+        BadMessage: If it describes others, or another number of clients than the experiment has.
+    """
+    described = facts.get("data")
+    for name, value in data.form.items():
+        if name not in ("mean", "std") and (not isinstance(described, dict) or described.get(name) != value):
+            raise BadMessage(f"a request describes data of another form than the site has: {name} differs")
+    if facts.get("clients") != experiment.data.clients:
+        raise BadMessage("a request names another number of clients than its experiment")
+
+
 def frozen_digest(frozen: Tree) -> str:
     """Return a digest of frozen entries, or "" if there are none."""
     if not frozen:
@@ -285,6 +315,18 @@ def _without_small_classes(row: dict[str, Any], few: int) -> None:
     if any(count < few for count in counts.values()):
         classes = len(row.get("recall", []))
         row |= {"confusion": [], "recall": [None] * classes, "recall_intervals": [None] * classes}
+
+
+def _without_classes(scores: dict[str, Any]) -> None:
+    """Replace the values of metrics by class with None, in the scores of every stage and in their courses."""
+    for name, value in scores.items():
+        if isinstance(value, dict):
+            _without_classes(value)
+        elif isinstance(value, list) and name == "course":
+            for point in value:
+                _without_classes(point)
+        elif isinstance(value, list):
+            scores[name] = [None] * len(value)
 
 
 def _table(text: str) -> dict[str, Any]:

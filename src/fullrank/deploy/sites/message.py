@@ -11,7 +11,7 @@ from torch import Tensor
 from fullrank.federated.codec import BadMessage, seal, unseal
 
 PROTOCOL = 1
-"""The version of what is asked and answered, which must be the same at the server and at the sites."""
+"""The version of the protocol, which must be the same at the server and at the sites."""
 
 
 @dataclass(frozen=True)

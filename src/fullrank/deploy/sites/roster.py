@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import NotRequired, TypedDict
 
+from fullrank.data.augment.registry import AUGMENTATIONS, is_import_path
 from fullrank.deploy.sites.channel import Channel, Trouble
 from fullrank.deploy.sites.federation import ClientFacts
 from fullrank.deploy.sites.message import PROTOCOL, Message
@@ -18,6 +20,8 @@ from fullrank.local import interrupt
 
 PAUSE = 1.0
 """Seconds between two questions for new nodes while the server waits for sites."""
+MOST_VALUES = 2**28
+"""The largest number of values of one sample; the server makes zeros of that shape."""
 MOST_CLASSES = 1_000_000
 LONGEST = 200
 """The largest number of characters of names in an answer."""
@@ -194,6 +198,14 @@ class Roster:
         """Return why a site does not fit the others, or ""."""
         name = next((printable(client["name"]) for client in told["clients"] if client["name"]), "")
         label = Entry(node, name, ()).label
+        if math.prod(told["data"]["input_shape"]) > MOST_VALUES:
+            return f"{label} has samples of more than {MOST_VALUES} values"
+        for text in told["data"]["augment"]:
+            if text.partition(":")[0] not in AUGMENTATIONS.names() or is_import_path(text):
+                return (
+                    f'{label} has data that name the augmentation "{printable(text)}", which the server would import; '
+                    "leave it out of the data, and name it in the experiment (data.augment)"
+                )
         if self.described is not None:
             for key, value in told["data"].items():
                 if value != self.described[key]:

@@ -20,6 +20,8 @@ from fullrank.randomness import key
 from fullrank.runs.assemble import federate
 
 KEPT_FEDERATIONS = 2
+PARTS = ("train", "holdout", "test")
+"""The parts of a client's data, in the order in which `SiteData.clients` has them."""
 FROM_FILES = ("folder", "npz")
 """The names of data sets that read whatever files an experiment names."""
 
@@ -40,12 +42,26 @@ class SiteData:
     names: Mapping[int, str]
     """The name of the site of each client; empty where sites have no names."""
 
+    def __post_init__(self) -> None:
+        if self.data.columns:
+            raise InputError(
+                f'the samples of "{self.data.name}" are the rows of a table, whose columns a simulation encodes and '
+                "standardises by sums over all clients; sites do not exchange such sums, so encode and scale the "
+                "columns with numbers that all sites agree on, and give them as an .npz"
+            )
+
     @classmethod
     def own(cls, data: DataSet, experiment: Experiment, client: int, name: str) -> SiteData:
         """Return the data of a site that is one client.
 
-        The training part is divided into training samples and hold-out as `data.holdout` says, and the test part of
-        the data set is that of the site.
+        The training part is divided into training samples and hold-out as `data.holdout` says, and the test part of the
+        data set is that of the site.
+
+        Args:
+            data: The data set.
+            experiment: The experiment.
+            client: The number of the client.
+            name: The name of the site.
         """
         everything = np.arange(len(data.train))
         parts, held = [everything], [everything[:0]]
@@ -57,7 +73,15 @@ class SiteData:
 
     @classmethod
     def part(cls, experiment: Experiment, clients: Sequence[int]) -> SiteData:
-        """Return the parts of some clients of the data that an experiment names."""
+        """Return the parts of some clients of the data that an experiment names.
+
+        Args:
+            experiment: The experiment.
+            clients: The numbers of the clients.
+
+        Raises:
+            InputError: If there is no such client.
+        """
         federation = _federated(experiment)
         for client in clients:
             if not 0 <= client < federation.clients:
@@ -75,14 +99,11 @@ class SiteData:
         names = {client: federation.names[client] for client in clients} if federation.names else {}
         return cls(federation.data, own, names)
 
-    def facts(self, min_count: int | None = None) -> dict[str, Any]:
-        """Return what the server is told: the form of the samples, and their numbers.
-
-        Args:
-            min_count: The smallest number of samples of a class that is told. None tells nothing about classes.
-        """
+    @property
+    def form(self) -> dict[str, Any]:
+        """The form of the samples."""
         data = self.data
-        described = {
+        return {
             "name": data.name,
             "classes": list(data.classes),
             "input_shape": list(data.input_shape),
@@ -91,7 +112,14 @@ class SiteData:
             "std": list(data.std) if data.std is not None else None,
             "augment": list(data.augment),
         }
-        return {"data": described, "clients": [self._facts_of(client, min_count) for client in self.clients]}
+
+    def facts(self, min_count: int | None = None) -> dict[str, Any]:
+        """Return what the server is told: the form of the samples, and their numbers.
+
+        Args:
+            min_count: The smallest number of samples of a class that is told. None tells nothing about classes.
+        """
+        return {"data": self.form, "clients": [self._facts_of(client, min_count) for client in self.clients]}
 
     def _facts_of(self, client: int, min_count: int | None) -> dict[str, Any]:
         sizes = dict(zip(("samples", "holdout", "test"), map(_size, self.clients[client]), strict=True))
@@ -100,9 +128,9 @@ class SiteData:
             found["classes"] = [count if count >= min_count else 0 for count in self.counts(client)]
         return found
 
-    def counts(self, client: int) -> list[int]:
-        """Return the number of a client's training samples of each class."""
-        split = self.clients[client][0]
+    def counts(self, client: int, part: str = "train") -> list[int]:
+        """Return the number of samples of each class in a part of a client's data: "train", "holdout" or "test"."""
+        split = self.clients[client][PARTS.index(part)]
         if split is None:
             return [0] * self.data.num_classes
         counts: list[int] = torch.bincount(split.y, minlength=self.data.num_classes).tolist()
@@ -142,6 +170,13 @@ def load_site(experiment: Experiment, settings: SiteSettings, clients: Sequence[
 
 def in_order(data: DataSet, classes: Sequence[str]) -> DataSet:
     """Return a data set with the classes of the federation, among which its classes must be.
+
+    Args:
+        data: The data set.
+        classes: The names of all classes of the federation, in their order.
+
+    Raises:
+        InputError: If a class is named twice, or the data set has another class.
 
     >>> split = Split(torch.zeros(2, 1), torch.tensor([0, 1]))
     >>> in_order(DataSet("d", split, None, ("b", "c")), ["a", "b", "c"]).train.y

@@ -13,6 +13,7 @@ from fullrank import methods, models
 from fullrank.channels import Mean, Sum, Upload, part_name
 from fullrank.config.experiment import Experiment, read_toml
 from fullrank.config.schema import Table
+from fullrank.data.augment.registry import is_import_path
 from fullrank.errors import InputError, sentence
 from fullrank.methods import Composition
 from fullrank.methods._method import Method
@@ -89,6 +90,12 @@ class Allowed(Table):
 class SiteSettings(Table):
     """The content of `site.toml`.
 
+    Args:
+        **values: The tables `site`, `data` and `allow`, as dicts or objects; an absent table has its defaults.
+
+    Raises:
+        InputError: If there is an unknown key or an invalid value.
+
     >>> SiteSettings(site={"name": "north", "client": 0}, allow={"methods": ["fedavg"]}).allow.methods
     ['fedavg']
     """
@@ -152,7 +159,8 @@ class SiteSettings(Table):
             value = found.get(name) if isinstance(found, Mapping) else None
             names = [value] if isinstance(value, str) else value if isinstance(value, list) else []
             for piece in (piece.strip() for text in names if isinstance(text, str) for piece in text.split("+")):
-                if is_foreign(key, piece) and piece not in self.allow.code:
+                code = is_foreign(key, piece) and (key != "data.augment" or is_import_path(piece))
+                if code and piece not in self.allow.code:
                     raise Rejected(f'does not allow the code "{piece}" of {key}; allow.code in its site.toml lists it')
         method = values.get("method", {})
         name = method.get("name", "") if isinstance(method, Mapping) else ""
@@ -183,6 +191,11 @@ class SiteSettings(Table):
 
     def check_model(self, experiment: Experiment, classes: int, channels: int) -> None:
         """Check the size of the model that an experiment names, without memory for its values.
+
+        Args:
+            experiment: The experiment.
+            classes: The number of classes.
+            channels: The number of channels of the inputs.
 
         Raises:
             Rejected: If the model is larger than the site allows.

@@ -26,7 +26,7 @@ FROZEN = "frozen.safetensors"
 
 @dataclass(frozen=True)
 class Receipt:
-    """The part of a client's state that a server keeps.
+    """A receipt of a client's state, which the server keeps in place of the state.
 
     >>> Receipt.of_tree(Receipt(3, 17).as_tree())
     Receipt(round=3, token=17)
@@ -74,6 +74,9 @@ class StateFolder:
         folder: The folder of all states of the site.
         run: The identifier of the run, in hexadecimal digits.
         client: The client.
+
+    Raises:
+        InputError: If `run` is no such identifier.
     """
 
     def __init__(self, folder: Path, run: str, client: int):

@@ -1,4 +1,4 @@
-"""The parts of which pages consist, as plain data: texts, tiles, tables, charts. `html` writes them, `csv_of` exports.
+"""The parts of pages as plain data: texts, tiles, tables and charts. `html` writes them, and `csv_of` exports them.
 
 A page is a dict with `title`, `lead` and `sections`; a section has an `id`, a `title`, perhaps a sentence `about` it,
 and a list of blocks. A block is a dict whose `type` says which of the functions below made it. A chart contains the
@@ -34,7 +34,15 @@ DIGITS = 6
 
 
 def section(id: str, title: str, blocks: Iterable[Block], about: str = "", *, short: str = "") -> Block:
-    """Return a section of a page; `short` is its title in the menu."""
+    """Return a section of a page.
+
+    Args:
+        id: The identifier of its heading in HTML.
+        title: The title.
+        blocks: The blocks. Those that are None are left out.
+        about: A sentence below the title.
+        short: The title in the menu, by default the title.
+    """
     return {
         "id": id,
         "title": title,
@@ -50,7 +58,12 @@ def tiles(items: Iterable[tuple[str, str, str]]) -> Block:
 
 
 def verdict(level: str, lines: Sequence[str]) -> Block:
-    """Return the sentences at the top of a page: what was found, and whether it can be believed."""
+    """Return the sentences at the top of a page: what was found, and whether it can be believed.
+
+    Args:
+        level: The worst level of the sentences, which decides the colour.
+        lines: The sentences.
+    """
     return {"type": "verdict", "level": level, "lines": list(lines)}
 
 
@@ -75,20 +88,34 @@ def code(words: str) -> Block:
 
 
 def details(summary: str, blocks: Iterable[Block]) -> Block:
-    """Return blocks that are shown on demand."""
+    """Return blocks that are shown on demand.
+
+    Args:
+        summary: The text by which a reader shows them.
+        blocks: The blocks.
+    """
     return {"type": "details", "summary": summary, "blocks": list(blocks)}
 
 
 def column(name: str, kind: str = "number", *, first: str = "ascending") -> dict[str, str]:
-    """Return a column of a table: "number", "text", "key" (monospaced) or "spark" (a small curve).
+    """Return a column of a table.
 
-    `first` is the order of the first click on its header.
+    Args:
+        name: The name in the header.
+        kind: "number", "text", "key" (monospaced) or "spark" (a small curve).
+        first: The order of the first click on its header, "ascending" or "descending".
     """
     return {"name": name, "kind": kind, "first": first}
 
 
 def cell(value: Any, words: str, *, best: bool = False) -> dict[str, Any]:
-    """Return a cell whose text differs from the value by which its column is sorted."""
+    """Return a cell whose text differs from the value by which its column is sorted.
+
+    Args:
+        value: The value.
+        words: The text.
+        best: Whether the cell is printed in bold as one of the best of its column.
+    """
     return {"value": value, "text": words, "best": best}
 
 
@@ -101,7 +128,16 @@ def table(
     caption: str = "",
     details: Sequence[Block | None] = (),
 ) -> Block:
-    """Return a table that sorts. `details` has a block for each row, which the page shows on demand."""
+    """Return a table that sorts.
+
+    Args:
+        id: The identifier of the table in HTML and the name of its CSV file.
+        title: The title.
+        columns: The columns, made by `column`.
+        rows: The rows, whose cells are values or made by `cell`.
+        caption: The text below the title.
+        details: A block for each row, which the page shows on demand.
+    """
     kept = [list(row) for row in rows]
     return {
         "type": "table",
@@ -117,7 +153,16 @@ def table(
 def figure(
     id: str, title: str, chart: Mapping[str, Any], *, caption: str = "", command: str = "", wide: bool = False
 ) -> Block:
-    """Return a chart with its title, what it shows, and the command that draws it for a paper, if there is one."""
+    """Return a chart with its title.
+
+    Args:
+        id: The identifier of the chart in HTML and the name of its CSV file.
+        title: The title.
+        chart: The chart.
+        caption: The text below the title, which says what is shown.
+        command: The command that draws the chart for a paper, if there is one.
+        wide: Whether the chart is as wide as the page.
+    """
     return {
         "type": "figure",
         "id": id,
@@ -144,7 +189,7 @@ def axis(label: str, **further: Any) -> Axis:
 
 
 def per_cent(label: str, **further: Any) -> Axis:
-    """Return an axis of shares in per cent."""
+    """Return an axis of shares in per cent, with a label and further entries as in `axis`."""
     return axis(f"{label} (%)", unit="%", digits=1, **further)
 
 
@@ -163,22 +208,51 @@ def series(name: str, x: Iterable[Any], y: Iterable[Any], colour: int | str = 0,
 
 
 def lines(x: Axis, y: Axis, found: Sequence[Series], **further: Any) -> dict[str, Any]:
-    """Return a chart of lines; `further` can have `refs`, `notes` and `height`."""
+    """Return a chart of lines.
+
+    Args:
+        x: The horizontal axis.
+        y: The vertical axis.
+        found: The lines.
+        **further: `refs`, `notes` and `height`.
+    """
     return {"kind": "lines", "x": x, "y": y, "series": list(found), **further}
 
 
 def points(x: Axis, y: Axis, found: Sequence[Series], **further: Any) -> dict[str, Any]:
-    """Return a chart of points, with intervals where their series have ends."""
+    """Return a chart of points, with intervals where their series have ends.
+
+    Args:
+        x: The horizontal axis.
+        y: The vertical axis.
+        found: The points of each kind.
+        **further: As of `lines`.
+    """
     return {"kind": "points", "x": x, "y": y, "series": list(found), **further}
 
 
 def bars(x: Axis, y: Axis, found: Sequence[Series], **further: Any) -> dict[str, Any]:
-    """Return a chart of bars."""
+    """Return a chart of bars.
+
+    Args:
+        x: The horizontal axis.
+        y: The vertical axis.
+        found: The bars of each kind.
+        **further: As of `lines`.
+    """
     return {"kind": "bars", "x": x, "y": y, "series": list(found), **further}
 
 
 def heatmap(x: Axis, y: Axis, values: Sequence[Sequence[Any]], scale: Axis, **further: Any) -> dict[str, Any]:
-    """Return a heat map. `scale` is the axis of its colours; with `blank_zero` cells of 0 stay empty."""
+    """Return a heat map.
+
+    Args:
+        x: The horizontal axis.
+        y: The vertical axis.
+        values: The values, row by row.
+        scale: The axis of the colours.
+        **further: With `blank_zero`, cells of 0 stay empty.
+    """
     return {"kind": "heatmap", "x": x, "y": y, "values": [list(row) for row in values], "scale": scale, **further}
 
 
@@ -226,6 +300,9 @@ def tidy(value: Any) -> Any:
 
 # Export
 
+FORMULA = re.compile(r"[=+\-@\t\r]")
+NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
 
 def figures_in(page: Mapping[str, Any]) -> Iterator[Block]:
     """Yield all charts and tables of a page, those in details included."""
@@ -246,11 +323,20 @@ def _figures(blocks: Iterable[Mapping[str, Any] | None]) -> Iterator[Block]:
 
 
 def csv_of(block: Mapping[str, Any]) -> str:
-    """Return the values of a chart or a table as CSV, the same as the page's own download."""
+    """Return the values of a chart or a table as CSV, the same as the page's own download.
+
+    An apostrophe comes before a text that a spreadsheet would take for a formula, such as the name "=A1" of a class.
+    """
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
-    writer.writerows(rows_of(block["chart"]) if block["type"] == "figure" else _rows_of_table(block))
+    rows = rows_of(block["chart"]) if block["type"] == "figure" else _rows_of_table(block)
+    writer.writerows([_guarded(value) for value in row] for row in rows)
     return stream.getvalue()
+
+
+def _guarded(value: Any) -> Any:
+    formula = isinstance(value, str) and FORMULA.match(value) and not NUMBER.fullmatch(value)
+    return f"'{value}" if formula else value
 
 
 def _rows_of_table(block: Mapping[str, Any]) -> Iterator[list[Any]]:

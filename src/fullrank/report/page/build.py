@@ -111,7 +111,11 @@ def write_report(
 
 
 def default_target(given: Sequence[Run | str | Path]) -> Path:
-    """Return the file that a report is written to by default."""
+    """Return the file that a report is written to by default.
+
+    Raises:
+        InputError: If the only run has no directory.
+    """
     paths = [each.path if isinstance(each, Run) else Path(each) for each in given]
     known = [path for path in paths if path is not None]
     if not known:

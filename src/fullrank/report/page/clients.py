@@ -127,5 +127,11 @@ def _table(id: str, title: str, by_method: Mapping[str, Sequence[ClientRow]]) ->
 
 
 def member_rows(member: Member, stage: str, on: str = "holdout") -> list[ClientRow]:
-    """Return the rows of the clients' models of a stage on a set."""
+    """Return the rows of the clients' models of a stage on a set.
+
+    Args:
+        member: The run.
+        stage: The stage of the clients' models, for example "received".
+        on: The set of samples.
+    """
     return [row for row in member.kept if (row["stage"], row["set"]) == (stage, on) and row["client"] is not None]

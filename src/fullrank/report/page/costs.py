@@ -166,7 +166,15 @@ def targets_of(cohort: Cohort) -> list[float]:
 
 
 def reached(member: Member, target: float) -> tuple[int, float, float] | None:
-    """Return round, megabytes and seconds after which a run first had an accuracy, or None."""
+    """Return the costs after which a run first had an accuracy.
+
+    Args:
+        member: The run.
+        target: The accuracy.
+
+    Returns:
+        The round, the megabytes that were sent until then, and the seconds; None if the run never had the accuracy.
+    """
     traffic, time = _traffic(member), _elapsed(member)
     for round, value in member.course(member.accuracy_key).items():
         if value >= target - 1e-12:

@@ -13,7 +13,14 @@ DEVIATION = {"kind": "band", "text": "± 1 standard deviation over seeds"}
 
 
 def over_rounds(cohort: Cohort, key: str, times: float = 1.0, **style: Any) -> list[blocks.Series]:
-    """Return a line for each group: a measure of the rows over rounds, its mean over seeds with a band."""
+    """Return a line for each group: a measure of the rows over rounds, its mean over seeds with a band.
+
+    Args:
+        cohort: The runs.
+        key: The key of the measure in a row.
+        times: A factor, for example 100 for per cent.
+        **style: Further entries of each series.
+    """
     found = []
     for group in cohort.groups:
         spread = group.over_rounds(lambda member: {r: times * v for r, v in member.course(key).items()})
@@ -87,7 +94,17 @@ def _figures(subject: Subject, cohort: Cohort) -> Any:
 
 
 def run_figure(member: Member, id: str, key: str = "", label: str = "") -> Block | None:
-    """Return the chart of one run behind a cell of a table: a measure over rounds, by default its accuracy."""
+    """Return the chart of a measure of one run over rounds, which the page shows behind a cell of a table.
+
+    Args:
+        member: The run.
+        id: The identifier of the chart.
+        key: The key of the measure in a row, by default that of the accuracy.
+        label: The label of the measure.
+
+    Returns:
+        The chart, or None if the run has no value of the measure.
+    """
     key = key or member.accuracy_key
     course = member.course(key)
     if not course:

@@ -81,7 +81,7 @@ def _verdict(subject: Subject, reading: Sequence[Mapping[str, Any]]) -> Block:
     if broken:
         lines.append(f"Do not rely on it yet: {_first(broken[0])}{_more(len(warnings) - 1)}")
     elif warnings:
-        lines.append(f"Believe it with care: {_first(warnings[0])}{_more(len(warnings) - 1)}")
+        lines.append(f"Treat it with caution: {_first(warnings[0])}{_more(len(warnings) - 1)}")
     else:
         lines.append("Nothing in the records speaks against it; the reading below has the details.")
     level = "warn" if broken else "note" if warnings else "good"

@@ -87,7 +87,13 @@ def of_clients(probe: Probe, key: str) -> float | None:
 
 
 def course_of(member: Member, key: str, of: Any) -> dict[int, float]:
-    """Return a measure of the probes of a run by round."""
+    """Return a measure of the probes of a run by round.
+
+    Args:
+        member: The run.
+        key: The key of the measure.
+        of: The function that finds the measure in a probe: `of_global` or `of_clients`.
+    """
     found = {probe["round"]: of(probe, key) for probe in member.run.probes}
     return {round: value for round, value in found.items() if value is not None}
 

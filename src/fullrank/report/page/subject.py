@@ -262,7 +262,7 @@ class Cohort:
         return "Validation accuracy" if self.measure == VALIDATION else "Test accuracy"
 
     def value_of(self, member: Member) -> float | None:
-        """Return what `measure` is of a run, also before its end."""
+        """Return the value of `measure` of a run, also before its end."""
         if self.measure == "personal":
             return member.personal(member.last_stage) if member.last_stage is not None else None
         values = list(member.course(self.measure).values())[-AVERAGED:]

@@ -36,7 +36,7 @@ TAIL = 65536
 
 @dataclass
 class RunState:
-    """A run at the moment."""
+    """The state of a run at the moment."""
 
     name: str
     title: str = ""

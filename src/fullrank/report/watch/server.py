@@ -107,7 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer()
 
     def _answer(self) -> None:
-        if not self._for_us():
+        if not self._names_this_machine():
             self._reply(403, "text/plain", b"This server answers only under the address that fullrank watch printed.\n")
             return
         address = urlsplit(self.path)
@@ -120,7 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._reply(404, "text/plain", b"There is nothing here.\n")
 
-    def _for_us(self) -> bool:
+    def _names_this_machine(self) -> bool:
         """Return whether the request names this machine, as the page does."""
         named = [urlsplit(f"//{host}").hostname for host in self.headers.get_all("Host", [])]
         return len(named) == 1 and named[0] in HOSTS
@@ -153,7 +153,11 @@ def _selected(query: str) -> int | None:
 
 @cache
 def page_and_policy() -> tuple[bytes, str]:
-    """Return the page, and the policy that allows its own style and script and no others."""
+    """Return the page and its content security policy.
+
+    Returns:
+        The page as bytes, and the policy, which allows the page's own style and script and no others.
+    """
     folder = files("fullrank.report.watch")
     style, script = ((folder / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     page = (folder / "page.html").read_text(encoding="utf-8")

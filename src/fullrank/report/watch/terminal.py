@@ -30,7 +30,7 @@ BAR, GAP = 10, 2
 
 
 def view(snapshot: Snapshot, console: Console) -> RenderableType:
-    """Return what a terminal shows of a snapshot."""
+    """Return what a terminal shows of a snapshot, in the width and height of a console."""
     width = console.width
     if not snapshot.several:
         return Group(*_one(snapshot.runs[0], width, blocks=console.encoding.lower().startswith("utf")))

@@ -53,7 +53,7 @@ class MLflow(Tracker):
         self._entities = importlib.import_module("mlflow.entities")
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
-        with _alone(mlflow.get_tracking_uri()):
+        with _one_at_a_time(mlflow.get_tracking_uri()):
             self._client = mlflow.MlflowClient()
             place = self._experiment_id()
         known = self._client.search_runs([place], f"tags.`{IDENTITY}` = '{id}'", max_results=1)
@@ -126,7 +126,7 @@ class MLflow(Tracker):
 
 
 @contextlib.contextmanager
-def _alone(uri: str) -> Iterator[None]:
+def _one_at_a_time(uri: str) -> Iterator[None]:
     """Hold a lock of this machine: processes that create the same local database at the same time would damage it."""
     name = hashlib.sha256(f"{Path.home()} {uri}".encode()).hexdigest()[:16]
     with filelock.FileLock(Path(tempfile.gettempdir()) / f"fullrank-mlflow-{name}.lock", timeout=WAIT):

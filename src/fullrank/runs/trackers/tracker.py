@@ -41,6 +41,9 @@ class Tracker(Callback):
     stop the run: what is missing is sent as soon as it works again.
 
     Subclasses define how a row, the warnings and the end are sent. Any exception of these members is handled here.
+
+    Raises:
+        InputError: If the program's library is not installed.
     """
 
     key: ClassVar[str]
@@ -84,20 +87,36 @@ class Tracker(Callback):
         raise NotImplementedError
 
     def caught_up(self) -> None:
-        """Called once when all rounds of earlier processes have been sent."""
+        """Finish the work on earlier processes, all of whose rounds have been sent; called once after the start."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Send the summary and mark the run as complete."""
         raise NotImplementedError
 
     def give_up(self, error: BaseException, reason: str) -> None:
-        """Send the reason in one sentence and mark the run as failed."""
+        """Send the reason in one sentence and mark the run as failed.
+
+        Args:
+            error: The exception that ended the run.
+            reason: The reason in one sentence.
+        """
         raise NotImplementedError
 
     # The events of a run
 
     def started(self, experiment: Experiment, path: Path | None, done: int, clients: int) -> None:
-        """Start or continue the run in the tracker, and send the rounds that it does not have."""
+        """Start or continue the run in the tracker, and send the rounds that it does not have.
+
+        Args:
+            experiment: The experiment.
+            path: The run directory.
+            done: The number of rounds that are complete already.
+            clients: The number of clients.
+
+        Raises:
+            InputError: If there is no run directory.
+            RunFailed: If the tracker cannot be started.
+        """
         if path is None:
             raise InputError(f'{CALLBACKS.key} = "{self.key}" needs a run directory: give one, as in out="runs/name"')
         rows = RunDirectory(path).rows_until(done)
@@ -168,8 +187,8 @@ class Tracker(Callback):
             action()
         except Exception as error:
             if not self._failing:
-                text = f"{self.title} could not be written ({_cause(error)}); the run continues, and the tracker is "
-                warnings.warn(f"{text}tried again after the next round", stacklevel=2)
+                text = f"sending to {self.title} failed ({_cause(error)}); the run continues and tries again "
+                warnings.warn(f"{text}after the next round", stacklevel=2)
             self._failing = True
             return False
         self._failing = False

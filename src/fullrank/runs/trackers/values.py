@@ -64,7 +64,7 @@ def settings(experiment: Experiment) -> dict[str, Any]:
 
 
 def labels(experiment: Experiment) -> dict[str, str]:
-    """Return by which words runs are found in a tracker."""
+    """Return the words by which runs are found in a tracker."""
     return {"method": experiment.method_label, "data": experiment.data_label, "seed": str(experiment.seed)}
 
 

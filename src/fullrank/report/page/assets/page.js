@@ -444,7 +444,10 @@ const fullrank = (() => {
     return rows;
   }
   function csv(rows) {
-    const cell = (v) => v === null || v === undefined ? "" : /[",\r\n]/.test(String(v)) ? `"${String(v).replaceAll('"', '""')}"` : String(v);
+    // An apostrophe comes before a text that a spreadsheet would take for a formula.
+    const formula = (v) => typeof v === "string" && /^[=+\-@\t\r]/.test(v) && !/^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$/.test(v);
+    const text = (v) => formula(v) ? `'${v}` : String(v);
+    const cell = (v) => v === null || v === undefined ? "" : /[",\r\n]/.test(text(v)) ? `"${text(v).replaceAll('"', '""')}"` : text(v);
     return rows.map((row) => row.map(cell).join(",")).join("\n") + "\n";
   }
   function download(name, text) {
