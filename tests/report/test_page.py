@@ -177,6 +177,12 @@ def test_runs_on_different_data_are_in_different_charts():
     assert [block(found, f"accuracy-{n}")["title"].partition(": ")[2] for n in (1, 2)] == ["alpha = 0.1", "alpha = 0.5"]
 
 
+def test_the_line_below_the_title_tells_that_there_are_other_settings(tmp_path):
+    for alpha in (0.1, 1.0):
+        fullrank.run({**FEW, "train.rounds": 1, "data.alpha": alpha}, tmp_path / str(alpha))
+    assert "(dirichlet α=0.1), 1 round of 1 epoch, mlp, and 1 other setting · 2 runs" in page(tmp_path)["lead"]
+
+
 def test_runs_with_the_same_keys_and_other_splits_are_apart(tmp_path):
     one = member(0, tmp_path / "a")
     other = member(0, tmp_path / "b", partition={"hash": "0" * 63 + "9"}, **{"method.name": "fedprox"})

@@ -45,7 +45,8 @@ def _listed(words: Sequence[str]) -> str:
 
 def lead_of(subject: Subject) -> str:
     """Return the sentence below the title."""
-    experiment = subject.members[0].run.experiment
+    first, *others = dict.fromkeys(setting(member.run.experiment) for member in subject.members)
+    further = f", and {counted(len(others), 'other setting')}" if others else ""
     seeds = sorted({member.seed for member in subject.members})
     done = sum(member.state == COMPLETE for member in subject.members)
     runs = counted(len(subject.members), "run")
@@ -54,7 +55,7 @@ def lead_of(subject: Subject) -> str:
         listed = f"{len(seeds)} seeds"
     else:
         listed = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-    return f"{setting(experiment)} · {runs}{complete} · {listed}"
+    return f"{first}{further} · {runs}{complete} · {listed}"
 
 
 def section(subject: Subject, reading: Sequence[Mapping[str, Any]]) -> Block:
