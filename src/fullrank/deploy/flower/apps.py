@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fullrank.config.experiment import Experiment
 from fullrank.errors import InputError
 
 if TYPE_CHECKING:
@@ -11,8 +14,17 @@ if TYPE_CHECKING:
     from flwr.serverapp import ServerApp
 
 
-def server_app(*arguments: Any, **keys: Any) -> ServerApp:
-    """Return the `ServerApp` of an app; `server.server_app` describes the arguments.
+def server_app(folder: str | Path, test: Callable[[Experiment], Any] | None = None) -> ServerApp:
+    """Return the `ServerApp` of an app.
+
+    Its run configuration is that of the app: `experiment`, `set`, `out`, `wait` and `patience`.
+
+    Args:
+        folder: The folder of the app, which has the experiment.
+        test: Returns a test set at the server.
+
+    Returns:
+        The `ServerApp`, which runs the experiment at the sites that join.
 
     Raises:
         InputError: If Flower is not installed; the message names the extra to install.
@@ -21,20 +33,27 @@ def server_app(*arguments: Any, **keys: Any) -> ServerApp:
         from fullrank.deploy.flower.server import server_app as make
     except ModuleNotFoundError as error:
         raise _absent(error) from error
-    return make(*arguments, **keys)
+    return make(folder, test)
 
 
-def client_app(*arguments: Any, **keys: Any) -> ClientApp:
-    """Return the `ClientApp` of an app; `client.client_app` describes the arguments.
+def client_app(load: Callable[..., Any] | None = None, mods: Sequence[Any] = ()) -> ClientApp:
+    """Return the `ClientApp` of an app.
+
+    Args:
+        load: Loads the samples of a site. By default they are those that its `site.toml` names.
+        mods: Flower's mods, which see each message before and after the app.
+
+    Returns:
+        The `ClientApp`, which does the jobs that the site's `site.toml` allows.
 
     Raises:
-        InputError: If Flower is not installed; the message names the extra to install.
+        InputError: If Flower is not installed, or if a mod cannot work with fullrank's messages.
     """
     try:
         from fullrank.deploy.flower.client import client_app as make
     except ModuleNotFoundError as error:
         raise _absent(error) from error
-    return make(*arguments, **keys)
+    return make(mods=mods) if load is None else make(load, mods)
 
 
 def _absent(error: ModuleNotFoundError) -> Exception:
