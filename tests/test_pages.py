@@ -67,10 +67,18 @@ def test_dotted_names_can_be_imported(page):
             assert known or text.split(".")[-1] in (PACKAGE / "__init__.py").read_text(), text
 
 
-@pytest.mark.parametrize("page", [*PAGES, "README.md", "docs/methods.md", "docs/your-own.md", "docs/evaluation.md"])
+DOCS = [f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "README.md", "RESULTS.md", *DOCS])
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / page).read_text()):
         assert "://" in target or ((ROOT / page).parent / target).exists(), target
+
+
+@pytest.mark.parametrize("page", DOCS)
+def test_the_readme_leads_to_every_page(page):
+    assert re.search(rf"\]\({re.escape(page)}[#)]", (ROOT / "README.md").read_text())
 
 
 def contract() -> list[set[str]]:

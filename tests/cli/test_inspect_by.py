@@ -101,6 +101,11 @@ def test_only_runs_keep_anything(capsys):
     assert '"mine:model" is not a run directory' in err
 
 
+def test_without_results_by_client_the_key_that_records_them_is_named(tmp_path, capsys):
+    run = fullrank.run({"model.name": "mlp", "train.rounds": 1, "train.steps": 1}, tmp_path / "run")
+    assert "data.holdout=0.2" in shown(run, "--by=site", capsys=capsys)
+
+
 def test_of_many_clients_quantiles_and_some_are_listed(tmp_path, capsys):
     settings = {
         "data.clients": 24,

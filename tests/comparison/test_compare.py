@@ -617,6 +617,24 @@ def test_a_narrow_terminal_has_the_table_without_the_seeds(tmp_path, monkeypatch
     assert "mean ± std" in stream.getvalue()
 
 
+def test_a_narrow_terminal_never_breaks_a_word_of_a_row_name(tmp_path, monkeypatch, capsys):
+    for alpha in (0.05, 0.5):
+        for seed in range(3):
+            pretend(tmp_path / f"a{alpha}-{seed}", "fedavg", seed, **{"data.alpha": alpha})
+            pretend(tmp_path / f"b{alpha}-{seed}", "fedavg+feddecorr", seed, **{"data.alpha": alpha})
+    stream = io.StringIO()
+    _, out, _ = command("--runs", tmp_path, capsys=capsys)
+    assert "difference to" in out
+    monkeypatch.setattr(
+        comparecli, "Console", lambda width=80, **options: Console(file=stream, force_terminal=True, width=width)
+    )
+    command("--runs", tmp_path, capsys=capsys)
+    table = stream.getvalue().partition("the rows differ")[0]
+    assert "difference to" not in table
+    assert table.count("fedavg+feddecorr") == table.count("(data.alpha=0.5)") == 2
+    assert table.count("(data.alpha=0.05)") == 2
+
+
 def test_live_display_of_several_runs():
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=100)

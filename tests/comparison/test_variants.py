@@ -133,6 +133,16 @@ def test_a_row_is_compared_on_its_own_data_and_with_the_same_settings(tmp_path):
             assert found[name("fedprox", alpha, rate)] == name("fedavg", alpha, rate)
 
 
+def test_a_reference_with_settings_stands_for_the_rows_that_have_them(tmp_path):
+    found = a_grid(tmp_path, "fedavg:train.lr=0.1")
+    for alpha in (0.1, 1.0):
+        chosen = name("fedavg", alpha, 0.1)
+        others = [row for row, reference in found.items() if f"alpha={alpha}" in row and row != chosen]
+        assert len(others) == 3
+        assert found[chosen] is None
+        assert {found[row] for row in others} == {chosen}
+
+
 def test_an_exact_row_is_the_reference_of_all_rows_on_its_data(tmp_path):
     exact = name("fedprox", 0.1, 0.1)
     found = a_grid(tmp_path, exact)

@@ -108,6 +108,13 @@ def test_without_a_name_a_figure_lies_in_the_first_run(runs, capsys):
     fullrank.run({**SETTINGS, "data.alpha": math.inf}, runs / "even")  # is still a run
 
 
+def test_without_a_name_a_figure_of_a_folder_of_runs_lies_in_the_folder(runs, capsys):
+    status, out, _ = command("figure", "accuracy", runs, capsys=capsys)
+    assert status == 0
+    assert is_picture(runs / "figures" / "accuracy.pdf")
+    assert f"drawn in {runs / 'figures' / 'accuracy.pdf'}" in out
+
+
 @pytest.mark.parametrize(
     ("kind", "names", "options"),
     [

@@ -118,6 +118,12 @@ def test_the_experiment_is_shown_as_differences_from_the_defaults(compared):
     assert "train.lr" not in found
 
 
+def test_a_short_run_says_of_how_many_evaluations_its_mean_is(tmp_path):
+    fullrank.run({**FEW, "train.rounds": 2}, tmp_path)
+    (verdict,) = [each for each in section(page(tmp_path), "summary")["blocks"] if each["type"] == "verdict"]
+    assert "(mean of the last 2 evaluations)" in verdict["lines"][0]
+
+
 def test_the_whole_experiment_can_be_run_again(compared, tmp_path):
     found = section(page(compared / "fedavg-seed0"), "provenance")
     (code,) = [inner for each in found["blocks"] if each["type"] == "details" for inner in each["blocks"]]
@@ -170,6 +176,12 @@ def test_runs_on_different_data_are_in_different_charts():
     names = [[line["name"] for line in block(found, f"accuracy-{n}")["chart"]["series"]] for n in (1, 2)]
     assert names == [["fedavg (2 seeds)"], ["fedavg (2 seeds)"]]
     assert [block(found, f"accuracy-{n}")["title"].partition(": ")[2] for n in (1, 2)] == ["alpha = 0.1", "alpha = 0.5"]
+
+
+def test_the_line_below_the_title_tells_that_there_are_other_settings(tmp_path):
+    for alpha in (0.1, 1.0):
+        fullrank.run({**FEW, "train.rounds": 1, "data.alpha": alpha}, tmp_path / str(alpha))
+    assert "(dirichlet α=0.1), 1 round of 1 epoch, mlp, and 1 other setting · 2 runs" in page(tmp_path)["lead"]
 
 
 def test_runs_with_the_same_keys_and_other_splits_are_apart(tmp_path):

@@ -55,7 +55,9 @@ def compare_command(
     ] = None,
     reference: Annotated[
         str,
-        typer.Option("--reference", metavar="METHOD", help="Method to which differences are. By default the first."),
+        typer.Option(
+            "--reference", metavar="METHOD", help="Method to which the others are compared. By default the first."
+        ),
     ] = "",
     overrides: Overrides = None,
     root: Root = "",
@@ -220,6 +222,8 @@ def _show(found: Comparison) -> None:
         console = wide  # lines in a file can have any length
     elif wide.measure(table).maximum > console.width:
         table = table_of(found, by_seed=False)
+        if wide.measure(table).maximum > console.width:
+            table = table_of(found, by_seed=False, by_reference=False)
     say(f"\n{title_of(found)}\n")
     console.print(table)
     say()

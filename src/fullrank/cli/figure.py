@@ -21,7 +21,11 @@ def figure_command(
     inputs: Annotated[list[str], typer.Argument(metavar="RUN", help="Run directories, or folders of runs.")],
     out: Annotated[
         str | None,
-        typer.Option("--out", metavar="FILE", help="Output file: .pdf, .png or .svg. By default RUN/figures/KIND.pdf."),
+        typer.Option(
+            "--out",
+            metavar="FILE",
+            help="Output file: .pdf, .png or .svg. By default figures/KIND.pdf in the first RUN.",
+        ),
     ] = None,
     rounds: Annotated[
         str,
@@ -111,8 +115,7 @@ def figure_command(
     options |= {"top": top, "term": term, "measure": measure, "value": value, "over": over, "labels": label}
     options["band"] = band
     runs: list[Run] = [run for path in inputs for run in runs_in(Path(path))] if kind in KINDS else []
-    first = runs[0].path if runs else None
-    target = Path(out) if out is not None else (first or Path()) / "figures" / f"{kind}.pdf"
+    target = Path(out) if out is not None else Path(inputs[0]) / "figures" / f"{kind}.pdf"
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always", UserWarning)
         draw_figure(kind, runs, target, **{name: value for name, value in options.items() if value})

@@ -28,8 +28,8 @@ def new(
     """Write a Flower app that trains with fullrank.
 
     The app runs in Flower's simulation and on a SuperLink with SuperNodes. Its README.md has the commands for both,
-    with certificates and the authentication of sites. Writing the app needs no Flower; running it needs the extra
-    fullrank[flower].
+    with certificates and the authentication of sites. Writing the app needs no Flower; running it needs Flower,
+    which the extra "flower" installs.
 
     Example: fullrank flower new hospitals --method scaffold --clients 3
     """

@@ -178,6 +178,10 @@ def _show_kept(what: str, by: str, client: int | None, stage: str | None, on: st
     if by == "site":
         if line := client_tables.whole_test(rows):
             say(line)
+        if all(row["client"] is None and row["site"] is None for row in rows):
+            say(
+                "the run has no results by client or site; a run with data.holdout records them, as in data.holdout=0.2"
+            )
         tables = client_tables.by_site(rows)
     else:
         tables = shown[by](rows if stage or client is not None else _last_stage(rows), run.classes)

@@ -32,7 +32,10 @@ MEASUREMENTS = (
     "the server is secure aggregation, which fullrank does not implement.",
 )
 """Sentences about what a result contains in addition to uploads, and who sees it."""
-SIMULATION = "fullrank simulates clients on one machine: checkpoints contain what a client keeps between rounds."
+SIMULATION = (
+    "In a simulation, checkpoints contain what a client keeps between rounds; in a deployment with Flower "
+    "it stays at the site."
+)
 
 app = command_group(
     """List the federated methods, or explain one of them.

@@ -61,12 +61,13 @@ def _at_place(measure: str) -> str:
     return ""
 
 
-def table_of(found: Comparison, by_seed: bool = True) -> Table:
+def table_of(found: Comparison, by_seed: bool = True, by_reference: bool = True) -> Table:
     """Return the table of a comparison.
 
     Args:
         found: The comparison.
         by_seed: Whether the table has a column for each seed.
+        by_reference: Whether the table names the row from which each difference is taken, if there are several.
     """
     show = format_of(found)
     seeds, rows = found.seeds if by_seed else (), found.rows()
@@ -79,7 +80,7 @@ def table_of(found: Comparison, by_seed: bool = True) -> Table:
         table.add_column("stage")
     for seed in seeds:
         table.add_column(f"seed {seed}", justify="right", no_wrap=True)
-    wanted = (True, several, tested, len(references) > 1)
+    wanted = (True, several, tested, by_reference and len(references) > 1)
     headers = ("mean ± std", "difference (95 % CI)", "p (Holm)", "difference to")
     for header, shown in zip(headers, wanted, strict=True):
         if shown:

@@ -25,7 +25,7 @@ from fullrank.comparison.measured import (
     measured,
     stage_of,
 )
-from fullrank.comparison.variants import data_of, reference_row, row_labels, setting_of, varied_keys
+from fullrank.comparison.variants import data_of, describes, reference_row, row_labels, setting_of, varied_keys
 from fullrank.config.experiment import Experiment, same
 from fullrank.errors import InputError
 from fullrank.metrics.registry import Metric
@@ -221,7 +221,7 @@ class Comparison:
             return None
         if method not in self._firsts or chosen not in self._firsts:  # all runs of one of them failed
             return chosen
-        own = [other for other in self._firsts if self._methods[other] == self._methods[chosen]]
+        own = [other for other in self._firsts if self._is_like(other, chosen, exact)]
         on_same = [other for other in own if self.same_data(method, other)]
         if exact and chosen in on_same:
             return chosen
@@ -229,6 +229,12 @@ class Comparison:
             setting = setting_of(self._firsts[method].experiment)
             on_same.sort(key=lambda other: setting_of(self._firsts[other].experiment) != setting)
         return next(iter(on_same), method) if on_same[:1] != [method] else None
+
+    def _is_like(self, row: str, chosen: str, exact: bool) -> bool:
+        """Return whether a row is of the reference's method, with the settings that were written with its name."""
+        written = "" if exact else self.reference
+        same = self._methods[row] == self._methods[chosen]
+        return same and (":" not in written or describes(written, self._firsts[row].experiment))
 
     def _reference_row(self) -> tuple[str, bool]:
         """Return the first row of the reference, and whether exactly this row was asked for."""
@@ -357,7 +363,21 @@ class Comparison:
         for row, reference in zip(rows, self.references().values(), strict=True):
             if reference is not None:
                 lines += self._remarks_on_difference(row, reference)
-        return lines
+        return [*lines, *self._remarks_on_ties(rows)]
+
+    def _remarks_on_ties(self, rows: Sequence[Row]) -> list[str]:
+        """Return sentences about the rows whose seeds do not tell them from their reference."""
+        ties: dict[tuple[str, int], list[str]] = {}
+        for row in rows:
+            found = row.difference
+            if found is not None and found.low is not None and found.high is not None and found.low <= 0 <= found.high:
+                ties.setdefault((found.to, len(found.values)), []).append(row.method)
+        return [
+            f"{own[0]}: the interval includes 0, so these {number} seeds do not tell it from {to}"
+            if len(own) == 1
+            else f"{_and(own)}: the intervals include 0, so these {number} seeds do not tell them from {to}"
+            for (to, number), own in ties.items()
+        ]
 
     def _remarks_on_settings(self) -> list[str]:
         """Return sentences about the keys in which rows differ, and about hyper-parameters without their defaults."""
@@ -392,9 +412,6 @@ class Comparison:
         if len(difference.values) < len(self.seeds):
             over = _listed("seed", list(difference.values))
             lines.append(f"the difference of {row.method} to {first} is over {over}, which both have")
-        if difference.low is not None and difference.high is not None and difference.low <= 0 <= difference.high:
-            number = len(difference.values)
-            lines.append(f"{row.method}: the interval includes 0, so these {number} seeds do not tell it from {first}")
         return lines
 
     def warnings(self) -> list[str]:

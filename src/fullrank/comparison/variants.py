@@ -255,12 +255,12 @@ def reference_row(reference: str, experiments: Mapping[str, Experiment], rows: S
         return written
     for row in rows:
         name = row.partition(" (")[0]
-        if name == written or (row in experiments and _describes(written, experiments[row])):
+        if name == written or (row in experiments and describes(written, experiments[row])):
             return row
     raise InputError(f'no row of the comparison is "{reference}"; known: {"; ".join(rows)}')
 
 
-def _describes(text: str, experiment: Experiment) -> bool:
+def describes(text: str, experiment: Experiment) -> bool:
     """Return whether a method with settings, as users write it, describes an experiment."""
     try:
         variant = parse_variant(text)

@@ -68,6 +68,8 @@ def test_the_command_says_what_it_wrote(tmp_path, capsys):
     status, out, _ = command("flower", "new", str(tmp_path / "app"), "--method", "scaffold", capsys=capsys)
     assert status == 0
     assert "flwr run . --stream" in out
+    _, out, _ = command("flower", "new", "--help", capsys=capsys)
+    assert 'which the extra "flower"' in " ".join(out.split())
     status, _, err = command("flower", "new", str(tmp_path / "app"), capsys=capsys)
     assert status != 0
     assert "is not an empty folder" in err

@@ -45,7 +45,8 @@ def _listed(words: Sequence[str]) -> str:
 
 def lead_of(subject: Subject) -> str:
     """Return the sentence below the title."""
-    experiment = subject.members[0].run.experiment
+    first, *others = dict.fromkeys(setting(member.run.experiment) for member in subject.members)
+    further = f", and {counted(len(others), 'other setting')}" if others else ""
     seeds = sorted({member.seed for member in subject.members})
     done = sum(member.state == COMPLETE for member in subject.members)
     runs = counted(len(subject.members), "run")
@@ -54,7 +55,7 @@ def lead_of(subject: Subject) -> str:
         listed = f"{len(seeds)} seeds"
     else:
         listed = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-    return f"{setting(experiment)} · {runs}{complete} · {listed}"
+    return f"{first}{further} · {runs}{complete} · {listed}"
 
 
 def section(subject: Subject, reading: Sequence[Mapping[str, Any]]) -> Block:
@@ -127,7 +128,13 @@ def _which(cohort: Cohort) -> str:
     stage = cohort.members[0].last_stage
     if cohort.measure == "personal" and stage is not None:
         return f", of {STAGES[stage]} on their own samples; there is no complete global model"
-    return " (mean of the last five evaluations)"
+    return f" ({_averaged(cohort)})"
+
+
+def _averaged(cohort: Cohort) -> str:
+    """Say over how many evaluations `last5` is a mean, which are fewer than five in a short run."""
+    number = min(5, max(len(member.course(member.accuracy_key)) for member in cohort.members))
+    return f"mean of the last {number} evaluations" if number > 1 else "one evaluation"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -148,7 +155,7 @@ def _tiles(cohort: Cohort, group: Group) -> Block:
     items: list[tuple[str, str, str]] = []
     if any(courses):
         seeds = f"mean ± std of {counted(len(courses), 'seed')}" if len(courses) > 1 else f"seed {member.seed}"
-        items.append((label, _with_spread(cohort, group), f"mean of the last five evaluations, {seeds}"))
+        items.append((label, _with_spread(cohort, group), f"{_averaged(cohort)}, {seeds}"))
         best = [max(course.values()) for course in courses if course]
         where = max(courses[0], key=courses[0].__getitem__)
         kind = "validation" if member.chosen_by else "test"
@@ -231,7 +238,7 @@ def _methods(cohort: Cohort) -> Block:
             _seeds_figure(group, f"curves-{group.colour}{cohort.suffix}") if len(cohort.groups) <= MOST_CURVES else None
         )
     personal = cohort.measure == "personal"
-    what = "clients' models at their last stage" if personal else "mean of the last five evaluations"
+    what = "clients' models at their last stage" if personal else _averaged(cohort)
     bold = "bold: the best, and those that the seeds do not tell from it."
     caption = f"Mean ± standard deviation over seeds of the {what}; {bold}"
     title = cohort.entitled("Methods")
