@@ -79,7 +79,7 @@ class Allowed(Table):
     confusion of the class in evaluations."""
     class_counts: bool = False
     """Whether the server is told, when the site joins, how many training samples of each class it has, of `min_count`
-    and more. Uploads of some methods and criteria contain such counts too; `uploads` and `min_count` limit these."""
+    and more. Uploads of some methods and criteria contain such counts as well; `uploads` and `min_count` limit them."""
     models: bool = False
     """Whether the server may ask for the client's own model, for example for probes. With methods that keep a part of
     the model at the client, it contains that part."""
