@@ -47,7 +47,9 @@ def compare(*arguments, capsys):
     return command("compare", *SETS, *arguments, capsys=capsys)
 
 
-@pytest.mark.parametrize(("jobs", "on_error"), [(1, "stop"), (1, "skip"), (2, "stop")])
+@pytest.mark.parametrize(
+    ("jobs", "on_error"), [(1, "stop"), (1, "skip"), pytest.param(2, "stop", marks=pytest.mark.slow)]
+)
 def test_one_diverging_run_is_marked_and_the_others_continue(jobs, on_error, tmp_path, capsys):
     out = tmp_path / "out"
     arguments = ["-m", f"fedavg,{NAME}", "-s", "0,1", "-j", jobs, "--out", out]
@@ -69,6 +71,17 @@ def test_one_diverging_run_is_marked_and_the_others_continue(jobs, on_error, tmp
     log = (out / f"{NAME.replace(':', '.')}-seed1" / "log.txt").read_text()
     assert reason in log.splitlines()[-1]
     assert log.splitlines()[-1].startswith("stopped: ")
+
+
+def test_a_run_that_diverges_in_a_process_of_its_own_is_marked(tmp_path, capsys):
+    arguments = ["-m", f"fedavg,{NAME}", "-s", "1", "-j", "2", "--out", tmp_path / "out"]
+    status, text, err = compare(*arguments, capsys=capsys)
+    assert status == 1
+    assert err.splitlines()[-1].startswith("fullrank: 1 of 2 runs failed")
+    assert "1 run complete, 1 failed" in text
+    (failed,) = json.loads((tmp_path / "out" / "comparison.json").read_text())["failed"]
+    assert (failed["method"], failed["seed"]) == (LABEL, 1)
+    assert "its upload" in failed["reason"]
 
 
 def test_json_has_the_failures_and_the_same_command_tries_them_again(tmp_path, capsys):
@@ -101,7 +114,7 @@ def test_if_every_run_fails_so_does_the_comparison(tmp_path):
         fullrank.compare(QUICK, [NAME], [1, 2], tmp_path / "out", jobs=1)
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_what_is_wrong_with_all_runs_stops_before_any_has_begun(jobs, tmp_path):
     wrong = {**QUICK, "data.name": "cifar10", "data.root": str(tmp_path)}
     with pytest.raises(InputError, match=r"fedavg seed \d: "):

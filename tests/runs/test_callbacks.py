@@ -192,7 +192,13 @@ class Models(fullrank.Callback):
 
 @pytest.mark.parametrize("engine", ["serial", "processes", "vectorised"])
 def test_a_callback_gets_the_trained_models_that_it_asks_for(engine, tmp_path):
-    settings = {"train.rounds": 1, "train.participation": 1.0, "data.holdout": 0.0, "engine.name": engine}
+    settings = {
+        "train.rounds": 1,
+        "train.participation": 1.0,
+        "data.holdout": 0.0,
+        "engine.name": engine,
+        "engine.workers": 1,
+    }
     some, others = Models({0, 2, 99}), Models(None)
     fullrank.run({**SETTINGS, **settings}, tmp_path / "run", callbacks=[some, others])
     assert sorted(client for client, model in some.found.items() if model) == [0, 2]
@@ -413,7 +419,7 @@ class Board(fullrank.ComparisonCallback):
         raise ValueError("no board")
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_callback_of_a_comparison_that_raises_stops_the_comparison(jobs, tmp_path):
     board = Board()
     with pytest.raises(CallbackFailed, match='"test_callbacks:Board": its round_done raised ValueError: no board'):
