@@ -31,7 +31,7 @@ def cpu(
     """Compare the CPU time of a round with a plain PyTorch loop.
 
     The workload is the CIFAR-10 benchmark of pfl-research on synthetic images. Every measurement is a new process with
-    one thread, and the CPU time of its whole process tree counts. Needs Linux.
+    one thread, and the CPU time of its whole process tree counts. The command needs Linux.
 
     Example: fullrank bench cpu --networks linear --repeats 3
     """

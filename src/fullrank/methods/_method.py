@@ -42,8 +42,8 @@ class Method:
     A hook receives a batch (`fullrank.Batch`), a client (`fullrank.Client`) or the server (`fullrank.Server`), whose
     documentation lists their members; docs/methods.md walks through a whole method.
 
-    Hooks of composed methods run one after the other (chained), are added up (summed), or can be defined by one method
-    only (exclusive).
+    Hooks of composed methods are called one after the other (in order), also with the result of the one before
+    (chained), are added up (summed), or can be defined by one method only (exclusive).
 
     >>> @dataclass(frozen=True)
     ... class WeightShrink(Method):
@@ -104,9 +104,9 @@ class Method:
     # The network
 
     def model(self, net: Network) -> Network:
-        """Change the body of the network. Chained.
+        """Change the body of the network.
 
-        If the width of the representation changes, a new linear head follows.
+        The hook is chained. If the width of the representation changes, a new linear head follows.
 
         Args:
             net: The network, as the method before this one returned it.
@@ -117,7 +117,9 @@ class Method:
         return net
 
     def head(self, net: Network) -> nn.Module:
-        """Return a classifier that replaces the linear head of the network. Exclusive.
+        """Return a classifier that replaces the linear head of the network.
+
+        The hook is exclusive.
 
         Args:
             net: The network, with the width `feature_dim` and the number `num_classes` of classes.
@@ -168,10 +170,10 @@ class Method:
         return {}
 
     def begin(self, server: ServerView) -> None:
-        """Complete the server's state before the first round. In order.
+        """Complete the server's state before the first round.
 
-        The method may ask clients about their data (`server.ask`). What is sent counts as traffic of the first round.
-        No client has received a model yet.
+        The hooks of several methods are called in order. The method may ask clients about their data
+        (`server.ask`). What is sent counts as traffic of the first round. No client has received a model yet.
 
         Args:
             server: The server. Assigning `server.own` changes the state.
@@ -190,7 +192,9 @@ class Method:
         return {}
 
     def criterion(self, b: Batch) -> Tensor:
-        """Return the base loss of a batch, by default the cross-entropy. Exclusive.
+        """Return the base loss of a batch, by default the cross-entropy.
+
+        The hook is exclusive.
 
         Args:
             b: The batch.
@@ -198,10 +202,10 @@ class Method:
         return F.cross_entropy(b.logits, b.y, label_smoothing=b.label_smoothing)
 
     def loss(self, b: Batch) -> Tensor | Mapping[str, Tensor]:
-        """Return a term that is added to the criterion, whose value is `b.base`. Summed.
+        """Return a term that is added to the criterion, whose value is `b.base`.
 
-        The mean of the term is recorded under the method's name. Several terms by name, as in `{"near": …, "far": …}`,
-        are added up in their order, and each is recorded as well, as `name.near`.
+        The hook is summed. The mean of the term is recorded under the method's name. Several terms by name, as
+        in `{"near": …, "far": …}`, are added up in their order, and each is recorded as well, as `name.near`.
 
         Args:
             b: The batch.
@@ -212,7 +216,9 @@ class Method:
         return b.base * 0
 
     def grad(self, g: Tree, b: Batch) -> Tree:
-        """Correct the gradient of criterion and losses, before weight decay and momentum. Chained.
+        """Correct the gradient of criterion and losses, before weight decay and momentum.
+
+        The hook is chained.
 
         Args:
             g: The gradient by the names of the trained entries, as the method before this one returned it.
@@ -224,17 +230,19 @@ class Method:
         return g
 
     def pull(self) -> float:
-        """Return μ if `grad` adds μ(w − w0), the pull of a proximal term. Summed.
+        """Return μ if `grad` adds μ(w − w0), the pull of a proximal term.
 
-        Normalised averaging takes it into account. The value of the term at the end of each local epoch, (μ/2)‖w −
-        w0‖², is recorded under the method's name.
+        The hook is summed. Normalised averaging takes it into account. The value of the term at the end of each
+        local epoch, (μ/2)‖w − w0‖², is recorded under the method's name.
         """
         return 0.0
 
     # The client's round
 
     def train(self, client: ClientView) -> None:
-        """Run the local fits of a round, by default one `client.fit()`. Exclusive.
+        """Run the local fits of a round, by default one `client.fit()`.
+
+        The hook is exclusive.
 
         Args:
             client: The client.
@@ -253,7 +261,9 @@ class Method:
         return {}
 
     def weight(self, client: ClientView) -> float:
-        """Return the client's weight in the mean of the models, by default its number of samples. Exclusive.
+        """Return the client's weight in the mean of the models, by default its number of samples.
+
+        The hook is exclusive.
 
         Args:
             client: The client.
@@ -261,10 +271,11 @@ class Method:
         return client.n
 
     def upload(self, client: ClientView, tree: Tree) -> Tree:
-        """Return what the client sends in place of its shared weights: clipped, noised, shifted or compressed. Chained.
+        """Return what the client sends in place of its shared weights: clipped, noised, shifted or compressed.
 
-        It runs after the `after` hooks of all methods, so it sees their new state, and may itself assign `client.own`
-        (as error feedback does). BatchNorm statistics and what `after` returns do not pass through it.
+        The hook is chained. It runs after the `after` hooks of all methods, so it sees their new state, and may
+        itself assign `client.own` (as error feedback does). BatchNorm statistics and what `after` returns do
+        not pass through it.
 
         What it returns is what crosses to the server, and bytes are counted on it. If it has other names or shapes than
         the model, the method also defines `receive`. Names, shapes and kinds of numbers must be the same for every
@@ -280,11 +291,11 @@ class Method:
         return tree
 
     def receive(self, server: ServerView, tree: Tree) -> Tree:
-        """Return the shared weights of one client from what its `upload` sent. Chained in reverse order.
+        """Return the shared weights of one client from what its `upload` sent.
 
-        The server calls it for every upload as it arrives, before it checks the result against the model and aggregates
-        it. `server.w` are still the weights that the client received. The hook cannot change the server's state:
-        `aggregate` does that.
+        The hook is chained in reverse order. The server calls it for every upload as it arrives, before it
+        checks the result against the model and aggregates it. `server.w` are still the weights that the client
+        received. The hook cannot change the server's state: `aggregate` does that.
 
         Args:
             server: The server.
@@ -298,7 +309,9 @@ class Method:
     # The server's round
 
     def aggregate(self, server: ServerView, new: Tree, up: Mapping[str, Tree]) -> Tree:
-        """Return the new shared entries. Chained.
+        """Return the new shared entries.
+
+        The hook is chained.
 
         Args:
             server: The server.
@@ -311,9 +324,10 @@ class Method:
         return new
 
     def finish(self, server: ServerView) -> None:
-        """Change the model after the last round. In order.
+        """Change the model after the last round.
 
-        A run that is continued starts from the model before this hook.
+        The hooks of several methods are called in order. A run that is continued starts from the model before
+        this hook.
 
         Args:
             server: The server. Assigning `server.w` changes the model.
@@ -322,7 +336,9 @@ class Method:
     # The personal model
 
     def personalise(self, client: ClientView) -> Tree | None:
-        """Turn the global model into the client's own, by fits or by returning its entries. Exclusive.
+        """Turn the global model into the client's own, by fits or by returning its entries.
+
+        The hook is exclusive.
 
         Args:
             client: The client, whose model is the global one at first.
@@ -333,7 +349,9 @@ class Method:
         return None
 
     def predict(self, b: Batch) -> Tensor:
-        """Return the scores of the personal model, by default the logits. Exclusive.
+        """Return the scores of the personal model, by default the logits.
+
+        The hook is exclusive.
 
         Args:
             b: The batch.
