@@ -1,5 +1,6 @@
 """`fullrank.testing.check`: it passes for every method of the library, and says what is wrong with others."""
 
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -112,6 +113,11 @@ def test_processes_and_a_module_of_ones_own():
     done = check("fedprox+feddecorr", module=module.double())
     assert done.results["processes"] == "holds"
     assert "exchanged" in str(done)
+
+
+def test_the_engines_are_checked_without_starting_ray(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)  # as if it were not installed
+    assert check("fedavg", only=["engines"]).results == {"engines": "holds"}
 
 
 def test_clients_really_train_as_a_group(monkeypatch):

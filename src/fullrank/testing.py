@@ -308,9 +308,11 @@ def _degenerate(trial: _Trial) -> str:
 
 
 def _engines(trial: _Trial) -> str:
-    """Check that the engines of the library give the result of `serial`; `_processes` checks worker processes."""
+    """Check that the engines of the library give the result of `serial`; `_processes` checks worker processes, which
+    Ray starts on other machines.
+    """
     for engine in ENGINES.own:
-        if engine in ("serial", "processes"):
+        if engine in ("serial", "processes", "ray"):
             continue
         name = IN_WORDS.get(engine, f'the engine "{engine}"')
         engine_of = _recorded if engine == "cuda" else partial(_opened, engine)
