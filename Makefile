@@ -31,7 +31,7 @@ collapse: $(VENV)/installed
 	$(BIN)/fullrank probes $(COLLAPSE)
 
 test: $(VENV)/installed check
-	$(BIN)/python -m pytest -n 2 tests src/fullrank --doctest-modules --ignore=src/fullrank/deploy/flower
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests src/fullrank --doctest-modules --ignore=src/fullrank/deploy/flower
 
 check: $(VENV)/installed
 	$(BIN)/ruff check
@@ -53,7 +53,7 @@ test-flower-slow: $(FLOWER)/installed
 	$(FLOWER)/bin/python -m pytest -m slow tests/deploy/flower
 
 test-slow: $(VENV)/installed
-	$(BIN)/python -m pytest -n 2 -m slow tests
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow tests
 
 # Runs with whatever python has torch and a GPU: `make test-gpu PYTHON=python3`.
 test-gpu:

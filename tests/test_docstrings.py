@@ -92,3 +92,45 @@ def test_the_documented_api_has_examples():
     raised = {name for name in without if inspect.isclass(found[name]) and issubclass(found[name], Exception)}
     assert without - raised - PROTOCOLS == set()
     assert ">>>" in (errors.FullrankError.__doc__ or "")
+
+
+def described_parameters(doc: str) -> list[str]:
+    """The names in the section Args of a docstring."""
+    return re.findall(r"^    \*{0,2}(\w+)(?: \(.*?\))?: \S", sections(doc).get("Args", ""), re.MULTILINE)
+
+
+def parameters(node: ast.FunctionDef | ast.ClassDef) -> list[str]:
+    """The parameters of a function or a method, or those with which objects of a class are created."""
+    if isinstance(node, ast.ClassDef):
+        for part in node.body:
+            if isinstance(part, ast.FunctionDef) and part.name == "__init__":
+                return parameters(part)
+        fields = [part for part in node.body if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name)]
+        return [field.target.id for field in fields if "ClassVar" not in ast.unparse(field.annotation)]
+    given = node.args
+    named = [*given.posonlyargs, *given.args, *filter(None, [given.vararg]), *given.kwonlyargs, given.kwarg]
+    names = [each.arg for each in named if each is not None]
+    return names[1:] if names and (names[0] == "self" or _is_class_method(node)) else names
+
+
+def _is_class_method(node: ast.FunctionDef) -> bool:
+    return "classmethod" in map(ast.unparse, node.decorator_list) or node.name == "__init_subclass__"
+
+
+def wrong_parameters(source: str) -> list[str]:
+    """The functions and classes whose sections Args do not describe their parameters, in their order."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    told = [(node, described_parameters(ast.get_docstring(node) or "")) for node in nodes]
+    return [node.name for node, names in told if names and names != parameters(node)]
+
+
+def test_a_parameter_that_is_gone_or_new_is_found():
+    text = '"""Add.\n\n    Args:\n        x: One.\n        y: Other.\n    """'
+    assert wrong_parameters(f"def add(x, y):\n    {text}") == []
+    assert wrong_parameters(f"class Add:\n    {text}\n    def __init__(self, x): ...") == ["Add"]
+    assert wrong_parameters(f"def add(x, *, y, z=0):\n    {text}\ndef more(y, x):\n    {text}") == ["add", "more"]
+
+
+def test_every_section_of_arguments_describes_the_parameters():
+    found = {path.relative_to(PACKAGE).as_posix(): wrong_parameters(path.read_text()) for path in PACKAGE.rglob("*.py")}
+    assert {file: names for file, names in found.items() if names} == {}

@@ -19,7 +19,7 @@ from fullrank.cli import app as cli
 from fullrank.runs import display
 from fullrank.runs.directory import LOCK_HEADER
 
-QUICK = ["--set", "train.rounds=2", "--set", "model.width=4", "--set", "data.clients=3"]
+QUICK = ["--set", "train.rounds=2", "--set", "train.steps=2", "--set", "model.width=4", "--set", "data.clients=3"]
 
 
 @pytest.fixture(autouse=True)

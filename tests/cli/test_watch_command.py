@@ -97,7 +97,10 @@ def test_the_page_is_served_until_ctrl_c(tmp_path):
     run.row(1, accuracy=0.5)
     run.complete(1)
     command = [sys.executable, "-m", "fullrank", "watch", str(run.path), "--port", "0", "--quiet"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    # A shell that starts the tests in the background lets its children ignore Ctrl-C.
+    heeding = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes, **heeding) as process:
         try:
             said = process.stdout.readline()
             url = re.fullmatch(r"page  (http://127\.0\.0\.1:\d+/)\n", said)[1]

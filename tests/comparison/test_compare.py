@@ -37,7 +37,7 @@ from killing import assert_equal_outcomes, nothing_changes
 compare_module = importlib.import_module(
     "fullrank.comparison.compare"
 )  # the package's attribute of that name is the function
-QUICK = {"train.rounds": 2, "data.clients": 3, "model.name": "mlp", "model.width": 8}
+QUICK = {"train.rounds": 2, "train.steps": 3, "data.clients": 3, "model.name": "mlp", "model.width": 8}
 SETS = [piece for key, value in QUICK.items() for piece in ("--set", f"{key}={value}")]
 
 

@@ -11,13 +11,14 @@ MEASURE = """
 import json, resource, sys, torch
 
 def faults():
-    # Blocks of 64 MiB, like the activations of a large network; the first ones are not counted.
+    # Blocks of 64 MiB, like the activations of a large network; the first ones are not counted, and the median is
+    # taken, because a kernel that is short of memory takes pages back.
     counted = []
     for _ in range(6):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         torch.ones(2 ** 24)
         counted.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-    return sum(counted[3:])
+    return sorted(counted[3:])[1]
 
 def stop(*_):
     print(json.dumps([before, faults()]))
@@ -34,6 +35,6 @@ WORKER = "from fullrank.engine.processes import worker\nworker._pipes = stop\nwo
 def test_freed_memory_is_not_returned_to_the_system(start: str) -> None:
     done = subprocess.run([sys.executable, "-c", MEASURE + start], capture_output=True, text=True, check=True)
     before, after = json.loads(done.stdout)
-    # Transparent huge pages of 2 MiB would make 96 faults of the 64 MiB × 3; pages of 4 KiB make 49,152.
-    assert before >= 90
+    # Transparent huge pages of 2 MiB would make 32 faults of the 64 MiB; pages of 4 KiB make 16,384.
+    assert before >= 30
     assert after <= before / 10

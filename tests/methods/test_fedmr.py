@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import functools
 import importlib
 import itertools
 
@@ -1038,7 +1037,6 @@ VARIANTS = {
 }
 
 
-@functools.cache
 @pytest.mark.parametrize("name", PAIRS)
 def test_compositions_exchange_what_their_parts_do(name):
     base, parts = exchanged("fedavg"), [exchanged(part) for part in name.split("+")]

@@ -9,6 +9,8 @@ import random
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -364,19 +366,32 @@ def test_a_run_whose_partition_comes_out_otherwise_now_is_rejected_and_its_parti
     assert recorded_hash(run(tmp_path / "new", {"data.partition": str(kept)})) == before
 
 
-def test_another_number_of_threads_needs_consent_and_is_recorded(tmp_path):
-    def both():
-        run(tmp_path / "run", {"train.rounds": 1})
-        with pytest.raises(InputError) as caught:
-            run(tmp_path / "run", {"engine.threads": 2})
-        result = run(tmp_path / "run", {"engine.threads": 2}, change_engine=True)
-        assert result.complete
-        assert torch.get_num_threads() == 1  # as the process had it
-        return str(caught.value)
+OTHER_THREADS = """
+import sys
+import torch
+from test_directory import InputError, run
 
-    message = forked(both).succeeded()  # in a child, because threads may not survive a fork
-    assert "engine.threads was 1, is now 2" in message
-    assert "--change-engine" in message
+torch.set_num_threads(1)
+out = sys.argv[1]
+run(out, {"train.rounds": 1})
+try:
+    run(out, {"engine.threads": 2})
+except InputError as error:
+    print(error)
+assert run(out, {"engine.threads": 2}, change_engine=True).complete
+assert torch.get_num_threads() == 1  # as the process had it
+"""
+
+
+def test_another_number_of_threads_needs_consent_and_is_recorded(tmp_path):
+    # In a process that is not forked from this one: several threads may wait for each other forever after a fork.
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    command = [sys.executable, "-c", OTHER_THREADS, tmp_path / "run"]
+    kept = {"capture_output": True, "text": True, "env": {**os.environ, "PYTHONPATH": paths}}
+    done = subprocess.run(command, check=False, timeout=120, **kept)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "engine.threads was 1, is now 2" in done.stdout
+    assert "--change-engine" in done.stdout
     around = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert (around["threads"], around["resumed"][-1]["threads"]) == (1, 2)
     assert fullrank.load_run(tmp_path / "run").experiment.engine.threads == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -183,6 +184,7 @@ def server_state(run):
     return run._assembly.server.state()["own"]
 
 
+@functools.cache
 def exchanged(name):
     """The numbers of elements that a method exchanges, in the check of the library."""
     done = check_method(name, only=("exchange",))

@@ -54,6 +54,7 @@ class Client:
         entries: The names of the network's entries by class.
         settings: The settings of the round.
         samples: The client's training samples.
+        weight: The number of samples that count as the client's weight in a mean.
         received: All entries of the client's model at the start of the job.
         w0: The shared entries as received.
         sent: The entries of the server's state that were broadcast, by method.

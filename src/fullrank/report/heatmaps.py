@@ -62,6 +62,7 @@ def draw_classifier(
         path: The file.
         rounds: The round whose probes are drawn; by default the last.
         labels: Titles of the rows.
+        band: What the band around a mean shows: "range", "std", "ci" or "none".
     """
     if band or len(runs) > MOST_RUNS:
         draw_classifier_means(runs, path, one(rounds), labels, band or "range")

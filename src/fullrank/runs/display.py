@@ -134,7 +134,12 @@ class Plain(Display):
 
 
 class Bars(Progress):
-    """Progress bars, with a line below them that is broken between measures where it is too long."""
+    """Progress bars, with a line below them that is broken between measures where it is too long.
+
+    Args:
+        console: The console in which the bars are shown.
+        bar_width: The width of a bar in characters; None takes the space that is left.
+    """
 
     def __init__(self, console: Console, bar_width: int | None = None):
         self.below = ""

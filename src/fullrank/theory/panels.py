@@ -124,6 +124,9 @@ def client_after_next_round(run: Run, client: int) -> nn.Module:
 
     Returns:
         The model that the client would send.
+
+    Raises:
+        Exception: The exception of the client, if it fails.
     """
     assembly = run._assembled()
     result = assembly.site.do(assembly.server.job("train", client))
