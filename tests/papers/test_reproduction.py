@@ -290,12 +290,24 @@ def test_lists_and_plans_run_nothing(table, capsys):
     assert (first["cells"], first["title"]) == (120, "Label heterogeneity under the Dirichlet partition")
     out = command("reproduce", table, "--list", capsys=capsys)[1]
     assert re.search(r"method=fedavg,rate=0.03 0.1 +12 +accuracy last", out)
+    out = command("reproduce", "fedrepopt/table-1", "--list", capsys=capsys)[1]
+    assert re.search(r"model=repvgg-b1,mode=tr,metric=parameters,alpha=0.1 +55.8 +parameters *\n", out)
     out = command("reproduce", table, "--dry-run", capsys=capsys)[1]
     assert "2 clients (dirichlet α=0.1), 3 rounds of 1 epoch, mlp" in out
     assert "12 runs in runs/reproduce-table-1, 0 complete; 36 rounds remain" in out
     facts = json.loads(command("reproduce", table, "--dry-run", "--json", capsys=capsys)[1])
     assert (facts["runs"], facts["pending"], facts["rounds"]) == (12, 12, 36)
     assert not Path("runs").exists()
+
+
+def test_in_a_narrow_terminal_each_coordinate_is_a_column(table, capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")  # so that the output counts as a terminal
+    monkeypatch.setenv("COLUMNS", "80")
+    out = command("reproduce", "feddecorr-tpami/table-8", "--list", capsys=capsys)[1]
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
+    assert re.search(r"^alpha +method +model +paper +measure *$", plain, re.MULTILINE)
+    assert re.search(r"^0.05 +fedavg\+feddecorr +resnet18 +[\d.]+ +accuracy last *$", plain, re.MULTILINE)
+    assert max(len(line) for line in plain.splitlines() if not line.startswith("Shi")) <= 80
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,14 @@ def figure_command(
             "elements_up, elements_down, seconds, peak_memory or parameters.",
         ),
     ] = "",
+    chart: Annotated[
+        str,
+        typer.Option(
+            "--chart",
+            metavar="NAME",
+            help="Chart of a report, named as fullrank report --csv names it.",
+        ),
+    ] = "",
     label: Annotated[
         list[str] | None,
         typer.Option("--label", metavar="NAME", help="Name of a line. Repeat it for each line, in their order."),
@@ -98,6 +106,7 @@ def figure_command(
     - course: any measure over rounds, or accuracy over fine-tuning steps (--measure, --over, --label, --band)
     - ablation: a measure over the values of a key, per method (--over, --measure, --value, --label, --band)
     - cost: a measure against bytes, seconds or memory, per method (--over, --measure, --value, --label, --band)
+    - chart: any chart of fullrank report, such as calibration (--chart, --rounds)
 
     The first seven need probes: run with --set probe.every=N. The legend shows the keys in which the runs differ, or
     what --label says. Runs that differ only in the seed are drawn as one line, their mean, with a band around it.
@@ -113,6 +122,7 @@ def figure_command(
         raise InputError(f"--top {top}: must be at least 1")
     options: dict[str, Any] = {"rounds": _numbers("--rounds", rounds), "clients": _numbers("--clients", clients)}
     options |= {"top": top, "term": term, "measure": measure, "value": value, "over": over, "labels": label}
+    options["chart"] = chart
     options["band"] = band
     runs: list[Run] = [run for path in inputs for run in runs_in(Path(path))] if kind in KINDS else []
     target = Path(out) if out is not None else Path(inputs[0]) / "figures" / f"{kind}.pdf"

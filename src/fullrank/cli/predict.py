@@ -42,7 +42,7 @@ def predict_command(
     trust: Trust = False,
     as_json: AsJson = False,
 ) -> None:
-    """Predict the classes of images, arrays or tables with the model of a run.
+    """Predict the classes of images, arrays or tables with a model.
 
     The table has a row for each sample: path (or index in the array), predicted label, its probability, and the
     probability of each class in columns p_CLASS. Samples are prepared as in the run, from which the directory suffices;

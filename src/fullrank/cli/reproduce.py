@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -159,6 +161,8 @@ def _unavailable(table: papers.Table) -> str:
 
 
 def _list_cells(table: papers.Table, patterns: list[str], as_json: bool) -> None:
+    from fullrank.comparison.derived import derived
+
     cells = table.select(patterns) if table.cells else []
     if as_json:
         facts = [
@@ -168,8 +172,9 @@ def _list_cells(table: papers.Table, patterns: list[str], as_json: bool) -> None
         print(json.dumps(facts, indent=1))
         return
     say(f"{table.name}: {table.title}{_unavailable(table)}\n{table.paper}\n")
-    rows = [[cell.name, str(cell.printed or ""), f"{cell.measure} {cell.value}"] for cell in cells]
-    _print_table(["cell", "paper", "measure"], rows)
+    shown = [cell.measure if derived(cell.measure) else f"{cell.measure} {cell.value}" for cell in cells]
+    rows = [[str(cell.printed or ""), text] for cell, text in zip(cells, shown, strict=True)]
+    _print_cells(cells, ["paper", "measure"], rows)
 
 
 # The plan
@@ -206,7 +211,7 @@ def _print_left_out(plan: Plan) -> None:
             cells.setdefault(one.problem, []).append(one.cell.name)
     for problem, names in cells.items():
         which = f"{names[0]} is" if len(names) == 1 else f"{len(names)} of {len(plan.selected)} cells are"
-        print(f"{which} left out: {problem}")
+        say(f"{which} left out: {problem}")
 
 
 def _show_plan(plan: Plan, jobs: int, timed: bool, as_json: bool) -> None:
@@ -228,8 +233,8 @@ def _show_plan(plan: Plan, jobs: int, timed: bool, as_json: bool) -> None:
         complete = f"{sum(task.done for task in tasks)} of {sum(task.rounds for task in tasks)}"
         what = [setting(tasks[0].experiment)] if tasks else []
         about = "; ".join([*what, below.short("left out", one.problem)] if one.problem else what)
-        rows.append([one.cell.name, str(len(tasks)), complete, about])
-    _print_table(["cell", "runs", "rounds complete", "each run"], rows)
+        rows.append([str(len(tasks)), complete, about])
+    _print_cells([one.cell for one in plan.selected], ["runs", "rounds complete", "each run"], rows)
     say("".join(f"\n{text}" for text in below.sentences()))
     say(f"\n{_time_left(plan, jobs)}")
 
@@ -268,6 +273,17 @@ def _show(found: Reproduction) -> None:
     if any(result.verdict.kind in COMPARED for result in found.selected):
         say(RULE)
     print(f"The report is in {found.plan.folder / REPORT}.md and .json.")
+
+
+def _print_cells(cells: Sequence[papers.Cell], titles: list[str], rows: list[list[str]]) -> None:
+    """Print a row per cell with its name or, where names are too wide for the terminal, a column per coordinate."""
+    console = Console()
+    if console.is_terminal and max((len(cell.name) for cell in cells), default=0) > console.width // 2:
+        coordinates = list(dict.fromkeys(name for cell in cells for name in cell.at))
+        named = [[cell.at.get(name, "") for name in coordinates] for cell in cells]
+    else:
+        coordinates, named = ["cell"], [[cell.name] for cell in cells]
+    _print_table([*coordinates, *titles], [[*at, *row] for at, row in zip(named, rows, strict=True)])
 
 
 def _print_table(titles: list[str], rows: list[list[str]]) -> None:

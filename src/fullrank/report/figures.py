@@ -27,6 +27,7 @@ KINDS: OnFirstUse[Callable[..., None]] = OnFirstUse(
         "ablation": "fullrank.report.ablation:draw_ablation",
         "consistency": "fullrank.report.courses:draw_consistency",
         "cost": "fullrank.report.cost:draw_cost",
+        "chart": "fullrank.report.chart:draw_chart",
     }
 )
 
@@ -38,8 +39,8 @@ def draw_figure(kind: str, runs: Sequence[Run | str | Path], path: str | Path, *
         kind: The kind of figure, a key of `KINDS`.
         runs: The runs, or their directories.
         path: The file, which ends in .pdf, .png or .svg.
-        **options: Options of the kind: `rounds`, `clients`, `top`, `term`, `over`, `measure`, `value`, `labels` and
-            `band`, as `fullrank figure --help` lists them.
+        **options: Options of the kind: `rounds`, `clients`, `top`, `term`, `over`, `measure`, `value`, `chart`,
+            `labels` and `band`, as `fullrank figure --help` lists them.
 
     Raises:
         InputError: If the kind does not have an option, or the runs do not have what it shows.

@@ -56,6 +56,9 @@ def page_of(subject: Subject) -> dict[str, Any]:
         *([study] if study is not None else []),
         *(section(subject) for section in (OF_TRIALS if trials else SECTIONS)),
     ]
+    for block in (block for section in sections for block in section["blocks"]):
+        if block["type"] == "figure" and not block["command"]:  # no other kind of figure shows the same
+            block["command"] = subject.command("chart", f"--chart {block['id']}", name=block["id"])
     page: dict[str, Any] = blocks.tidy(
         {
             "title": overview.title_of(subject),

@@ -304,13 +304,14 @@ class Subject:
         """The only run, if there is one only."""
         return self.members[0] if len(self.members) == 1 else None
 
-    def command(self, kind: str, options: str = "", most: int = 0) -> str:
+    def command(self, kind: str, options: str = "", most: int = 0, *, name: str = "") -> str:
         """Return the command that draws a figure of these runs for a paper; empty for runs without a directory.
 
         Args:
             kind: The kind of figure.
             options: Further options.
             most: The largest number of runs that the figure takes; 0 is any.
+            name: The name of the file, by default the kind.
         """
         if any(member.run.path is None for member in self.members):
             return ""
@@ -318,7 +319,7 @@ class Subject:
         if most:
             named = [str(group.first.run.path) for group in self.groups if group.first.run.path is not None][:most]
         quoted = " ".join(path if path.replace("/", "").isidentifier() else _quoted(path) for path in named)
-        return f"fullrank figure {kind} {quoted}{f' {options}' if options else ''} --out {kind}.pdf"
+        return f"fullrank figure {kind} {quoted}{f' {options}' if options else ''} --out {name or kind}.pdf"
 
 
 def _quoted(path: str) -> str:
