@@ -240,7 +240,7 @@ def _measured(summary: Mapping[str, Any], measure: str, value: str) -> tuple[flo
         found = found.get(value, found.get("last") if value == "final" else None)
     if isinstance(found, (int, float)):
         return float(found), ""
-    if (at := _with_place(measure)) is not None and found is None:
+    if (at := _with_place(measure)) is not None and at[1] not in summary.get(at[0], {}):
         named = [f"{at[0]}.{name}" for name in summary.get(at[0], {})]
         return None, nearest(measure, named, f"known: {', '.join(named)}") if named else "its rows have no such values"
     return None, summary["absent"].get(_family(measure), "there is none in its summary")
