@@ -149,3 +149,12 @@ def test_the_name_of_a_site_may_have_dots():
     run = fullrank.Run(fullrank.Experiment(), [{**rows[0], **totals}])
     assert measured(run, "accuracy_by_site.st. mary", "last") == (0.5, "")
     assert measured(run, "accuracy_by_site.st", "last") == (0.25, "")
+
+
+def test_a_value_that_a_site_lacks_is_absent_with_a_reason():
+    totals = dict.fromkeys(("bytes_up", "bytes_down", "elements_up", "elements_down"), 0)
+    row = {"round": 1, "accuracy_by_site": {"north": 0.5}, "seconds": 1.0, **totals}
+    run = fullrank.Run(fullrank.Experiment(), [row])
+    number, reason = measured(run, "accuracy_by_site.north", "validated")
+    assert (number, reason) == (None, "there is none in its summary")
+    assert measured(run, "accuracy_by_site.nort", "last") == (None, 'did you mean "accuracy_by_site.north"?')

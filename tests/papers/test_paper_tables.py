@@ -256,6 +256,8 @@ def test_mistakes_in_a_table_of_ones_own_get_one_sentence(tmp_path):
     [
         ('measure = "acuracy"', 'there is no measure "acuracy"; did you mean "accuracy"'),
         ('measure = "accuracy_by_sites.amazon"', "there is no measure"),
+        ('measure = "loss_by_site.amazon"', "there is no measure"),
+        ('measure = "accuracy_by_site"', "needs the name of a site, as in accuracy_by_site.NAME"),
         ('measure = "feddecorr"', 'there is no measure "feddecorr"'),  # fedavg adds no such term
         ('measure = "rounds_to.x"', "takes a test accuracy in per cent"),
         ('value = "last6"', 'there is no value "last6" of a measure'),

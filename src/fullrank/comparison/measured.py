@@ -81,6 +81,15 @@ def _without_place(name: str) -> str:
     return name.removesuffix(BY_SITE).removesuffix(BY_DOMAIN)
 
 
+def _with_place(measure: str) -> tuple[str, str] | None:
+    """Return the key in a summary and the name of the site or domain of a measure at one place; else None.
+
+    The name may have dots.
+    """
+    key, _, place = measure.partition(".")
+    return (key, place) if place and key != _without_place(key) else None
+
+
 def is_share(measure: str, metrics: Sequence[Metric] = ()) -> bool:
     """Return whether a measure is a share, which is shown in per cent.
 
@@ -117,7 +126,7 @@ def check_name(measure: str, metrics: Sequence[Metric] = (), terms: Collection[s
     if derived(measure) is not None or first in terms:
         return
     known = (*measures(metrics), *terms)
-    if first != _without_place(first) and _without_place(first) in known:
+    if first in ("accuracy" + BY_SITE, *(metric.key + BY_DOMAIN for metric in single_numbers(metrics))):
         if not place:
             where = "site" if first.endswith(BY_SITE) else "domain"
             raise InputError(f'the measure "{measure}" needs the name of a {where}, as in {first}.NAME')
@@ -214,9 +223,8 @@ def _at(summary: Mapping[str, Any], measure: str) -> Any:
     """Return the entry of a summary for a measure: a term of the loss, or the value at a path."""
     if measure in summary.get("terms", {}):
         return summary["terms"][measure]
-    first, _, place = measure.partition(".")
-    if place and first != _without_place(first):
-        return summary.get(first, {}).get(place)  # the name of a site may have dots
+    if (at := _with_place(measure)) is not None:
+        return summary.get(at[0], {}).get(at[1])
     found: Any = summary
     for step in measure.split("."):
         found = found.get(step) if isinstance(found, Mapping) else None
@@ -232,9 +240,8 @@ def _measured(summary: Mapping[str, Any], measure: str, value: str) -> tuple[flo
         found = found.get(value, found.get("last") if value == "final" else None)
     if isinstance(found, (int, float)):
         return float(found), ""
-    first, _, place = measure.partition(".")
-    if place and first != _without_place(first) and place not in summary.get(first, {}):
-        named = [f"{first}.{name}" for name in summary.get(first, {})]
+    if (at := _with_place(measure)) is not None and at[1] not in summary.get(at[0], {}):
+        named = [f"{at[0]}.{name}" for name in summary.get(at[0], {})]
         return None, nearest(measure, named, f"known: {', '.join(named)}") if named else "its rows have no such values"
     return None, summary["absent"].get(_family(measure), "there is none in its summary")
 
