@@ -19,7 +19,7 @@ import torch
 
 import fullrank
 import ray_cluster
-from engines import result, same
+from engines import distance, result, same
 from fullrank.config.experiment import Experiment
 from fullrank.engine import open_engine
 from fullrank.engine.base import EngineOptions
@@ -189,6 +189,55 @@ def test_classes_of_a_script_travel_by_value(cluster, tmp_path):
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert (done.stdout, done.stderr) == ("imported\nequal\n", "")
+
+
+# On GPUs
+
+ON_GPU = {**VALUES, "engine.device": "cuda", "engine.precision": "float64", "model.dropout": 0.0, "train.lr": 0.003}
+
+
+@pytest.fixture
+def one_gpu():
+    """A local Ray with one GPU, which a run in this process uses."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    if ray.is_initialized():
+        pytest.skip("this process is connected to a cluster without a GPU")
+    ray.init(address="local", num_cpus=4, num_gpus=1, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", ["fedavg", "fedprox+feddecorr", "scaffold", "fedmr", "fedetf", "fedbn"])
+def test_two_workers_that_share_a_gpu_agree_with_a_cpu(one_gpu, method, tmp_path):
+    values = on_its_network(ON_GPU, method)
+    cpu = {**values, "engine.name": "serial", "engine.device": "cpu"}
+    start = result(fullrank.run({**cpu, "train.lr": 1e-15}, tmp_path / "start"))[0]
+    want = result(fullrank.run(cpu, tmp_path / "cpu"))[0]
+    run = fullrank.run({**values, "engine.name": "ray", "engine.slots": 2}, tmp_path / "ray")
+    got = {name: tensor.cpu() for name, tensor in result(run)[0].items()}
+    assert sum(run.metrics[-1]["ray"]["nodes"].values()) == 3
+    assert distance(want, got) < 1e-8 * distance(want, start)
+
+
+@pytest.mark.gpu
+def test_clients_of_a_killed_worker_on_a_gpu_run_again(one_gpu, data, tmp_path):
+    keys = {"engine.device": "cuda", "engine.slots": 2}
+    run = fit(data, "ray", Crashes(str(tmp_path / "ray"), times=1), **keys)
+    want = fit(data, "serial", Crashes(str(tmp_path / "serial"), times=0), **{"engine.device": "cuda"})
+    (again,) = [row["ray"]["again"] for row in run.metrics if "again" in row["ray"]]
+    assert list(again) == ["2"]
+    one, other = result(want)[0], result(run)[0]
+    assert distance(one, other) < 1e-5 * sum(float(t.double().norm() ** 2) for t in one.values()) ** 0.5
+    assert {t.device.type for t in other.values()} == {"cuda"}
+
+
+@pytest.mark.gpu
+def test_more_gpus_than_there_are_are_waited_for_no_longer_than_said(one_gpu, tmp_path):
+    """Two workers of one GPU each on one GPU: the run goes on with the worker for which there is room."""
+    run = fullrank.run({**ON_GPU, "engine.name": "ray", "engine.workers": 2}, tmp_path / "ray")
+    assert [sum(row["ray"]["nodes"].values()) for row in run.metrics] == [3, 3]
 
 
 # What is lost
