@@ -1,16 +1,14 @@
 """Help pages: commands in groups, and text that fits the terminal."""
 
-import os
 import re
 import subprocess
 import sys
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
 import help_pages
-from commands import fullrank
+from commands import finding, fullrank
 from fullrank.cli.options import PANELS
 from help_pages import commands, help_of
 
@@ -69,8 +67,7 @@ print("numpy" in sys.modules)
 
 
 def test_help_pages_and_keys_are_printed_without_importing_torch():
-    paths = os.pathsep.join([str(Path(help_pages.__file__).parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths}
-    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, env=environment)
+    around = finding(help_pages.__file__)
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, env=around)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("False\n")

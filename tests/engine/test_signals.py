@@ -13,6 +13,7 @@ import pytest
 
 import fullrank
 import stuck
+from commands import finding
 from fullrank.errors import ClientFailed, RunFailed
 from fullrank.local import interrupt
 from fullrank.runs.directory import RunDirectory
@@ -33,7 +34,7 @@ def started(tmp_path, settings):
     """`fullrank run` in a process of its own, once one of its clients hangs."""
     sets = [part for key, value in {**SETTINGS, **settings}.items() for part in ("--set", f"{key}={value}")]
     note = tmp_path / "stuck"
-    around = {**os.environ, "PYTHONPATH": str(Path(stuck.__file__).parent), "STUCK": str(note)}
+    around = finding(stuck.__file__, STUCK=str(note))
     command = [sys.executable, "-m", "fullrank", "run", *sets, "--out", str(tmp_path / "run"), "-q"]
     process = subprocess.Popen(command, env=around, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60

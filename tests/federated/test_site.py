@@ -1,7 +1,6 @@
 """A site has the data of the clients that it hosts, and does their jobs like the site that hosts all."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-import fullrank
+from commands import finding
 from fullrank import methods
 from fullrank.config.experiment import Experiment
 from fullrank.data import Pipeline, Split
@@ -90,8 +89,7 @@ def prepare(folder, method, **changes):
 def test_methods_train_alike_where_only_the_data_of_one_client_are(names, tmp_path):
     wanted = {method: prepare(tmp_path / method, method) for method in names}
     wanted["weighted"] = prepare(tmp_path / "weighted", "fedprox", **{"train.criterion": "weighted"})
-    environment = {**os.environ, "PYTHONPATH": str(Path(fullrank.__file__).parents[1])}
-    subprocess.run([sys.executable, SCRIPT, tmp_path], check=True, cwd=tmp_path, env=environment)
+    subprocess.run([sys.executable, SCRIPT, tmp_path], check=True, cwd=tmp_path, env=finding())
     for method, results in wanted.items():
         for number, result in enumerate(results):
             got = (tmp_path / method / f"{number}.result").read_bytes()

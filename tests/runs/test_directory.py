@@ -23,6 +23,7 @@ from torch import nn
 
 import fullrank
 import stateful
+from commands import finding
 from fullrank.data import partition
 from fullrank.errors import CallFailed, ClientFailed, InputError, Interrupted, RunFailed, WriteFailed
 from fullrank.federated.client_states import ClientStates
@@ -385,9 +386,8 @@ assert torch.get_num_threads() == 1  # as the process had it
 
 def test_another_number_of_threads_needs_consent_and_is_recorded(tmp_path):
     # In a process that is not forked from this one: several threads may wait for each other forever after a fork.
-    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     command = [sys.executable, "-c", OTHER_THREADS, tmp_path / "run"]
-    kept = {"capture_output": True, "text": True, "env": {**os.environ, "PYTHONPATH": paths}}
+    kept = {"capture_output": True, "text": True, "env": finding(__file__)}
     done = subprocess.run(command, check=False, timeout=120, **kept)
     assert (done.returncode, done.stderr) == (0, "")
     assert "engine.threads was 1, is now 2" in done.stdout

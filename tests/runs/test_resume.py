@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from commands import finding
 from fullrank import methods
 from killing import ANY, Strike, assert_equal_outcomes, assert_tidy, attempt
 from small import on_its_network
@@ -185,8 +184,9 @@ def test_a_process_of_its_own_is_killed_and_resumed(uninterrupted, tmp_path):
         "killing.Points(killing.Strike('bytes of manifest', 2)).install()\n"
         f"fullrank.run({settings_of('everything')!r}, out={str(tmp_path / 'run')!r})\n"
     )
-    around = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])}
-    done = subprocess.run([sys.executable, "-c", program], env=around, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=finding(__file__), capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert not (tmp_path / "run" / "summary.json").exists()
     reference, _ = uninterrupted("everything")

@@ -1,6 +1,8 @@
-"""The command line, run in this process."""
+"""The command line, run in this process, and the environment of processes of their own."""
 
+import os
 import sys
+from pathlib import Path
 
 from fullrank.cli import app as cli
 
@@ -18,3 +20,12 @@ def fullrank(*arguments, capsys):
         sys.argv = before
     captured = capsys.readouterr()
     return status, captured.out, captured.err
+
+
+def finding(*modules, **variables):
+    """An environment in which a process finds what this one does, and the modules of the given files.
+
+    The package may be found through PYTHONPATH, which must therefore be extended and not replaced.
+    """
+    folders = [*(str(Path(file).parent) for file in modules), *filter(None, sys.path)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(folders), **variables}
