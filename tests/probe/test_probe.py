@@ -22,7 +22,7 @@ from fullrank.randomness import generator
 from fullrank.runs import prober
 from fullrank.runs.assemble import assemble
 from fullrank.runs.prober import Prober
-from fullrank.testing import _recorded
+from fullrank.testing.trial import recorded
 from killing import Strike, assert_equal_outcomes, attempt, timeless
 from small import assert_same_bits, blobs, normed
 
@@ -106,7 +106,7 @@ def test_recorded_steps_are_those_without_probes():
     found = []
     for probes in (False, True):
         parts = assemble(Experiment.of(table))
-        prober, engine = Prober(parts), _recorded(parts)
+        prober, engine = Prober(parts), recorded(parts)
         try:
             for number in range(2):
                 shown = prober.round_started(number + 1, parts.server.sample(number)) if probes else ()
@@ -180,7 +180,7 @@ def test_every_engine_shows_the_models_that_clients_sent(engine):
     table = {**SETTINGS, "model.dropout": 0.0, "train.participation": 1.0, "method.name": "fedavg"}
     parts = assemble(Experiment.of({**table, "engine.precision": "float64"}))
     opened = (
-        _recorded(parts)
+        recorded(parts)
         if engine == "recorded"
         else open_engine(engine, parts.site, EngineOptions(workers=1, clients=4))
     )
