@@ -85,6 +85,16 @@ def test_a_site_toml_that_does_not_exist_is_named(tmp_path):
     assert f'there is no file "{tmp_path / "sit.toml"}"' in said
 
 
+def test_a_message_of_an_unexpected_exception_stays_at_the_site(monkeypatch, capsys):
+    def broken(*arguments):
+        raise RuntimeError("John Doe, born 1970")
+
+    monkeypatch.setattr(client, "host_of", broken)
+    answer = answered(joining(), {})
+    assert answer.values["reason"] == "cannot take part: its code raised RuntimeError"
+    assert "John Doe" in capsys.readouterr().err
+
+
 def ray(started=True, actor="b14b"):
     """The parts of Ray that tell an actor's process from others."""
     return types.SimpleNamespace(

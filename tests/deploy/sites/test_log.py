@@ -8,6 +8,7 @@ from deployments import deploy, experiment, network
 from fullrank.deploy.sites import Host, Message, SiteSettings
 from fullrank.deploy.sites.host import MOST_LOGGED
 from fullrank.deploy.sites.log import FILES, LOG, SiteLog
+from fullrank.deploy.sites.message import PROTOCOL
 from fullrank.errors import InputError
 from fullrank.files import read_lines
 from fullrank.runs.callbacks import Callback
@@ -105,6 +106,20 @@ def test_a_server_cannot_fill_the_log_with_long_texts(tmp_path):
     host.answer(Message({"kind": "join", "protocol": 1, "experiment": f'[data]\nname = "{"d" * 10**6}"'}))
     assert len(list(SiteLog(tmp_path / "state", 0))) >= 4
     assert size(tmp_path / "state") < 6 * MOST_LOGGED
+
+
+@pytest.mark.parametrize("obstacle", ["folder", "log"])
+def test_nothing_is_sent_if_the_log_cannot_be_written(tmp_path, capsys, obstacle):
+    if obstacle == "folder":
+        (tmp_path / "state").write_text("a file")
+    else:
+        (tmp_path / "state" / LOG).mkdir(parents=True)
+    host = Host(SiteSettings().within(tmp_path), [0])
+    text = experiment(data__clients=2).as_toml()
+    answer = host.answer(Message({"kind": "join", "protocol": PROTOCOL, "run": "0" * 16, "experiment": text}))
+    assert answer.kind == "rejected"
+    assert answer.values["reason"] == "cannot take part: the log of the site cannot be written"
+    assert "state" in capsys.readouterr().err
 
 
 def test_the_log_says_what_a_site_told_what_it_sent_and_what_it_lacked(tmp_path):

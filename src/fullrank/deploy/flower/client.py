@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from fullrank.deploy.sites.host import Host, Load
 from fullrank.deploy.sites.message import Message
 from fullrank.deploy.sites.samples import load_site
 from fullrank.deploy.sites.settings import SiteSettings
-from fullrank.errors import InputError
+from fullrank.errors import InputError, kind_of
 from fullrank.federated.codec import BadMessage
 
 SITE = "site"
@@ -73,16 +74,19 @@ def client_app(load: Load = load_site, mods: Sequence[Any] = ()) -> ClientApp:
 
 def _answer(message: flwr.app.Message, context: Context, load: Load) -> flwr.app.Message:
     try:
-        answer = host_of(context.node_config, load).answer(from_records(message.content))
+        content = to_records(host_of(context.node_config, load).answer(from_records(message.content)))
     except BadMessage as problem:
-        answer = _rejection(f"cannot read a request: {problem}")
+        content = to_records(_rejection(f"cannot read a request: {problem}"))
     except InputError as problem:
-        answer = _rejection(f"cannot take part: {problem}")
-    return flwr.app.Message(content=to_records(answer), reply_to=message)
+        content = to_records(_rejection(f"cannot take part: {problem}"))
+    except Exception as error:  # whose message, which can quote data, Flower would send to the server
+        traceback.print_exception(error)
+        content = to_records(_rejection(f"cannot take part: its code raised {kind_of(error)}"))
+    return flwr.app.Message(content=content, reply_to=message)
 
 
 def _rejection(reason: str) -> Message:
-    """Return the answer of a site whose settings cannot be used, which it also prints for the site's own operator."""
+    """Return a rejection of a site that has no log for it, and print the reason for the site's own operator."""
     print(f"fullrank: this site {reason}", file=sys.stderr, flush=True)
     return Message({"kind": "rejected", "reason": reason})
 

@@ -87,6 +87,13 @@ class Host:
             The answer. If the request is not allowed or fails, it contains the reason; no exception is raised.
         """
         try:
+            return self._answer(request)
+        except OSError as error:  # of the log itself, without which nothing is sent
+            print(f"fullrank: the log of this site cannot be written: {error}", file=sys.stderr, flush=True)
+            return Message({"kind": "rejected", "reason": "cannot take part: the log of the site cannot be written"})
+
+    def _answer(self, request: Message) -> Message:
+        try:
             if request.kind not in ("join", "job"):
                 raise BadMessage(f'a request of the kind "{request.kind[:40]}" is not known')
             if request.values.get("protocol") != PROTOCOL:
