@@ -19,8 +19,8 @@ This page is generated from the declarations of the methods (`python docs/write_
 method over a channel that records all messages, and finds exactly what is listed here.
 
 In a deployment ([flower.md](flower.md)) a site has one client's samples. No sample, no label and no state of the client
-leaves it, and no statistic of a class that is made of a single sample, as long as `min_count` is at least 2 (see below).
-What was sent is in the log of the site, `sent.jsonl`.
+leaves it, and no statistic of a class that is made of a single sample, as long as `min_count` is at least 2 (see
+below). What was sent is in the log of the site, `sent.jsonl`.
 
 ## With every method
 

@@ -84,7 +84,7 @@ def test_several_processes_write_to_one_log(tmp_path):
 
 def test_site_toml_has_the_limit(tmp_path):
     assert SiteSettings().site.log_megabytes == 100
-    with pytest.raises(InputError, match="site.log_megabytes"):
+    with pytest.raises(InputError, match=r"site\.log_megabytes"):
         SiteSettings(site={"log_megabytes": -1})
     host = Host(SiteSettings(site={"log_megabytes": 1}).within(tmp_path), [0])
     for _ in range(320):

@@ -35,5 +35,5 @@ def test_a_site_in_a_trial_reads_no_folder_that_the_experiment_names(tmp_path):
 
 def test_the_names_of_numbers_are_explained():
     scans = DataSet("scans", Split(torch.zeros(2, 1), torch.tensor([0, 1])), None, ("0", "1"))
-    with pytest.raises(InputError, match='have the class "0", which .* does not name; the name of a class'):
+    with pytest.raises(InputError, match=r'have the class "0", which .* does not name; the name of a class'):
         in_order(scans, ["benign", "malignant"])
