@@ -55,7 +55,8 @@ class DataTable(Table):
 
     path: str = ""
     """Folder of images (one folder per class, with or without a test part) or .npz file, relative to this file. If
-    empty, the site has the part of the experiment's own data that its number names, for trials."""
+    empty, the site has the part of the experiment's own data that its number names, for trials. It then takes part with
+    data sets of the library only, and reads no folder that the experiment names."""
     classes: list[str] = []
     """Names of all classes of the federation, in the same order at every site, also of those that this site lacks. If
     empty, those of the data."""
