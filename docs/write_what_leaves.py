@@ -19,14 +19,15 @@ This page is generated from the declarations of the methods (`python docs/write_
 method over a channel that records all messages, and finds exactly what is listed here.
 
 In a deployment ([flower.md](flower.md)) a site has one client's samples. No sample, no label and no state of the client
-leaves it, and nothing that is made of a single sample, as long as `min_count` is at least 2 (see below).
+leaves it, and no statistic of a class that is made of a single sample, as long as `min_count` is at least 2 (see
+below). What was sent is in the log of the site, `sent.jsonl`.
 
 ## With every method
 
-**When a site joins**, it tells the server its name and number, the numbers of its training, hold-out and test samples,
-and the form of its samples: the names of the classes, the shape and type of one sample, the usual normalisation and
-augmentation of a public data set. With `allow.class_counts` in its `site.toml`, also the number of training samples of
-each class of which it has at least `allow.min_count`.
+**When a site joins**, it tells the server its name and number, its release of fullrank, the numbers of its training,
+hold-out and test samples, and the form of its samples: the names of the classes, the shape and type of one sample, the
+usual normalisation and augmentation of a public data set. With `allow.class_counts` in its `site.toml`, also the number
+of training samples of each class of which it has at least `allow.min_count`.
 
 **After each round**, it sends
 

@@ -99,13 +99,19 @@ class Deployment:
         )
         self.flwr("supernode", "register", f"site{site}.pub", "test")
 
-    def start_node(self, site: int, config: str | None = None, key: int | None = None) -> None:
+    def settings(self, site: int, more: str = "") -> Path:
+        """Write the `site.toml` of a site, which has a part of the digits, and return its path."""
+        path = self.folder / f"{site}.toml"
+        path.write_text(f'[site]\nname = "ward {site}"\nclient = {site}\nfolder = "state{site}"\n{more}')
+        return path
+
+    def start_node(self, site: int, config: str | None = None) -> None:
         tls = ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
         self._launch(
             f"site{site}",
             *("flower-supernode", "--root-certificates", "ca.crt", "--superlink", f"localhost:{self.port}", *tls),
-            *("--port", str(free_port()), "--auth-supernode-private-key", f"site{site if key is None else key}"),
-            *("--node-config", config or f"partition-id={site} num-partitions=1000"),
+            *("--port", str(free_port()), "--auth-supernode-private-key", f"site{site}"),
+            *("--node-config", config or f'site="{self.settings(site)}"'),
         )
 
     def run(self, app: Path, out: Path, overrides: Sequence[str] = (), seconds: float = 300, **config) -> str:

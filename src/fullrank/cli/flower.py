@@ -47,4 +47,7 @@ def new(
     for path in written:
         if path.name in what:
             print(f"{path.name:<{width}}  {what[path.name]}")
-    print(f"\nThe app is in {written[0].parent}. Try it there: flwr run . --stream")
+    print(
+        f"\nThe app is in {written[0].parent}. Try it there, in Flower's simulation:\n"
+        f"flwr run . --stream --federation-config 'num-supernodes={clients}'"
+    )

@@ -66,8 +66,9 @@ def test_scaffold_in_a_deployment_with_tls_is_a_simulation_to_the_bit(tmp_path, 
     found = fullrank.load_run(tmp_path / "out")
     assert [row["clients"] for row in found.metrics] == [row["clients"] for row in run.metrics]
     assert "round 2/2" in net.log, "an operator sees the rounds"
-    states = list((tmp_path / "net" / "cache").rglob("client-*/*.safetensors"))
-    assert len(states) >= 2, "the states are at the sites"
+    for site in range(2):
+        states = list((tmp_path / "net" / f"state{site}").rglob("client-*/*.safetensors"))
+        assert states, "the states are at the sites"
     assert not list((tmp_path / "out").rglob("clients-*.safetensors")) or all(
         file.stat().st_size < 5000 for file in (tmp_path / "out").rglob("clients-*.safetensors")
     ), "and the server has receipts only"
@@ -171,11 +172,8 @@ def test_sites_reject_by_their_own_settings_and_the_run_fails_with_the_reason(tm
     with deployed(tmp_path / "net", 0) as net:
         for site in range(2):
             net.register(site)
-            (net.folder / f"{site}.toml").write_text(
-                f'[site]\nname = "ward {site}"\nclient = {site}\nfolder = "state{site}"\n'
-                f'[allow]\nmethods = ["fedavg", "scaffold"]\nuploads = ["w", "buffers"]\n'
-            )
-            net.start_node(site, config=f'site="{net.folder / f"{site}.toml"}"')
+            allowed = net.settings(site, '[allow]\nmethods = ["fedavg", "scaffold"]\nuploads = ["w", "buffers"]\n')
+            net.start_node(site, config=f'site="{allowed}"')
         started = time.monotonic()
         assert net.run(app, tmp_path / "rejected", overrides_of("scaffold"), seconds=180) == "finished:failed"
         assert 'does not allow the upload "scaffold/change"' in net.log
@@ -185,6 +183,18 @@ def test_sites_reject_by_their_own_settings_and_the_run_fails_with_the_reason(tm
         lines = list(read_lines(net.folder / "state1" / "sent.jsonl"))
         assert any("rejected" in line for line in lines)
         assert any(line.get("uploads") for line in lines)
+
+
+@pytest.mark.slow
+def test_a_supernode_that_was_started_without_site_toml_takes_no_part(tmp_path, app):
+    with deployed(tmp_path / "net", 0) as net:
+        net.register(0)
+        net.start_node(0, config="partition-id=0 num-partitions=2")
+        overrides = [*overrides_of("fedavg"), "run.min_clients=1"]
+        assert net.run(app, tmp_path / "out", overrides, seconds=120, wait=30) == "finished:failed", net.log[-3000:]
+        assert "its SuperNode was started without a site.toml" in net.log
+        assert "without a site.toml" in (net.folder / "site0.log").read_text()
+    assert not (tmp_path / "net" / "cache").exists()
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ pytest.importorskip("flwr")
 
 import flwr.app
 from flwr.app import Error, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.supercore.task_identity import TaskIdentity
 
 from fullrank.deploy.flower.channel import GridChannel
@@ -51,6 +52,10 @@ def test_errors_of_flower_say_whether_the_node_is_gone(code, gone):
     assert found.gone == gone
     assert str(code) in found.reason
     assert "secret" not in found.reason
+
+
+def test_an_app_that_a_site_does_not_trust_is_named_as_the_reason():
+    assert "signed by those whom it trusts" in received(reply(error=Error(code=ErrorCode.INVALID_FAB))).reason
 
 
 def test_records_of_something_else_are_trouble():

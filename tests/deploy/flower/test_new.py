@@ -15,6 +15,7 @@ from fullrank import methods
 from fullrank.config.experiment import Experiment, read_toml
 from fullrank.deploy.flower.new import write_app
 from fullrank.deploy.sites import SiteSettings
+from fullrank.deploy.sites.settings import Allowed, SiteTable
 from fullrank.errors import InputError
 
 README = "README.md"
@@ -51,6 +52,23 @@ def test_what_goes_to_the_sites_is_listed_and_has_no_settings_of_a_site(tmp_path
     assert not any("site" in Path(name).name for name in files)
 
 
+def test_the_readme_opens_no_port_of_the_superlink_to_other_machines(tmp_path):
+    write_app(tmp_path / "app")
+    shown = (tmp_path / "app" / README).read_text()
+    assert "flower-superlink --host 127.0.0.1 " in shown
+    assert "0.0.0.0" not in shown
+
+
+def test_every_setting_of_a_site_is_described(tmp_path):
+    write_app(tmp_path / "app")
+    template = read_toml(tmp_path / "app" / "site.toml")
+    page = (Path(__file__).parents[3] / "docs" / "flower.md").read_text()
+    for table, model in (("site", SiteTable), ("allow", Allowed)):
+        for key in model.model_fields:
+            assert f"\n| `{key}` |" in page, key
+            assert key in template[table] or key == "threads", key
+
+
 def test_a_folder_with_files_is_not_written_into(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(InputError, match="is not an empty folder"):
@@ -67,7 +85,7 @@ def test_a_folder_with_files_is_not_written_into(tmp_path):
 def test_the_command_says_what_it_wrote(tmp_path, capsys):
     status, out, _ = command("flower", "new", str(tmp_path / "app"), "--method", "scaffold", capsys=capsys)
     assert status == 0
-    assert "flwr run . --stream" in out
+    assert "flwr run . --stream --federation-config 'num-supernodes=2'" in out
     _, out, _ = command("flower", "new", "--help", capsys=capsys)
     assert 'which the extra "flower"' in " ".join(out.split())
     status, _, err = command("flower", "new", str(tmp_path / "app"), capsys=capsys)

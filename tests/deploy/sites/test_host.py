@@ -17,6 +17,7 @@ from fullrank.deploy.sites.message import PROTOCOL
 from fullrank.errors import ClientFailed, InputError
 from fullrank.federated.codec import pack, unpack
 from fullrank.files import read_lines
+from fullrank.trees import elements
 
 RUN = "0123456789abcdef"
 
@@ -151,6 +152,21 @@ def asked(table):
 )
 def test_what_the_site_does_not_allow_is_rejected_when_it_joins(tmp_path, allow, table, words):
     assert words in reason(host(tmp_path, 0, **allow).answer(asked(table)))
+
+
+def test_frozen_entries_count_for_the_largest_model(tmp_path):
+    found = Tapped(tmp_path, experiment(method__name="fedetf", train__rounds=1))
+    request = found.first()
+    job = unpack(request.values["job"], request.tensors)
+    sizes = [elements(tree) for tree in (job.broadcast["w"], job.broadcast["buffers"], job.frozen)]
+    assert sizes[2] > 0
+    # A server that sends more frozen entries than the model of its experiment has, at a site that allows that model.
+    many = dict.fromkeys(job.frozen, torch.zeros(10**6))
+    limited = host(tmp_path / "limited", 0, largest_model=sum(sizes) + 10**5)
+    answer = limited.answer(changed(request, frozen=many))
+    assert f"this one has {sum(sizes[:2]) + 10**6}" in reason(answer)
+    assert not list((tmp_path / "limited").rglob("frozen.*")), "what is not allowed is not kept"
+    assert host(tmp_path / "exact", 0, largest_model=sum(sizes)).answer(request).kind == "result"
 
 
 def test_a_site_takes_part_in_as_many_rounds_as_it_allows(tmp_path):

@@ -19,6 +19,8 @@ PULL = 0.2
 """Seconds between two questions for answers."""
 GONE = (3, 4, 5)
 """Flower's codes of errors after which a node may come back: a message or its reply is unavailable, or the node is."""
+UNTRUSTED = 7
+"""Flower's code of the error that a SuperNode with trusted entities does not know the signature of the app."""
 TYPES = {"join": "query", "job": "train"}
 """Flower's types of messages by the kind of a request."""
 T = TypeVar("T")
@@ -73,7 +75,11 @@ class GridChannel:
 def _answer(reply: flwr.app.Message) -> Message | Trouble:
     if reply.has_error():
         code = reply.error.code
-        what = "its node is not available" if code in GONE else "its app stopped; the log of its SuperNode says why"
+        what = "its app stopped; the log of its SuperNode says why"
+        if code in GONE:
+            what = "its node is not available"
+        elif code == UNTRUSTED:
+            what = "its SuperNode runs only apps that are signed by those whom it trusts (--trusted-entities)"
         return Trouble(f"{what} (Flower's error {code})", gone=code in GONE)
     try:
         return from_records(reply.content)

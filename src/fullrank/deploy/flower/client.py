@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,13 +19,15 @@ from fullrank.deploy.sites.host import Host, Load
 from fullrank.deploy.sites.message import Message
 from fullrank.deploy.sites.samples import load_site
 from fullrank.deploy.sites.settings import SiteSettings
-from fullrank.errors import InputError
+from fullrank.errors import InputError, kind_of
 from fullrank.federated.codec import BadMessage
 
 SITE = "site"
 """The key of a SuperNode's configuration with the path of its `site.toml`."""
 VARIABLE = "FULLRANK_SITE"
 """The environment variable with that path, where the key is not given."""
+ACTORS = "flwr.simulation.ray_transport.ray_actor"
+"""The module of the processes in which Flower's simulation runs clients."""
 
 _hosts: dict[tuple[str, int, int], Host] = {}
 
@@ -43,8 +47,9 @@ def client_app(load: Load = load_site, mods: Sequence[Any] = ()) -> ClientApp:
     """Return the `ClientApp` of an app.
 
     The path of `site.toml` is the value of `site` in the configuration of the SuperNode (`--node-config`) or of the
-    environment variable FULLRANK_SITE. Without either, as in a simulation, the site has the part of the experiment's
-    own data that `partition-id` names.
+    environment variable FULLRANK_SITE. A SuperNode without either takes no part: it rejects every request, and neither
+    reads nor imports anything for it. In Flower's simulation, where no site has such a file, each client has the part
+    of the experiment's own data that `partition-id` names.
 
     Args:
         load: Loads the samples of a site, in place of `load_site`.
@@ -69,12 +74,21 @@ def client_app(load: Load = load_site, mods: Sequence[Any] = ()) -> ClientApp:
 
 def _answer(message: flwr.app.Message, context: Context, load: Load) -> flwr.app.Message:
     try:
-        answer = host_of(context.node_config, load).answer(from_records(message.content))
+        content = to_records(host_of(context.node_config, load).answer(from_records(message.content)))
     except BadMessage as problem:
-        answer = Message({"kind": "rejected", "reason": f"cannot read a request: {problem}"})
+        content = to_records(_rejection(f"cannot read a request: {problem}"))
     except InputError as problem:
-        answer = Message({"kind": "rejected", "reason": f"cannot take part: {problem}"})
-    return flwr.app.Message(content=to_records(answer), reply_to=message)
+        content = to_records(_rejection(f"cannot take part: {problem}"))
+    except Exception as error:  # whose message, which can quote data, Flower would send to the server
+        traceback.print_exception(error)
+        content = to_records(_rejection(f"cannot take part: its code raised {kind_of(error)}"))
+    return flwr.app.Message(content=content, reply_to=message)
+
+
+def _rejection(reason: str) -> Message:
+    """Return a rejection of a site that has no log for it, and print the reason for the site's own operator."""
+    print(f"fullrank: this site {reason}", file=sys.stderr, flush=True)
+    return Message({"kind": "rejected", "reason": reason})
 
 
 def host_of(config: Mapping[str, Any], load: Load = load_site) -> Host:
@@ -83,8 +97,16 @@ def host_of(config: Mapping[str, Any], load: Load = load_site) -> Host:
     Args:
         config: The configuration of the SuperNode.
         load: Loads the samples, in place of `load_site`.
+
+    Raises:
+        InputError: If no `site.toml` is named and this is no simulation, or if the file cannot be used.
     """
     named = str(config.get(SITE, "") or os.environ.get(VARIABLE, ""))
+    if not named and not in_simulation():
+        raise InputError(
+            "its SuperNode was started without a site.toml, which says what data the site has and what it allows; at "
+            f"the site, start it with --node-config '{SITE}=\"/path/of/site.toml\"', or set {VARIABLE} to that path"
+        )
     part = config.get("partition-id", -1)
     number = int(part) if isinstance(part, (int, str)) and str(part).lstrip("-").isdecimal() else -1
     changed = Path(named).stat().st_mtime_ns if named and Path(named).is_file() else 0
@@ -96,3 +118,18 @@ def host_of(config: Mapping[str, Any], load: Load = load_site) -> Host:
             settings = SiteSettings().within(user_cache() / "flower" / f"partition-{number}")
         _hosts[key] = Host(settings, [number] if number >= 0 else [], load)
     return _hosts[key]
+
+
+def in_simulation() -> bool:
+    """Return whether this process runs clients of Flower's simulation.
+
+    The simulation runs them in actors of Ray. A SuperNode runs an app in a process of the command `flwr-clientapp`,
+    which is none, whatever its configuration and the server's messages say. On doubt, the process is a SuperNode's.
+    """
+    ray = sys.modules.get("ray")
+    if ray is None or ACTORS not in sys.modules:
+        return False
+    try:
+        return bool(ray.is_initialized() and ray.get_runtime_context().get_actor_id())
+    except Exception:
+        return False

@@ -77,7 +77,7 @@ def write_app(folder: str | Path, method: str = "fedavg", clients: int = 2) -> l
     with writing(folder, "the folder "):
         (folder / "fullrank_app").mkdir(parents=True, exist_ok=True)
         write_atomically(folder / "fullrank_app" / "__init__.py", b"")
-        write_atomically(folder / ".gitignore", b"/runs\n/state\n*.key\n*.pem\n")
+        write_atomically(folder / ".gitignore", b"/runs\n/state\n*.key\n*.pem\n*.csr\n*.srl\n*.db*\n")
         for path, template in FILES.items():
             text = resources.files(__package__).joinpath("template", f"{template}.tmpl").read_text(encoding="utf-8")
             write_atomically(folder / path, Template(text).substitute(values).encode())

@@ -73,7 +73,8 @@ def run_app(grid: Grid, config: Mapping[str, Any], folder: Path, test: TestSet |
     except FullrankError as problem:
         _say(str(problem))
         raise
-    _say(f"{len(run.metrics)} rounds are complete; the results are in {out}")
+    rounds = len(run.metrics)
+    _say(f"{rounds} {'round is' if rounds == 1 else 'rounds are'} complete; the results are in {out}")
     return run
 
 

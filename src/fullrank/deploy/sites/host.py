@@ -17,6 +17,7 @@ import torch
 from fullrank._version import __version__
 from fullrank.channels import part_name
 from fullrank.config.experiment import Experiment
+from fullrank.deploy.sites.log import LOG, MEGABYTE, SiteLog
 from fullrank.deploy.sites.message import PROTOCOL, Message
 from fullrank.deploy.sites.samples import SiteData, load_site
 from fullrank.deploy.sites.settings import Rejected, SiteSettings
@@ -25,7 +26,6 @@ from fullrank.engine.machine import threads
 from fullrank.errors import FullrankError, InputError, kind_of, message_of
 from fullrank.federated.codec import BadMessage, pack, unpack
 from fullrank.federated.site import SETS, Job, Result, Site
-from fullrank.files import append_line
 from fullrank.methods._method import Method
 from fullrank.runs.assemble import assemble_site, hosted_data
 from fullrank.trees import Tree, elements, nbytes
@@ -37,11 +37,12 @@ else:
 
 Load = Callable[[Experiment, SiteSettings, Sequence[int]], SiteData]
 """Loads the samples of a site: a function of the experiment, the site's settings and its number among the clients."""
-LOG = "sent.jsonl"
-"""The file in the site's folder with a line for every request: what was asked, and what was sent."""
 SITES_KEPT = 4
 MOST_WORDS = 4000
 """The largest number of characters of a reason that is sent."""
+MOST_LOGGED = 10_000
+"""The largest number of characters of an exception in the log. Texts of a server that were not cut off would have the
+lines before them deleted sooner."""
 
 
 class _JobFailed(Exception):
@@ -86,6 +87,13 @@ class Host:
             The answer. If the request is not allowed or fails, it contains the reason; no exception is raised.
         """
         try:
+            return self._answer(request)
+        except OSError as error:  # of the log itself, without which nothing is sent
+            print(f"fullrank: the log of this site cannot be written: {error}", file=sys.stderr, flush=True)
+            return Message({"kind": "rejected", "reason": "cannot take part: the log of the site cannot be written"})
+
+    def _answer(self, request: Message) -> Message:
+        try:
             if request.kind not in ("join", "job"):
                 raise BadMessage(f'a request of the kind "{request.kind[:40]}" is not known')
             if request.values.get("protocol") != PROTOCOL:
@@ -94,8 +102,9 @@ class Host:
                 )
             return self._join(request) if request.kind == "join" else self._job(request)
         except _JobFailed as failure:
-            self._log(request, {"failed": failure.reason})
-            return Message({"kind": "failed", "error": failure.kind, "reason": failure.reason[:MOST_WORDS]})
+            reason = failure.reason[:MOST_WORDS]
+            self._log(request, {"failed": reason})
+            return Message({"kind": "failed", "error": failure.kind, "reason": reason})
         except Rejected as problem:
             return self._rejection(request, str(problem))
         except FullrankError as problem:
@@ -107,8 +116,8 @@ class Host:
 
     def _join(self, request: Message) -> Message:
         _, data = self._prepared(request.text("experiment"))
-        self._log(request, {})
         told = data.facts(max(self.settings.allow.min_count, 1) if self.settings.allow.class_counts else None)
+        self._log(request, {"told": told["clients"]})
         return Message({"kind": "joined", "release": __version__, **told})
 
     def _prepared(self, text: str) -> tuple[Experiment, SiteData]:
@@ -150,7 +159,6 @@ class Host:
         order = _Order.of(request, job)
         _check_facts(order.facts, experiment, data)
         self.settings.check_round(job.round)
-        self.settings.check_size(elements(job.broadcast["w"]) + elements(job.broadcast.get("buffers", {})))
         if job.client not in data.clients:
             raise InputError(f"it has no data of client {job.client}")
         if (job.show or (job.kind == "personal" and not job.evaluate)) and not self.settings.allow.models:
@@ -158,7 +166,12 @@ class Host:
         states = StateFolder(self.settings.folder / "clients", order.run, job.client)
         frozen = _frozen(order, job, states)
         if frozen is None:
+            self._log(request, {"client": job.client, "round": job.round + 1, "lacks": "frozen entries"})
             return Message({"kind": "lacks"})
+        parts = (job.broadcast["w"], job.broadcast.get("buffers", {}), job.personal, frozen)
+        self.settings.check_size(sum(map(elements, parts)))
+        if job.frozen and order.digest:
+            states.keep_frozen(order.digest, frozen)
         if job.kind == "train":
             states.prune(order.receipt, order.oldest)
         site = self._site(experiment, data, order.facts)
@@ -219,9 +232,10 @@ class Host:
             request,
             {
                 "client": job.client,
-                "round": job.round + 1,
+                "round": job.round + (job.kind != "personal"),  # these jobs come after a round, others are part of it
                 "job": job.kind,
                 "uploads": sent,
+                "metrics": sorted(result.metrics),
                 "model": bool(result.model),
             },
         )
@@ -231,13 +245,14 @@ class Host:
     # Records
 
     def _rejection(self, request: Message, reason: str) -> Message:
+        reason = reason[:MOST_WORDS]
         self._log(request, {"rejected": reason})
-        return Message({"kind": "rejected", "reason": reason[:MOST_WORDS]})
+        return Message({"kind": "rejected", "reason": reason})
 
     def _reason_of(self, error: BaseException) -> str:
         """Return the reason that the server is told for an exception; the rest goes into the log of the site."""
         text = "".join(traceback.format_exception(error))
-        self._log(None, {"exception": text})
+        self._log(None, {"exception": text[-MOST_LOGGED:]})
         if isinstance(error, FullrankError):
             return message_of(error)
         if self.settings.allow.tracebacks:
@@ -246,10 +261,12 @@ class Host:
 
     def _log(self, request: Message | None, facts: Mapping[str, Any]) -> None:
         """Append a line to the log of the site."""
-        asked = {} if request is None else {"request": request.kind, "run": str(request.values.get("run", ""))[:64]}
-        self.settings.folder.mkdir(parents=True, exist_ok=True)
+        asked = {}
+        if request is not None:
+            asked = {"request": request.kind[:40], "run": str(request.values.get("run", ""))[:64]}
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime())
-        append_line(self.settings.folder / LOG, {"time": when, **asked, **facts})
+        log = SiteLog(self.settings.folder, self.settings.site.log_megabytes * MEGABYTE)
+        log.append({"time": when, **asked, **facts})
 
 
 @dataclass(frozen=True)
@@ -308,10 +325,7 @@ def _frozen(order: _Order, job: Job, states: StateFolder) -> Tree | None:
     """Return the frozen entries of a job: those that came with it, or those that were kept; None if they are lost."""
     if not order.digest:
         return {}
-    if job.frozen:
-        states.keep_frozen(order.digest, job.frozen)
-        return job.frozen
-    return states.frozen(order.digest)
+    return job.frozen or states.frozen(order.digest)
 
 
 def _without_small_classes(row: dict[str, Any], few: int) -> None:

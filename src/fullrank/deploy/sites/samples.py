@@ -158,6 +158,11 @@ def load_site(experiment: Experiment, settings: SiteSettings, clients: Sequence[
                 f'data.path in its site.toml is empty, and it does not read "{name[:80]}" for the server; with an '
                 "empty path, a site takes part in trials with the data sets of the library only"
             )
+        if settings.from_file and experiment.data.root:
+            raise InputError(
+                "data.path in its site.toml is empty, and it does not read the folder that data.root of the experiment "
+                "names; with an empty path, a site takes part in trials with data that the library finds itself"
+            )
         found = SiteData.part(experiment, clients)
         named = settings.site.name and len(clients) == 1
         return replace(found, names={clients[0]: settings.site.name}) if named else found
@@ -188,7 +193,8 @@ def in_order(data: DataSet, classes: Sequence[str]) -> DataSet:
         raise InputError("data.classes in site.toml names a class twice")
     unknown = [name for name in data.classes if name not in classes]
     if unknown:
-        raise InputError(f'the data have the class "{unknown[0]}", which data.classes in site.toml does not name')
+        hint = "; the name of a class whose label is a number is that number" if unknown[0].isdecimal() else ""
+        raise InputError(f'the data have the class "{unknown[0]}", which data.classes in site.toml does not name{hint}')
     place = torch.tensor([classes.index(name) for name in data.classes])
     train, test = (None if split is None else replace(split, y=place[split.y]) for split in (data.train, data.test))
     assert train is not None

@@ -45,6 +45,9 @@ class SiteTable(Table):
     """Number of threads. 0 takes that of the experiment, with which results are those of a simulation to the bit."""
     folder: str = "state"
     """Folder of the client's states and of the log of what was sent, relative to this file."""
+    log_megabytes: Annotated[int, Field(ge=0)] = 100
+    """Largest size of the log of what was sent, of `sent.jsonl` and of the older files `sent.1.jsonl` to `sent.9.jsonl`
+    together. A full file gets the next number, and the oldest one is deleted. 0 is any size."""
 
 
 class DataTable(Table):
@@ -52,7 +55,8 @@ class DataTable(Table):
 
     path: str = ""
     """Folder of images (one folder per class, with or without a test part) or .npz file, relative to this file. If
-    empty, the site has the part of the experiment's own data that its number names, for trials."""
+    empty, the site has the part of the experiment's own data that its number names, for trials. It then takes part with
+    data sets of the library only, and reads no folder that the experiment names."""
     classes: list[str] = []
     """Names of all classes of the federation, in the same order at every site, also of those that this site lacks. If
     empty, those of the data."""
@@ -72,7 +76,7 @@ class Allowed(Table):
     rounds: Annotated[int, Field(ge=0)] = 0
     """Number of rounds of a run in which the site takes part. 0 is any number."""
     largest_model: Annotated[int, Field(ge=0)] = 0
-    """Largest number of parameters and buffers of a model. 0 is any number."""
+    """Largest number of parameters and buffers of a model, including those that are not trained. 0 is any number."""
     min_count: Annotated[int, Field(ge=0)] = 0
     """Smallest number of samples of a class of which statistics by class are sent, such as prototypes and class
     counts. With fewer samples of a class (but not none), such an upload is withheld, and so are the recall and the
