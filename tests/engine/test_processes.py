@@ -292,6 +292,13 @@ def test_wire_carries_every_dtype_and_shape():
     assert len(pack(torch.randn(1000))[0]) < 1000
 
 
+def test_a_message_holds_its_bytes_and_no_stream():
+    """Python 3.12 crashes at its end if garbage contains a stream of which a message is a view."""
+    body, *tensors = pack({"text": 1, "x": torch.ones(3)})
+    assert type(body.obj) is bytes
+    assert [len(frame) for frame in tensors] == [12]
+
+
 def test_wire_survives_a_pipe_that_takes_a_part_only():
     """As one does when a signal comes in the middle of a large message."""
     import io

@@ -98,7 +98,8 @@ def pack(message: Any) -> list[Any]:
     buffers: list[pickle.PickleBuffer] = []
     body = io.BytesIO()
     _Pickler(body, protocol=5, buffer_callback=buffers.append).dump(message)
-    return [memoryview(body.getbuffer()), *(buffer.raw() for buffer in buffers)]
+    # Not `getbuffer`: some versions of Python crash if garbage contains a BytesIO whose buffer is in use.
+    return [memoryview(body.getvalue()), *(buffer.raw() for buffer in buffers)]
 
 
 def unpack(frames: list[bytearray]) -> Any:
