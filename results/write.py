@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fullrank import load_run
+from fullrank.comparison.intervals import interval
 from fullrank.config.experiment import Experiment, merged, nested, read_toml
 from fullrank.papers import UNITS, Cell, Printed, Table, load_table
 from fullrank.papers.plan import differing
@@ -57,14 +58,22 @@ SITES = {
     "ham10000": (
         "Skin lesions of seven classes at four sites, two of which lack a class, resized to 32×32 pixels. "
         "[docs/ham10000.md](docs/ham10000.md) reads such a comparison closely. Its settings were chosen in two trials "
-        "with seed 0 by balanced accuracy on the test parts, so that all values are a little too good."
+        "with seed 0 by balanced accuracy on the test parts, so that all values are a little too good.",
+        (("accuracy", "final"), ("balanced_accuracy", "final")),
+        "FedBN, which keeps the BatchNorm of each site, is ahead of FedAvg in both measures. FedDecorr is ahead in "
+        "neither with its default weight, which is too large for a network as small as this one "
+        "([docs/feddecorr-small-networks.md](docs/feddecorr-small-networks.md)). FedETF, whose loss weights classes "
+        "equally, is behind in accuracy and ahead in balanced accuracy.",
     ),
     "office-caltech10": (
         "Objects of ten classes in pictures from a shop, from a web search, from a camera and from a webcam, "
-        "resized to 32×32 pixels, with ResNet20."
+        "resized to 32×32 pixels, with ResNet20.",
+        (("accuracy", "validated"), ("accuracy", "final")),
+        "FedBN is ahead of FedAvg, most of all at the two small sites, dslr and webcam. Whether FedDecorr helps, three "
+        "seeds do not tell.",
     ),
 }
-"""The records by site, and what they are."""
+"""The records by site: what they are, the measures and values that the page has, and what these show."""
 WARM_UP = 30
 """The round after which the accuracy of FedETF's cells no longer grows quickly."""
 CHANCE = 0.2
@@ -358,26 +367,31 @@ def sites_section() -> Iterator[str]:
         "Each site is a client, and the values are those on its own test part: `received` is the model as the site "
         "gets it from the server, `local` the same after the site has trained it once more, `personalised` FedETF's "
         "model after fine-tuning. Mean ± standard deviation over the seeds; the average is unweighted. Neither is a "
-        "cell of a paper: the division into training and test parts is fullrank's own, and images and networks are "
-        "small, so that a CPU suffices."
+        "cell of a paper: the division into training and test parts is that of the copies used here, and images and "
+        "networks are small, so that a CPU suffices."
     )
-    for name, text in SITES.items():
+    for name, (text, measures, shown) in SITES.items():
         found = json.loads((HERE / "sites" / f"{name}.json").read_text())
         around = found["environment"]
         seeds, settings = ", ".join(map(str, found["seeds"])), found["set"]
-        changes = " ".join(f"--set {key}={value}" for key, value in settings.items())
+        changes = [f"--set {key}={value}" for key, value in settings.items()]
         yield f"### {name}"
         yield ""
         yield from prose(text)
         yield from prose(
-            f"Seeds {seeds}; {sum(found['seconds'].values()) / len(found['seconds']) / 60:.1f} minutes a run; fullrank "
-            f"{around['fullrank']} (commit {around['git_commit'][:12]}), torch {around['torch']}, {around['cpu']}."
+            f"Seeds {seeds}; fullrank {around['fullrank']} (commit {around['git_commit'][:12]}), torch "
+            f"{around['torch']}, on an {around['cpu']}."
         )
-        yield f"    fullrank compare {found['experiment']} --methods {','.join(found['methods'])} \\"
-        yield f"      --seeds {','.join(map(str, found['seeds']))} --by site {changes} --root DATA"
+        command = ["fullrank compare", found["experiment"], f"--methods {','.join(found['methods'])}", "--by site"]
+        command += [f"--seeds {','.join(map(str, found['seeds']))}", *changes, "--root DATA"]
+        unbroken = [part.replace(" ", "\N{NO-BREAK SPACE}") for part in command]
+        lines = textwrap.wrap(" ".join(unbroken), 110, break_long_words=False, break_on_hyphens=False)
+        yield from " \\\n".join(f"    {line}" for line in lines).replace("\N{NO-BREAK SPACE}", " ").splitlines()
         yield ""
-        for measure, value in (("accuracy", "validated"), ("accuracy", "final"), ("balanced_accuracy", "final")):
+        for measure, value in measures:
             yield from site_table(found["tables"], measure, value)
+            yield from differences(found["tables"], measure, value)
+        yield from prose(shown)
 
 
 def site_table(tables: Sequence[Mapping[str, Any]], measure: str, value: str) -> Iterator[str]:
@@ -401,6 +415,24 @@ def site_table(tables: Sequence[Mapping[str, Any]], measure: str, value: str) ->
                 rows.append([method, table["stage"], *(spread(values[site]) for site in table["sites"])])
     yield from markdown_table(["method", "model", *chosen[0]["sites"]], rows)
     yield ""
+
+
+def differences(tables: Sequence[Mapping[str, Any]], measure: str, value: str) -> Iterator[str]:
+    """Yield how far the methods are from the first one, in the average over sites of the models as received."""
+    wanted = (measure, value, "received", "test")
+    [table] = [each for each in tables if (each["measure"], each["value"], each["stage"], each["set"]) == wanted]
+    first, *others = [(row["method"], row["values"]["average"]) for row in table["rows"]]
+    found = []
+    for method, values in others:
+        gaps = [100 * (values[seed] - first[1][seed]) for seed in values]
+        ends = interval(gaps)
+        assert ends is not None
+        low, high = ends
+        found.append(f"{method} {statistics.fmean(gaps):+.1f} ({low:+.1f} to {high:+.1f})")
+    yield from prose(
+        f"Models as received, average over sites, minus {first[0]} in points, paired by seed, with a 95 % interval: "
+        f"{', '.join(found)}."
+    )
 
 
 def spread(by_seed: Mapping[str, float]) -> str:

@@ -1,7 +1,9 @@
 """RESULTS.md is what the committed records give, and a short reference run can be repeated."""
 
+import gzip
 import importlib.util
 import json
+import statistics
 import sys
 from pathlib import Path
 
@@ -48,6 +50,18 @@ def test_values_are_those_of_the_records():
     [shortened] = rows_of(page, "fedavg", "cifar10", "0.05", "52")
     assert shortened[4:6] == ["64.85 ± 2.01", f"{100 * rows[-1]['accuracy']:.2f}"]
     assert shortened[-1] == "shortened: 52 of 100 rounds"
+
+
+def test_tables_by_site_have_the_values_of_the_last_rounds():
+    page = (ROOT / "RESULTS.md").read_text().partition("### ham10000")[2].partition("### ")[0]
+    files = [ROOT / f"results/sites/ham10000/fedmr-seed{seed}.metrics.jsonl.gz" for seed in range(3)]
+    last = [json.loads(gzip.decompress(file.read_bytes()).splitlines()[-1])["accuracy_by_site"] for file in files]
+    accuracy, balanced = (row[2:] for row in rows_of(page, "fedmr", "received"))
+    sites = ("rosendahl", "vidir_modern", "vidir_molemax", "vienna_dias")
+    for shown, site in zip(accuracy, sites, strict=False):
+        values = [100 * of[site] for of in last]
+        assert shown == f"{sum(values) / 3:.1f} ± {statistics.stdev(values):.1f}"
+    assert balanced != accuracy
 
 
 def test_files_that_the_page_names_exist():

@@ -29,17 +29,16 @@ def collect(folder: Path, experiment: Path, record: Path) -> None:
     runs = {(run.experiment.method.name, run.experiment.seed): run for run in runs_in(folder)}
     methods = list(dict.fromkeys(method for method, _ in runs))
     first = next(iter(runs.values()))
-    changed = differing([Experiment.from_toml(experiment)], [first.experiment])
-    for key in [key for key in changed if key.startswith("method.")]:
-        del changed[key]
+    original = Experiment.from_toml(experiment)
+    changed = differing([original], [first.experiment])
+    changed = {key: value for key, value in changed.items() if not key.startswith("method.")}
+    if (rounds := first.experiment.train.rounds) != original.train.rounds:
+        changed["train.rounds"] = rounds
     found = {
         "experiment": experiment.resolve().relative_to(ROOT).as_posix(),
-        "set": {**changed, "train.rounds": first.experiment.train.rounds},
+        "set": changed,
         "methods": methods,
         "seeds": sorted({seed for _, seed in runs}),
-        "seconds": {
-            f"{method}-seed{seed}": sum(row["seconds"] for row in run.metrics) for (method, seed), run in runs.items()
-        },
         "environment": {name: json.loads((path_of(first) / "environment.json").read_text())[name] for name in ABOUT},
         "tables": tables(runs, methods),
     }

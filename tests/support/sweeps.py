@@ -13,7 +13,12 @@ METHODS = ("fedavg", "scaffold", "fedbn", "fedetf", "ccvr", "fedrepopt")
 OWN = ("stateful:OwnNorms", "hook_methods:HeadThenBody", "hook_methods:SideModel", "hook_methods:MovingFrame")
 
 IN_CI: dict[str, int | tuple[str, ...]] = {
-    "tests/testing/test_check.py::test_every_method_of_the_library_passes": ("fedavg", "scaffold", "fedetf", "fedrepopt"),
+    "tests/testing/test_check.py::test_every_method_of_the_library_passes": (
+        "fedavg",
+        "scaffold",
+        "fedetf",
+        "fedrepopt",
+    ),
     "tests/bench/test_bench.py::test_what_cannot_be_raced_gets_one_sentence": 1,
     "tests/bench/test_bench.py::test_two_checkouts_are_raced_in_pairs": 0,
     "tests/bench/test_repopt_round.py::test_the_script_goes_the_whole_way": 0,
