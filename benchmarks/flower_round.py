@@ -36,12 +36,14 @@ def cost(net: Deployment, seconds: list[float], rounds: int) -> dict[str, float]
     """The costs per client and round of the newest run; the first round, with its set-up, is not in the seconds."""
     newest = net.runs()[0]
     per = SITES * rounds
+    traffic = newest["network-traffic"]
+    assert traffic["inbound-bytes"] > traffic["outbound-bytes"] / 2, f"the sites sent no models\n{net.log}"
     return {
         "seconds": statistics.mean(seconds[1:]),
         "client_seconds": newest["compute-time"]["clientapp-seconds"] / per,
         "server_seconds": newest["compute-time"]["serverapp-seconds"] / per,
-        "down": newest["network-traffic"]["outbound-bytes"] / per,
-        "up": newest["network-traffic"]["inbound-bytes"] / per,
+        "down": traffic["outbound-bytes"] / per,
+        "up": traffic["inbound-bytes"] / per,
     }
 
 

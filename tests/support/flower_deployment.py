@@ -111,7 +111,7 @@ class Deployment:
             f"site{site}",
             *("flower-supernode", "--root-certificates", "ca.crt", "--superlink", f"localhost:{self.port}", *tls),
             *("--port", str(free_port()), "--auth-supernode-private-key", f"site{site}"),
-            *("--node-config", config or f'site="{self.settings(site)}"'),
+            *("--node-config", config or f'site="{self.settings(site)}" partition-id={site}'),
         )
 
     def run(self, app: Path, out: Path, overrides: Sequence[str] = (), seconds: float = 300, **config) -> str:
