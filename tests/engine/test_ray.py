@@ -234,8 +234,8 @@ def test_clients_of_a_killed_worker_on_a_gpu_run_again(one_gpu, data, tmp_path):
 
 
 @pytest.mark.gpu
-def test_more_gpus_than_there_are_are_waited_for_no_longer_than_said(one_gpu, tmp_path):
-    """Two workers of one GPU each on one GPU: the run continues with the worker for which there is room."""
+def test_a_run_continues_with_the_workers_for_which_there_are_gpus(one_gpu, tmp_path):
+    """Two workers with a GPU each were asked for, and there is one GPU."""
     run = fullrank.run({**ON_GPU, "engine.name": "ray", "engine.workers": 2}, tmp_path / "ray")
     assert [sum(row["ray"]["nodes"].values()) for row in run.metrics] == [3, 3]
 
